@@ -1,0 +1,1 @@
+"""Generated code of the Pub/Sub API's wire contract; see scripts/gen_protos.sh."""

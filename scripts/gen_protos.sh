@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Generates generated/sfpubsub_grpc/ from proto/pubsub_api.proto.
+#
+#   scripts/gen_protos.sh           regenerate in place
+#   scripts/gen_protos.sh --check   exit 1 and print the difference when the committed code is stale
+#
+# grpcio-tools 1.78.0 emits code of protobuf 6.31.1, which imports on protobuf 6.31 to 7.x; newer
+# generators emit code that refuses protobuf 6. The generator lives in an environment of its own, so
+# that its pins never meet those of the project.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools="${SFPUBSUB_PROTO_ENV:-.venv-proto}"
+pins=(grpcio-tools==1.78.0 grpcio==1.78.0 protobuf==6.33.6)
+stamp="$tools/.pins"
+if [ "$(cat "$stamp" 2>/dev/null)" != "${pins[*]}" ]; then
+  python3 -m venv --clear "$tools"
+  "$tools/bin/python" -m pip install --quiet "${pins[@]}"
+  echo "${pins[*]}" >"$stamp"
+fi
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+"$tools/bin/python" -m grpc_tools.protoc --proto_path=proto \
+  --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" proto/pubsub_api.proto
+
+# The generator imports its sibling as a top-level module; inside a package that import is relative.
+sed -i 's/^import pubsub_api_pb2 as/from . import pubsub_api_pb2 as/' "$out/pubsub_api_pb2_grpc.py"
+cat >"$out/__init__.py" <<'PY'
+"""Generated code of the Pub/Sub API's wire contract; see scripts/gen_protos.sh."""
+PY
+: >"$out/py.typed"
+
+target=generated/sfpubsub_grpc
+if [ "${1:-}" = --check ]; then
+  diff -r -x __pycache__ "$out" "$target" || {
+    echo "generated code is stale: run scripts/gen_protos.sh and commit $target" >&2
+    exit 1
+  }
+else
+  mkdir -p "$target"
+  cp "$out"/* "$target"/
+fi

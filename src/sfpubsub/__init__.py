@@ -1,0 +1,55 @@
+"""Salesforce Pub/Sub API for Python and PySpark.
+
+Names are resolved when they are first used, so that importing the package stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfpubsub.client.batch import Event, EventBatch
+    from sfpubsub.client.replay_store import ReplayStore
+    from sfpubsub.errors import SfPubSubError
+    from sfpubsub.types import CommitReceipt, Gap, Health, PublishResult, ReplayId, StartPosition
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CommitReceipt": "sfpubsub.types",
+    "Event": "sfpubsub.client.batch",
+    "EventBatch": "sfpubsub.client.batch",
+    "Gap": "sfpubsub.types",
+    "Health": "sfpubsub.types",
+    "PublishResult": "sfpubsub.types",
+    "ReplayId": "sfpubsub.types",
+    "ReplayStore": "sfpubsub.client.replay_store",
+    "SfPubSubError": "sfpubsub.errors",
+    "StartPosition": "sfpubsub.types",
+}
+
+__all__ = [
+    "CommitReceipt",
+    "Event",
+    "EventBatch",
+    "Gap",
+    "Health",
+    "PublishResult",
+    "ReplayId",
+    "ReplayStore",
+    "SfPubSubError",
+    "StartPosition",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sfpubsub' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

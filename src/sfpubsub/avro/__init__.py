@@ -1,0 +1,1 @@
+"""Payloads: schemas by id, decoding and encoding. Spark executors import this, so no grpc here."""

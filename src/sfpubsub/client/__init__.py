@@ -1,0 +1,1 @@
+"""The client for applications: `PubSubClient` and its subscriptions."""

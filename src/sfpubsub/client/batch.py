@@ -1,0 +1,164 @@
+"""Events as the application sees them.
+
+An `EventBatch` is one response of the service; its `Event` objects are made on iteration, and an
+event is decoded when `Event.value` is first read. No I/O happens here: the schemas of a batch were
+fetched before it was handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.json import to_json
+from sfpubsub.types import RawEvent, ReplayId, dedupe_key
+
+
+class Event:
+    """One event. Not thread-safe, but each event may be handled by a thread of its own."""
+
+    def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:
+        self._raw = raw
+        self._codec = codec
+        self._batch = batch
+        self.delivery_seq = delivery_seq
+        """Order of arrival within this subscription object; replay ids have no order."""
+
+    @property
+    def id(self) -> str:
+        """``ProducerEvent.id``; may be empty on change events."""
+        return self._raw.id
+
+    @property
+    def schema_id(self) -> str:
+        """The schema that the payload was written with."""
+        return self._raw.schema_id
+
+    @property
+    def payload(self) -> bytes:
+        """The Avro bytes as received."""
+        return self._raw.payload
+
+    @property
+    def replay_id(self) -> ReplayId:
+        """The event's position. Opaque."""
+        return self._raw.replay_id
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        """``ProducerEvent.headers``."""
+        return self._raw.headers
+
+    @property
+    def subscription(self) -> str:
+        """The topic, or the managed subscription's name or id, that delivered the event."""
+        return self._batch.subscription
+
+    @property
+    def topic(self) -> str:
+        """The subscribed topic; with a managed subscription the event type's own topic.
+
+        The service does not say which topic a managed subscription reads, so there the topic is
+        made of the event's API name.
+        """
+        return self._batch.topic or self._codec.topic
+
+    @property
+    def event_name(self) -> str:
+        """The API name of the event type: the name of its Avro record."""
+        return self._codec.name
+
+    @cached_property
+    def value(self) -> dict[str, Any]:
+        """The decoded fields by name. Times are integers, in milliseconds since 1970 UTC.
+
+        Raises:
+            DecodeError: The payload does not fit its schema.
+        """
+        return self._codec.decode(self._raw.payload)
+
+    @property
+    def event_time(self) -> int | None:
+        """When the event happened, in milliseconds since 1970 UTC, where it says so.
+
+        Raises:
+            DecodeError: The payload does not fit its schema.
+        """
+        return self._codec.event_time(self.value)
+
+    @cached_property
+    def dedupe_key(self) -> bytes:
+        """16 bytes that are equal whenever the same event is received again."""
+        return dedupe_key(self._raw.id, self._raw.schema_id, self._raw.payload)
+
+    def to_json(self) -> str:
+        """Return `value` as one line of JSON text.
+
+        Raises:
+            DecodeError: The payload does not fit its schema.
+        """
+        return to_json(self.value)
+
+    def ack(self) -> None:
+        """Say that this event is done; its position may be committed once all before it are."""
+        self._batch.ack_range(self.delivery_seq, self.delivery_seq)
+
+    def __repr__(self) -> str:
+        return f"Event({self.event_name}, id={self.id!r}, replay_id={self.replay_id.hex()})"
+
+
+class EventBatch:
+    """The events of one response, in order of arrival; never empty.
+
+    Args:
+        subscription: Topic, or name or id of the managed subscription.
+        topic: The subscribed topic, None with a managed subscription.
+        events: What was received.
+        codecs: By schema id, one for each event's.
+        first_seq: `Event.delivery_seq` of the first event; the others follow without a hole.
+        received_at: Seconds since 1970 UTC on this machine's clock.
+        rpc_id: The service's id of the response.
+        ack: Takes the first and the last ``delivery_seq`` of a run of done events. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        subscription: str,
+        topic: str | None,
+        events: tuple[RawEvent, ...],
+        codecs: Mapping[str, Codec],
+        first_seq: int,
+        received_at: float,
+        rpc_id: str = "",
+        ack: Callable[[int, int], None],
+    ) -> None:
+        self.subscription = subscription
+        self.topic = topic
+        self.raw_events = events
+        self.first_seq = first_seq
+        self.received_at = received_at
+        self.rpc_id = rpc_id
+        self.ack_range = ack
+        self._codecs = codecs
+
+    def __iter__(self) -> Iterator[Event]:
+        for offset, raw in enumerate(self.raw_events):
+            yield Event(raw, self._codecs[raw.schema_id], self, self.first_seq + offset)
+
+    def __len__(self) -> int:
+        return len(self.raw_events)
+
+    @property
+    def last_replay_id(self) -> ReplayId:
+        """Position of the batch's last event."""
+        return self.raw_events[-1].replay_id
+
+    def ack(self) -> None:
+        """Say that every event of the batch is done."""
+        self.ack_range(self.first_seq, self.first_seq + len(self.raw_events) - 1)
+
+    def __repr__(self) -> str:
+        return f"EventBatch({self.subscription}, {len(self)} events)"

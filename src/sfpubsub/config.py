@@ -1,0 +1,72 @@
+"""Settings: every number that the protocol lives by, and where a setting comes from.
+
+A number here is a default and can be changed; each says its unit and its reason. Reads the
+environment only when asked to; imports nothing of grpc, requests or pyspark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Maximum of outstanding events over all requests of one call; the service treats more as 100
+# (Salesforce documentation: flow control, allocations).
+WINDOW = 100
+
+# Owed credit is returned from this many events on. One request for 50 costs half the requests of
+# one for 25 and never leaves the window empty on a fast link; measured best of 1, 10, 25, 50, 100.
+RETURN_CREDIT_AT = 50
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Times of the service and of this client, in seconds. Scaled down by tests."""
+
+    keepalive: float = 270.0
+    """The service sends something at least this often while events are wanted (Subscribe RPC)."""
+    keepalive_margin: float = 30.0
+    """Added before a silent stream is given up."""
+    reserve: float = 50.0
+    """With nothing pending, one event is asked for after this long: the service closes the stream
+    after 60 s (Subscribe RPC), less a margin for a slow link."""
+    commit_interval: float = 1200.0
+    """A managed stream commits at least this often: the service closes it after 1,800 s without,
+    and two thirds leave room for one lost answer and a retry."""
+    commit_timeout: float = 30.0
+    """A commit unanswered for this long counts as failed; answers take about 1 s."""
+    drain_timeout: float = 10.0
+    """How long `drain` waits for the last commit's answer."""
+    close_timeout: float = 5.0
+    """How long a half-closed stream may take to end before it is cancelled."""
+    backoff_initial: float = 1.0
+    """Ceiling of the first random delay before a stream is opened again."""
+    backoff_max: float = 60.0
+    """Ceiling that the doubling stops at; long enough to spare a service that is down, short
+    against 72 h of retention."""
+    slot_initial: float = 0.5
+    """First delay before a managed subscription that is held elsewhere is asked for again; after a
+    clean close the slot is free within seconds."""
+    slot_max: float = 15.0
+    """Longest such delay; a retry after 15 s was seen to succeed."""
+    slot_timeout: float = 1260.0
+    """How long to wait for the slot; after a half-open loss it was seen held for 19 minutes."""
+    unacked_stall: float = 300.0
+    """With ``max_unacked`` reached and no ack for this long, the subscription fails instead of
+    standing still in silence."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one subscription may hold in memory."""
+
+    max_pending_count: int = 1000
+    """Events received and not yet handed out; ten windows, so that a pause of the handler does not
+    stop the stream. Overshoot: at most what is outstanding."""
+    max_bytes: int = 32 * 1024 * 1024
+    """Payload bytes of those. At twice this the stream is closed until there is room."""
+    max_unacked: int = 100_000
+    """Events delivered and not yet acked."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_pending_count", "max_bytes", "max_unacked"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")

@@ -1,0 +1,193 @@
+"""Every error that sfpubsub raises, as one tree.
+
+::
+
+    SfPubSubError
+     ├── ConfigurationError            a setting, option or destination is wrong
+     │    └── MissingExtraError        an optional dependency is not installed (also an ImportError)
+     ├── AuthenticationError           the credentials were refused
+     │    └── SessionExpiredError      they were good once; a new session may help
+     ├── ProtocolError
+     │    ├── LocalProtocolError       the caller broke a rule of this library
+     │    └── RemoteProtocolError      the service broke a rule of the wire contract
+     ├── StreamError                   a call or stream ended without doing its work
+     │    ├── StreamUnavailableError   network, restart, overload: the same call may work later
+     │    ├── StreamStalledError       no sign of life, or nobody acked, for too long
+     │    ├── ReplayIdRejectedError    the service does not accept the position (has a Gap)
+     │    ├── TopicNotFoundError       no such topic, managed subscription or channel
+     │    ├── PermissionDeniedError    the user or the org may not do this
+     │    ├── QuotaExceededError       an allocation of the org is used up
+     │    ├── SubscriptionStoppedError an administrator stopped or deleted the subscription
+     │    └── SubscriptionBusyError    another client holds the managed subscription
+     ├── CommitError                   a position could not be committed
+     ├── SchemaError
+     │    ├── SchemaNotFoundError      the service does not know the schema id
+     │    ├── DecodeError              a payload does not fit its schema
+     │    └── EncodeError              a value does not fit the schema
+     ├── PublishError                  events were refused
+     └── WriteError                    a batch could not be written to its table
+
+Messages are lower-case sentences that name the thing and say what to do next; the cause is chained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfpubsub.types import Gap, PublishResult
+
+
+class SfPubSubError(Exception):
+    """Base of all errors of this package. Survives pickling with its attributes.
+
+    Args:
+        message: A lower-case sentence.
+        retryable: Whether the same call, unchanged, may work later.
+        error_code: The service's ``error-code`` trailer, where there was one.
+        rpc_id: The service's id of the failed call, for its support.
+    """
+
+    retryable: bool = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool | None = None,
+        error_code: str | None = None,
+        rpc_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
+        self.error_code = error_code
+        self.rpc_id = rpc_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own form calls the class with args alone, which loses keyword arguments.
+        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+
+
+def _rebuild(cls: type[SfPubSubError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigurationError(SfPubSubError):
+    """A setting, an option or a destination is wrong."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional package: pip install 'sfpubsub[{extra}]'")
+        self.extra = extra
+
+
+class AuthenticationError(SfPubSubError):
+    """The service refused the credentials."""
+
+
+class SessionExpiredError(AuthenticationError):
+    """The session is no longer accepted; a new one may be."""
+
+
+class ProtocolError(SfPubSubError):
+    """A rule was broken; see the two kinds."""
+
+
+class LocalProtocolError(ProtocolError):
+    """The caller broke a rule of this library. The state is unchanged."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The service sent something that the wire contract does not allow."""
+
+
+class StreamError(SfPubSubError):
+    """A call or stream ended without doing its work."""
+
+
+class StreamUnavailableError(StreamError):
+    """The service or the way to it is down, for now."""
+
+    retryable = True
+
+
+class StreamStalledError(StreamError):
+    """Nothing came, or nothing was acked, for longer than the rules allow."""
+
+    retryable = True
+
+
+class ReplayIdRejectedError(StreamError):
+    """The service does not accept the position to resume from.
+
+    Args:
+        gap: What is given up if the subscription goes on from somewhere else.
+    """
+
+    def __init__(self, message: str, *, gap: Gap | None = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.gap = gap
+
+
+class TopicNotFoundError(StreamError):
+    """There is no such topic, channel or managed subscription."""
+
+
+class PermissionDeniedError(StreamError):
+    """The user or the org may not do this."""
+
+
+class QuotaExceededError(StreamError):
+    """An allocation of the org is used up."""
+
+
+class SubscriptionStoppedError(StreamError):
+    """The managed subscription is in state STOP, or was deleted."""
+
+
+class SubscriptionBusyError(StreamError):
+    """Another client, or a lost connection of this one, holds the managed subscription."""
+
+    retryable = True
+
+
+class CommitError(SfPubSubError):
+    """A position could not be committed. Its events come again after a reconnect."""
+
+
+class SchemaError(SfPubSubError):
+    """Something about an Avro schema; see the kinds."""
+
+
+class SchemaNotFoundError(SchemaError):
+    """The service does not know the schema id."""
+
+
+class DecodeError(SchemaError):
+    """A payload does not fit the schema that it names."""
+
+
+class EncodeError(SchemaError):
+    """A value does not fit the topic's schema."""
+
+
+class PublishError(SfPubSubError):
+    """One or more events were refused.
+
+    Args:
+        results: One result an event, in the order of the request; the refused ones carry an error.
+    """
+
+    def __init__(self, message: str, *, results: list[PublishResult] | None = None) -> None:
+        super().__init__(message)
+        self.results = results or []
+
+
+class WriteError(SfPubSubError):
+    """A batch could not be written to its table. Nothing of it was acked."""
