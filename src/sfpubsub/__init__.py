@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfpubsub.client.batch import Event, EventBatch
+    from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.replay_store import ReplayStore
+    from sfpubsub.client.subscription import ManagedSubscription, Subscription
     from sfpubsub.errors import SfPubSubError
     from sfpubsub.types import CommitReceipt, Gap, Health, PublishResult, ReplayId, StartPosition
 
@@ -22,11 +24,14 @@ _HOMES = {
     "EventBatch": "sfpubsub.client.batch",
     "Gap": "sfpubsub.types",
     "Health": "sfpubsub.types",
+    "ManagedSubscription": "sfpubsub.client.subscription",
+    "PubSubClient": "sfpubsub.client.client",
     "PublishResult": "sfpubsub.types",
     "ReplayId": "sfpubsub.types",
     "ReplayStore": "sfpubsub.client.replay_store",
     "SfPubSubError": "sfpubsub.errors",
     "StartPosition": "sfpubsub.types",
+    "Subscription": "sfpubsub.client.subscription",
 }
 
 __all__ = [
@@ -35,11 +40,14 @@ __all__ = [
     "EventBatch",
     "Gap",
     "Health",
+    "ManagedSubscription",
+    "PubSubClient",
     "PublishResult",
     "ReplayId",
     "ReplayStore",
     "SfPubSubError",
     "StartPosition",
+    "Subscription",
     "__version__",
 ]
 

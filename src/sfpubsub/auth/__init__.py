@@ -1,0 +1,1 @@
+"""Sessions: who is calling, and how a new one is had."""

@@ -1,0 +1,125 @@
+"""A session with the org, and who supplies it.
+
+A secret never leaves a `Session` by accident: not in its repr, not in a pickle.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sfpubsub.errors import ConfigurationError, SessionExpiredError
+
+# Characters of an organisation id at the start of an access token, before the exclamation mark.
+_ORG_ID_LENGTH = 15
+
+
+@dataclass(frozen=True, repr=False)
+class Session:
+    """What authenticates a call.
+
+    Raises:
+        ConfigurationError: A part is missing.
+    """
+
+    access_token: str
+    """OAuth access token or session id."""
+    instance_url: str
+    """Scheme and host of the org, without a path."""
+    tenant_id: str = ""
+    """Organisation id; taken from the access token when it is empty."""
+
+    def __post_init__(self) -> None:
+        if not self.access_token:
+            raise ConfigurationError("no access token: set SFPUBSUB_ACCESS_TOKEN")
+        if not self.instance_url:
+            raise ConfigurationError("no instance URL: set SFPUBSUB_INSTANCE_URL")
+        object.__setattr__(self, "instance_url", self.instance_url.rstrip("/"))
+        if not self.tenant_id:
+            org_id, mark, _ = self.access_token.partition("!")
+            if not mark or len(org_id) != _ORG_ID_LENGTH:
+                raise ConfigurationError(
+                    "no tenant id, and the access token does not begin with one: set "
+                    "SFPUBSUB_TENANT_ID to the organisation id"
+                )
+            object.__setattr__(self, "tenant_id", org_id)
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers of every call (Salesforce documentation, RPC method headers)."""
+        return (
+            ("accesstoken", self.access_token),
+            ("instanceurl", self.instance_url),
+            ("tenantid", self.tenant_id),
+        )
+
+    def __repr__(self) -> str:
+        return f"Session(access_token=***, instance_url={self.instance_url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a session holds a secret and is not pickled; make one where it is needed")
+
+
+class SessionProvider(Protocol):
+    """Supplies sessions. One method, so that anything can be one."""
+
+    def get_session(self, expired: Session | None) -> Session:
+        """Return a session; may wait.
+
+        Args:
+            expired: The session that was refused, or None for the first one.
+
+        Raises:
+            AuthenticationError: None can be had.
+        """
+        ...
+
+
+class StaticSession:
+    """A ready session, with nothing behind it to renew it from."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def get_session(self, expired: Session | None) -> Session:
+        """Return the session; raises once it has expired."""
+        if expired is not None:
+            raise SessionExpiredError(
+                "the service no longer accepts the access token, and there are no credentials to "
+                "get a new one: set SFPUBSUB_ACCESS_TOKEN anew"
+            )
+        return self._session
+
+
+class CurrentSession:
+    """The session that all calls of a client share; renewed once, however many ask. Thread-safe."""
+
+    def __init__(self, provider: SessionProvider) -> None:
+        self._provider = provider
+        self._lock = threading.Lock()  # held while a session is fetched: the others wait for it
+        self._session: Session | None = None
+
+    def get(self) -> Session:
+        """Return the current session; fetches the first one.
+
+        Raises:
+            AuthenticationError: None can be had.
+        """
+        with self._lock:
+            if self._session is None:
+                self._session = self._provider.get_session(None)
+            return self._session
+
+    def renew(self, expired: Session) -> Session:
+        """Return a session other than *expired*; fetches one unless another caller just has.
+
+        Raises:
+            AuthenticationError: None can be had.
+        """
+        with self._lock:
+            if self._session is expired:
+                self._session = self._provider.get_session(expired)
+            if self._session is None:
+                self._session = self._provider.get_session(None)
+            return self._session

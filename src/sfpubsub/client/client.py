@@ -1,0 +1,316 @@
+"""The way into the API: one client per org, one channel, any number of subscriptions."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.client.publisher import publish
+from sfpubsub.client.replay_store import ReplayStore
+from sfpubsub.client.subscription import AckMode, ManagedSubscription, Subscription
+from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
+from sfpubsub.errors import SessionExpiredError
+from sfpubsub.protocol.subscription import SubscriptionProtocol
+from sfpubsub.transports.alarm import AlarmClock
+from sfpubsub.transports.base import Headers, Target, Transport
+from sfpubsub.transports.channel import GrpcTransport, open_channel
+from sfpubsub.transports.grpc_driver import StreamDriver
+from sfpubsub.types import (
+    Gap,
+    PublishResult,
+    Replay,
+    SchemaInfo,
+    StartPosition,
+    TopicInfo,
+    start_position,
+)
+
+logger = logging.getLogger("sfpubsub.client")
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Subscription)
+
+# How long `close` waits for the threads of ended calls, in seconds; they end within milliseconds.
+CLOSE_TIMEOUT = 5.0
+
+_open_clients: weakref.WeakSet[PubSubClient] = weakref.WeakSet()
+
+
+class PubSubClient:
+    """A client of the Pub/Sub API. Thread-safe.
+
+    Use it as a context manager; leaving it aborts subscriptions that are still open and closes the
+    channel.
+
+    Args:
+        session: A ready session, or an object whose ``get_session`` supplies one.
+        endpoint: ``host:port``.
+        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to anywhere.
+        ca_file: PEM file of certificate authorities to trust instead of the default ones.
+        timings: Times of the service and the client.
+        transport: Instead of a grpc channel: for tests.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        session: Session | SessionProvider,
+        *,
+        endpoint: str = DEFAULT_ENDPOINT,
+        insecure: str = "",
+        ca_file: str = "",
+        timings: Timings | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        provider = StaticSession(session) if isinstance(session, Session) else session
+        self._sessions = CurrentSession(provider)
+        self._timings = timings or Timings()
+        self._transport = transport or GrpcTransport(
+            open_channel(endpoint, insecure=insecure, ca_file=ca_file),
+            endpoint,
+            lambda: self._sessions.get().headers,
+        )
+        self._alarm = AlarmClock(time.monotonic)
+        self._schemas = SchemaCache(self.get_schema)
+        self._lock = threading.Lock()  # guards the two below
+        self._subscriptions: set[Subscription] = set()
+        self._closed = False
+        _open_clients.add(self)
+
+    @classmethod
+    def from_env(cls, options: Mapping[str, str | None] | None = None) -> PubSubClient:
+        """Make a client of the ``SFPUBSUB_…`` settings.
+
+        Args:
+            options: Settings that go before the environment, by field of `Settings`.
+
+        Raises:
+            ConfigurationError: A setting is missing or wrong.
+        """
+        settings = Settings.load(options)
+        session = Session(settings.access_token, settings.instance_url, settings.tenant_id)
+        return cls(
+            session,
+            endpoint=settings.endpoint,
+            insecure=settings.insecure,
+            ca_file=settings.ca_file,
+        )
+
+    # Unary calls.
+
+    def connect(self, timeout: float = 10.0) -> None:
+        """Wait until the service can be reached; calls do not need it.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            StreamUnavailableError: It could not be reached in that time.
+        """
+        self._transport.connect(timeout)
+
+    def get_topic(self, name: str) -> TopicInfo:
+        """Return what the service says of a topic.
+
+        Raises:
+            TopicNotFoundError: There is no such topic.
+            SfPubSubError: The call failed otherwise.
+        """
+        return self._with_session(lambda: self._transport.get_topic(name))
+
+    def get_schema(self, schema_id: str) -> SchemaInfo:
+        """Return a schema; not cached.
+
+        Raises:
+            SchemaNotFoundError: The service does not know the id.
+            SfPubSubError: The call failed otherwise.
+        """
+        return self._with_session(lambda: self._transport.get_schema(schema_id))
+
+    def publish(self, topic: str, events: Iterable[Mapping[str, Any]]) -> list[PublishResult]:
+        """Publish events, encoded by the topic's schema.
+
+        Args:
+            topic: Full path, such as ``/event/Order_Event__e``.
+            events: Values of all fields by name; ``CreatedDate`` (milliseconds since 1970 UTC) and
+                ``CreatedById`` included.
+
+        Returns:
+            One result an event, in order.
+
+        Raises:
+            EncodeError: An event does not fit the schema; none was published.
+            PublishError: Events were refused, or a later call failed; has the results so far.
+            SfPubSubError: The first call failed.
+        """
+        return publish(
+            events,
+            codec=lambda: self._schemas.get(self.get_topic(topic).schema_id),
+            topic=topic,
+            send=lambda part: self._with_session(lambda: self._transport.publish(topic, part)),
+        )
+
+    def _with_session(self, call: Callable[[], T]) -> T:
+        used = self._sessions.get()
+        try:
+            return call()
+        except SessionExpiredError:
+            self._sessions.renew(used)
+            return call()
+
+    def _renew(self, headers: Headers) -> None:
+        current = self._sessions.get()
+        if current.headers == headers:  # otherwise another stream has renewed it meanwhile
+            self._sessions.renew(current)
+
+    # Streams.
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        replay: Replay | ReplayStore = "latest",
+        replay_fallback: Replay | None = None,
+        ack: AckMode = "auto",
+        max_pending_count: int = Limits.max_pending_count,
+        max_bytes: int = Limits.max_bytes,
+        max_unacked: int = Limits.max_unacked,
+        connection_timeout: float | None = None,
+        on_gap: Callable[[Gap], None] | None = None,
+    ) -> Subscription:
+        """Subscribe to a topic; the caller keeps the position.
+
+        Args:
+            topic: Full path.
+            replay: Where to start: ``latest``, ``earliest``, a replay id, or a store.
+            replay_fallback: Where to go on when the position is refused; None to stop.
+            ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
+                acks. Matters only with a store.
+            max_pending_count: Events held unread before no more are asked for.
+            max_bytes: Payload bytes held unread before no more are asked for.
+            max_unacked: Events handed out and not acked before no more are asked for.
+            connection_timeout: Seconds that transport failures may last; None for ever.
+            on_gap: Told of every position that is given up; must not wait.
+
+        Raises:
+            ValueError: *replay* is a string that is no position.
+        """
+        store = replay if isinstance(replay, ReplayStore) else None
+        if isinstance(replay, ReplayStore):
+            start = replay.get(topic) or StartPosition.latest()
+        else:
+            start = start_position(replay)
+        protocol = SubscriptionProtocol(
+            topic,
+            start=start,
+            fallback=None if replay_fallback is None else start_position(replay_fallback),
+            tracked=store is not None,
+            limits=Limits(max_pending_count, max_bytes, max_unacked),
+            timings=self._timings,
+            connection_timeout=connection_timeout,
+        )
+        return self._open(Subscription, protocol, Target(topic, False), ack, store, on_gap)
+
+    def subscribe_managed(
+        self,
+        name: str,
+        *,
+        ack: AckMode = "auto",
+        max_pending_count: int = Limits.max_pending_count,
+        max_bytes: int = Limits.max_bytes,
+        max_unacked: int = Limits.max_unacked,
+        connection_timeout: float | None = None,
+        on_gap: Callable[[Gap], None] | None = None,
+    ) -> ManagedSubscription:
+        """Subscribe through a managed subscription; the service keeps the position.
+
+        Args:
+            name: Developer name or record id of the ManagedEventSubscription.
+            ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
+                acks.
+            max_pending_count: As for `subscribe`.
+            max_bytes: As for `subscribe`.
+            max_unacked: As for `subscribe`.
+            connection_timeout: As for `subscribe`; does not count waiting for the managed slot.
+            on_gap: As for `subscribe`.
+        """
+        protocol = SubscriptionProtocol(
+            name,
+            limits=Limits(max_pending_count, max_bytes, max_unacked),
+            timings=self._timings,
+            connection_timeout=connection_timeout,
+        )
+        return self._open(ManagedSubscription, protocol, Target(name, True), ack, None, on_gap)
+
+    def _open(
+        self,
+        kind: type[S],
+        protocol: SubscriptionProtocol,
+        target: Target,
+        ack: AckMode,
+        store: ReplayStore | None,
+        on_gap: Callable[[Gap], None] | None,
+    ) -> S:
+        driver = StreamDriver(
+            protocol,
+            self._transport,
+            target,
+            alarm=self._alarm,
+            renew=self._renew,
+            on_gap=on_gap or (lambda _gap: None),
+        )
+        subscription = kind(
+            driver,
+            target,
+            self._schemas,
+            ack=ack,
+            store=store,
+            timings=self._timings,
+            on_close=self._subscriptions.discard,
+        )
+        self._subscriptions.add(subscription)
+        return subscription
+
+    # The end.
+
+    def close(self) -> None:
+        """Abort the subscriptions that are still open, then close the channel."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        subscriptions = list(self._subscriptions)
+        for subscription in subscriptions:
+            subscription.abort()
+        # A call that outlives its channel, or is alive when the interpreter exits, can hang it.
+        for subscription in subscriptions:
+            subscription.join(CLOSE_TIMEOUT)
+        self._alarm.close()
+        self._transport.close()
+
+    def __enter__(self) -> PubSubClient:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@atexit.register
+def _close_open_clients() -> None:
+    for client in list(_open_clients):
+        client.close()

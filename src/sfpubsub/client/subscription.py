@@ -1,0 +1,249 @@
+"""Subscriptions as the application holds them: iterate, ack, commit, drain.
+
+The stream, credit, commits and reconnects are the driver's business; here batches get their schemas
+and stores get their positions, both in the thread that iterates or acks.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.client.replay_store import ReplayStore
+from sfpubsub.config import Timings
+from sfpubsub.errors import ConfigurationError, SfPubSubError
+from sfpubsub.protocol.backoff import Backoff
+from sfpubsub.transports.base import Target
+from sfpubsub.transports.grpc_driver import Arrival, StreamDriver
+from sfpubsub.types import CommitReceipt, Health
+
+logger = logging.getLogger("sfpubsub.client")
+
+AckMode = Literal["auto", "manual"]
+Self = TypeVar("Self", bound="Subscription")
+
+# How long `commit` waits for its answer, in seconds: the time after which an answer counts as
+# lost, and one more try.
+COMMIT_TIMEOUT = 60.0
+
+
+class Subscription:
+    """A plain subscription: iterate over its batches.
+
+    ::
+
+        with client.subscribe("/event/Order_Event__e") as subscription:
+            for batch in subscription:
+                for event in batch:
+                    print(event.value)
+
+    Iterating is for one thread; `ack` of events and batches, `health`, `drain`, `close` and `abort`
+    are for any thread. Leaving the ``with`` block drains.
+    """
+
+    def __init__(
+        self,
+        driver: StreamDriver,
+        target: Target,
+        schemas: SchemaCache,
+        *,
+        ack: AckMode,
+        store: ReplayStore | None,
+        timings: Timings,
+        on_close: Callable[[Subscription], None],
+    ) -> None:
+        if ack not in ("auto", "manual"):
+            raise ConfigurationError(f"ack is 'auto' or 'manual', not {ack!r}")
+        self._driver = driver
+        self._target = target
+        self._schemas = schemas
+        self._auto = ack == "auto"
+        self._store = store
+        self._timings = timings
+        self._on_close = on_close
+        self._handed_out: EventBatch | None = None
+        self._waiting: Arrival | None = None  # taken, but a schema of it could not be had yet
+        driver.start()
+
+    @property
+    def name(self) -> str:
+        """Topic, or name or id of the managed subscription."""
+        return self._target.name
+
+    # Receiving.
+
+    def __iter__(self) -> Iterator[EventBatch]:
+        return self
+
+    def __next__(self) -> EventBatch:
+        batch = self.next_batch()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def next_batch(self, timeout: float | None = None) -> EventBatch | None:
+        """Wait for the next batch. With ``ack="auto"`` this acks the one before.
+
+        Args:
+            timeout: Seconds; None for no limit.
+
+        Returns:
+            The events of one response; None after the timeout, and after the subscription was
+            drained or closed.
+
+        Raises:
+            SfPubSubError: The subscription failed; everything received before was handed out.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._ack_handed_out()
+        while True:
+            self._store_position()
+            if self._waiting is None:
+                rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+                self._waiting = self._driver.take(rest)
+            if self._waiting is not None:
+                batch = self._make_batch(self._waiting, deadline)
+                if batch is None:
+                    return None
+                self._waiting = None
+                self._handed_out = batch
+                return batch
+            # A plain None may be a wake-up to store a keepalive's position.
+            if self._driver.over or (deadline is not None and time.monotonic() >= deadline):
+                self._store_position()
+                return None
+
+    def _ack_handed_out(self) -> None:
+        batch, self._handed_out = self._handed_out, None
+        if batch is not None and self._auto:
+            batch.ack()
+
+    def _make_batch(self, arrival: Arrival, deadline: float | None) -> EventBatch | None:
+        item = arrival.batch
+        codecs = self._codecs({raw.schema_id for raw in item.events}, deadline)
+        if codecs is None:
+            return None
+        return EventBatch(
+            subscription=self._target.name,
+            topic=None if self._target.managed else self._target.name,
+            events=item.events,
+            codecs=codecs,
+            first_seq=item.first_seq,
+            received_at=arrival.received_at,
+            rpc_id=item.rpc_id,
+            ack=self._ack,
+        )
+
+    def _codecs(self, schema_ids: set[str], deadline: float | None) -> dict[str, Codec] | None:
+        # A schema that cannot be had for now must not cost an event: the batch waits for it.
+        backoff = Backoff(self._timings.backoff_initial, self._timings.backoff_max)
+        while True:
+            try:
+                return {schema_id: self._schemas.get(schema_id) for schema_id in schema_ids}
+            except SfPubSubError as error:
+                if not error.retryable:
+                    raise
+                wait = backoff.next(random.random())  # noqa: S311  # jitter, not a secret
+                logger.warning("%s; trying again in %.1f s", error, wait)
+                if deadline is not None:
+                    wait = min(wait, deadline - time.monotonic())
+                if wait < 0 or self._driver.wait_until_over(wait):
+                    return None
+
+    # Acks and positions.
+
+    def _ack(self, first_seq: int, last_seq: int) -> None:
+        self._driver.ack(first_seq, last_seq)
+        self._store_position()
+
+    def _store_position(self) -> None:
+        if self._store is not None:
+            position = self._driver.storable()
+            if position is not None:
+                self._store.set(self._target.name, position)
+
+    @property
+    def pending_count(self) -> int:
+        """Events received and not yet handed out."""
+        return self.health().pending_count
+
+    def health(self) -> Health:
+        """Return a snapshot: state, counts, position, gaps."""
+        return self._driver.health()
+
+    # The end.
+
+    def drain(self) -> None:
+        """End in order: nothing more is taken, what is acked is committed and confirmed.
+
+        Events received and not acked come again next time.
+
+        Raises:
+            CommitError: Acked events could not be committed; they come again.
+            SfPubSubError: The subscription had failed.
+        """
+        try:
+            self._driver.drain()
+        finally:
+            self._store_position()
+            self._on_close(self)
+
+    def close(self) -> None:
+        """Do what `drain` does, but report a failure to the log only."""
+        try:
+            self.drain()
+        except SfPubSubError as error:
+            logger.warning("closing %s: %s", self.name, error)
+
+    def abort(self) -> None:
+        """End now. What is acked and not committed comes again."""
+        self._driver.abort()
+        self._on_close(self)
+
+    def join(self, timeout: float) -> None:
+        """Wait up to *timeout* seconds for the threads of a subscription that has ended."""
+        self._driver.join(timeout)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is None:
+            self.drain()
+        else:
+            self.close()  # a second failure must not hide the first
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.health().state})"
+
+
+class ManagedSubscription(Subscription):
+    """A managed subscription: the service keeps the position, and it moves by commits.
+
+    Acked events are committed by themselves, the newest acked prefix at a time; `commit` waits for
+    the service's word.
+    """
+
+    def commit(self, timeout: float = COMMIT_TIMEOUT) -> CommitReceipt:
+        """Commit everything acked so far and wait for the answer.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            CommitError: It was refused, or not answered in time; its events come again.
+            LocalProtocolError: Nothing was acked yet, or the subscription is closed.
+        """
+        return self._driver.commit(timeout)

@@ -1,0 +1,114 @@
+"""What the protocol wants done: its outputs. A driver carries them out in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.types import CommitReceipt, Gap, RawEvent, ReplayId, StartPosition
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Start a new call with its first request."""
+
+    stream: int
+    """Numbers the calls of a subscription from 1; everything the call brings is tagged with it."""
+    num_requested: int
+    start: StartPosition | None
+    """None for a managed subscription: the service knows where."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """The commit part of a request."""
+
+    request_id: str
+    replay_id: ReplayId
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """Send a further request on the open stream."""
+
+    stream: int
+    num_requested: int
+    commit: CommitRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HalfClose:
+    """Say that no further request follows; the service then ends the stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelStream:
+    """End the call now. What it still brings is ignored."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand events to the application, after everything handed over before."""
+
+    events: tuple[RawEvent, ...]
+    first_seq: int
+    rpc_id: str
+    size: int
+    """Payload bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget what was delivered and not yet taken by the application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Wake the application's thread: a position is ready to be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewSession:
+    """Get a new session, then report `session_renewed` or `renewal_failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportGap:
+    """Tell everyone that a position was given up."""
+
+    gap: Gap
+
+
+@dataclass(frozen=True, slots=True)
+class SettleCommit:
+    """Answer one caller of `commit`."""
+
+    ticket: int
+    outcome: CommitReceipt | SfPubSubError
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The subscription is over; nothing follows."""
+
+    error: SfPubSubError | None
+
+
+Command: TypeAlias = (
+    OpenStream
+    | SendRequest
+    | HalfClose
+    | CancelStream
+    | Deliver
+    | Discard
+    | Wake
+    | RenewSession
+    | ReportGap
+    | SettleCommit
+    | Finish
+)

@@ -1,0 +1,188 @@
+"""Commits of a managed stream: what was asked, what was answered, what is known.
+
+The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
+
+1. At most one commit is unanswered on a stream. While it is, the newest acked prefix waits.
+2. An answer may stand for several commits; with rule 1 it stands for the one that is out, or for
+   one that was given up after `Timings.commit_timeout`.
+3. A refused position is not sent again: the next one is. A timeout may send the same one again.
+   Three failures in a row end the subscription.
+4. A commit that was sent and never answered may have been carried out. It is remembered as *maybe*
+   until the next stream shows where it begins, or a later commit is confirmed.
+5. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sfpubsub.config import Timings
+from sfpubsub.errors import CommitError, SfPubSubError
+from sfpubsub.protocol.commands import CommitRequest, SettleCommit
+from sfpubsub.protocol.events import CommitAnswer
+from sfpubsub.protocol.ledger import Entry
+from sfpubsub.types import CommitReceipt, ReplayId
+
+# Failures in a row that end the subscription: one may be a passing fault, two a coincidence.
+MAX_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A commit that went out."""
+
+    request_id: str
+    replay_id: ReplayId
+    order: int
+    at: float
+
+
+class Commits:
+    """The commits of one managed subscription. Not thread-safe; the driver serialises."""
+
+    def __init__(self, timings: Timings) -> None:
+        self._timings = timings
+        self.receipt: CommitReceipt | None = None
+        self.failures = 0
+        self.last_error: str | None = None
+        self.unanswered: Sent | None = None
+        self._late: dict[str, Sent] = {}  # given up on this stream; an answer may still come
+        self.maybe: list[Sent] = []
+        self._refused = 0  # orders up to here are not sent again
+        self._last_sent = 0.0
+        self._stream = 0
+        self._count = 0
+        self._tickets: dict[int, int] = {}  # ticket -> order that has to be confirmed
+
+    def new_stream(self, stream: int, now: float) -> None:
+        """Forget what is out: answers come only on the stream of their request."""
+        if self.unanswered is not None:
+            self.maybe.append(self.unanswered)
+        self.maybe.extend(self._late.values())
+        self.maybe.sort(key=lambda sent: sent.order)
+        self._late.clear()
+        self.unanswered = None
+        self._stream = stream
+        self._last_sent = now
+        self._refused = 0
+
+    def next_request(
+        self, candidate: Entry | None, now: float, *, again: bool = False
+    ) -> CommitRequest | None:
+        """Return the commit to send now, if any.
+
+        Args:
+            candidate: The newest position that may be committed.
+            now: The time.
+            again: Send a refused position once more: there will be no later one.
+        """
+        if self.unanswered is not None:
+            return None
+        if candidate is not None and (again or candidate.order > self._refused):
+            return self._send(candidate.replay_id, candidate.order, now)
+        if now >= self._last_sent + self._timings.commit_interval:
+            if candidate is not None:
+                return self._send(candidate.replay_id, candidate.order, now)
+            if self.receipt is not None:
+                return self._send(self.receipt.replay_id, 0, now)
+        return None
+
+    def _send(self, replay_id: ReplayId, order: int, now: float) -> CommitRequest:
+        self._count += 1
+        request_id = f"{self._stream}-{self._count}"
+        self.unanswered = Sent(request_id, replay_id, order, now)
+        self._last_sent = now
+        return CommitRequest(request_id, replay_id)
+
+    def answered(self, answer: CommitAnswer) -> int | None:
+        """Take an answer.
+
+        Returns:
+            The order up to which everything is confirmed; None if the answer confirms nothing.
+        """
+        sent = self.unanswered
+        if sent is not None and (
+            answer.request_id == sent.request_id
+            or (not answer.request_id and answer.replay_id == sent.replay_id)
+        ):
+            self.unanswered = None
+        else:
+            # Not ours, or a late answer: good news counts, bad news was counted as a timeout.
+            sent = self._late.pop(answer.request_id, None)
+            if sent is None or answer.error is not None:
+                return None
+        if answer.error is not None:
+            self._refused = max(self._refused, sent.order)
+            self._failed(answer.error)
+            return None
+        self.failures = 0
+        self.last_error = None
+        self._confirmed(sent, answer.process_time)
+        return sent.order
+
+    def _failed(self, reason: str) -> None:
+        self.failures += 1
+        self.last_error = reason
+
+    def _confirmed(self, sent: Sent, process_time: int | None) -> None:
+        self.receipt = CommitReceipt(sent.replay_id, process_time)
+        self._late = {key: late for key, late in self._late.items() if late.order > sent.order}
+        self.maybe = [other for other in self.maybe if other.order > sent.order]
+
+    def began_after(self, sent: Sent) -> None:
+        """Learn from the beginning of a stream that *sent* had been carried out."""
+        self.failures = 0
+        self._confirmed(sent, None)
+
+    def check_timeout(self, now: float) -> None:
+        """Give up a commit that was unanswered for too long."""
+        sent = self.unanswered
+        if sent is not None and now >= sent.at + self._timings.commit_timeout:
+            self._late[sent.request_id] = sent
+            self.unanswered = None
+            self._failed(f"no answer within {self._timings.commit_timeout:g} s")
+
+    @property
+    def exhausted(self) -> CommitError | None:
+        """The error that ends the subscription, once there were too many failures in a row."""
+        if self.failures < MAX_FAILURES:
+            return None
+        return CommitError(
+            f"{self.failures} commits failed in a row, the last one: {self.last_error}; acked "
+            f"events since the last confirmed commit will come again"
+        )
+
+    def deadline(self, candidate: Entry | None) -> float | None:
+        """Return when `check_timeout` or `next_request` has something to do."""
+        if self.unanswered is not None:
+            return self.unanswered.at + self._timings.commit_timeout
+        if candidate is not None or self.receipt is not None:
+            return self._last_sent + self._timings.commit_interval
+        return None
+
+    # Callers of commit().
+
+    def wait_for(self, ticket: int, order: int) -> None:
+        """Settle *ticket* once *order* is confirmed."""
+        self._tickets[ticket] = order
+
+    def settle(self, order: int) -> list[SettleCommit]:
+        """Settle the tickets that waited for *order* or less."""
+        assert self.receipt is not None  # noqa: S101  # something was confirmed
+        ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
+        for ticket in ready:
+            del self._tickets[ticket]
+        return [SettleCommit(ticket, self.receipt) for ticket in ready]
+
+    def settle_refused(self) -> list[SettleCommit]:
+        """Settle the tickets whose position was just refused."""
+        ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self._refused]
+        error = CommitError(f"the commit was refused: {self.last_error}")
+        for ticket in ready:
+            del self._tickets[ticket]
+        return [SettleCommit(ticket, error) for ticket in ready]
+
+    def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
+        """Settle every ticket: the subscription is over."""
+        ready, self._tickets = list(self._tickets), {}
+        return [SettleCommit(ticket, error) for ticket in ready]

@@ -1,0 +1,141 @@
+"""The life of a subscription: every transition, as one table.
+
+House rules: all transitions are in `TRANSITIONS`; this file does not know what a state does.
+
+A subscription outlives its streams. It is made in NEW. One stream's life:
+
+- OPENING: a call was started and has brought nothing yet. Only its first response shows that the
+  service accepts it, so that, and not the start of the call, makes it STREAMING and refills every
+  budget of retries. A service that accepts calls and then refuses them cannot be told from a
+  healthy one any earlier.
+- STREAMING: responses come, credit and commits go.
+- WAITING: no stream; a random delay runs before the next one. Reasons: the stream broke, was
+  silent for too long (STALLED), the managed slot is held by another connection (BUSY), or the
+  position was refused and another one was chosen (MOVED).
+- RENEWING: no stream; the session expired and a new one is being fetched.
+- PAUSED: no stream; the application holds so much unread that the stream was given up. It opens
+  again when there is ROOM.
+
+The end has two ways. ABORT is at once, from anywhere. DRAIN is orderly: DRAINING commits what was
+acked and waits for the answer, CLOSING has said that nothing more is asked for and waits for the
+service to end the stream. Without an open stream there is nothing to drain. A stream that ends
+while it is drained ends the subscription. FATAL is an end that no retry mends; the subscription's
+error says why. CLOSED absorbs everything, since words of a cancelled call may still arrive.
+
+An illegal pair raises and leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from sfpubsub.errors import LocalProtocolError
+
+
+class State(enum.Enum):
+    """Where a subscription is in its life."""
+
+    NEW = "new"
+    OPENING = "opening"
+    STREAMING = "streaming"
+    WAITING = "waiting"
+    RENEWING = "renewing"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Signal(enum.Enum):
+    """What moves it on."""
+
+    START = "start"
+    RESPONSE = "response"
+    BROKEN = "broken"
+    BUSY = "busy"
+    EXPIRED = "expired"
+    MOVED = "moved"
+    STALLED = "stalled"
+    OVERFULL = "overfull"
+    ROOM = "room"
+    RENEWED = "renewed"
+    DUE = "due"
+    DRAIN = "drain"
+    SETTLED = "settled"
+    ENDED = "ended"
+    FATAL = "fatal"
+    ABORT = "abort"
+
+
+_OPEN = {
+    Signal.RESPONSE: State.STREAMING,
+    Signal.BROKEN: State.WAITING,
+    Signal.BUSY: State.WAITING,
+    Signal.MOVED: State.WAITING,
+    Signal.STALLED: State.WAITING,
+    Signal.EXPIRED: State.RENEWING,
+    Signal.FATAL: State.CLOSED,
+    Signal.ABORT: State.CLOSED,
+}
+
+TRANSITIONS: dict[State, dict[Signal, State]] = {
+    State.NEW: {
+        Signal.START: State.OPENING,
+        Signal.DRAIN: State.CLOSED,
+        Signal.ABORT: State.CLOSED,
+    },
+    State.OPENING: {**_OPEN, Signal.DRAIN: State.CLOSING},
+    State.STREAMING: {**_OPEN, Signal.OVERFULL: State.PAUSED, Signal.DRAIN: State.DRAINING},
+    State.WAITING: {
+        Signal.DUE: State.OPENING,
+        Signal.DRAIN: State.CLOSED,
+        Signal.FATAL: State.CLOSED,
+        Signal.ABORT: State.CLOSED,
+    },
+    State.RENEWING: {
+        Signal.RENEWED: State.OPENING,
+        Signal.BROKEN: State.WAITING,
+        Signal.DRAIN: State.CLOSED,
+        Signal.FATAL: State.CLOSED,
+        Signal.ABORT: State.CLOSED,
+    },
+    State.PAUSED: {
+        Signal.ROOM: State.OPENING,
+        Signal.DRAIN: State.CLOSED,
+        Signal.FATAL: State.CLOSED,
+        Signal.ABORT: State.CLOSED,
+    },
+    State.DRAINING: {
+        Signal.RESPONSE: State.DRAINING,
+        Signal.DRAIN: State.DRAINING,
+        Signal.SETTLED: State.CLOSING,
+        Signal.ENDED: State.CLOSED,
+        Signal.FATAL: State.CLOSED,
+        Signal.ABORT: State.CLOSED,
+    },
+    State.CLOSING: {
+        Signal.RESPONSE: State.CLOSING,
+        Signal.DRAIN: State.CLOSING,
+        Signal.ENDED: State.CLOSED,
+        Signal.FATAL: State.CLOSED,
+        Signal.ABORT: State.CLOSED,
+    },
+    State.CLOSED: dict.fromkeys(Signal, State.CLOSED),
+}
+
+# States in which a call is alive.
+ALIVE = frozenset({State.OPENING, State.STREAMING, State.DRAINING, State.CLOSING})
+
+
+def step(state: State, signal: Signal) -> State:
+    """Return the state that follows.
+
+    Raises:
+        LocalProtocolError: The table has no such pair.
+    """
+    try:
+        return TRANSITIONS[state][signal]
+    except KeyError:
+        raise LocalProtocolError(
+            f"a subscription in state {state.value} cannot take {signal.value}"
+        ) from None

@@ -1,0 +1,445 @@
+"""One subscription, plain or managed: every decision, and nothing that waits.
+
+`SubscriptionProtocol` puts the pieces together: states say what may happen, the window what to ask
+for, the intake what is new, the ledger what is done, commits what to tell the service, resume where
+to go on, retries when. Each input takes ``now`` in seconds of any steady clock, and answers with
+the commands to carry out in order; afterwards `deadline` says when `timer` has to be called. Inputs
+of a stream that is no longer the current one are ignored. Not thread-safe: the driver serialises
+all calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sfpubsub.config import Limits, Timings
+from sfpubsub.errors import (
+    CommitError,
+    LocalProtocolError,
+    ReplayIdRejectedError,
+    SfPubSubError,
+    StreamStalledError,
+    StreamUnavailableError,
+)
+from sfpubsub.protocol.commands import (
+    CancelStream,
+    Command,
+    Discard,
+    Finish,
+    HalfClose,
+    OpenStream,
+    RenewSession,
+    SendRequest,
+)
+from sfpubsub.protocol.commits import Commits
+from sfpubsub.protocol.events import CommitAnswer, Failure, FailureKind, Response
+from sfpubsub.protocol.intake import Intake
+from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.resume import Resume
+from sfpubsub.protocol.retries import Retries, Verdict
+from sfpubsub.protocol.states import ALIVE, Signal, State, step
+from sfpubsub.protocol.window import Window
+from sfpubsub.types import Health, ReplayId, StartPosition
+
+Alarm = tuple[float, Callable[[float, float], list[Command]]]
+
+
+class SubscriptionProtocol:
+    """The brain of one subscription.
+
+    Args:
+        name: Topic, or name or id of the managed subscription.
+        start: Where a plain subscription starts; None for a managed one.
+        fallback: Where a plain subscription goes on when its position is refused; None to stop.
+        tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
+            its position is kept in a store.
+        limits: Bounds of memory.
+        timings: Times of the service and the client.
+        connection_timeout: How long transport failures may last, in seconds; None for ever.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        start: StartPosition | None = None,
+        fallback: StartPosition | None = None,
+        tracked: bool = True,
+        limits: Limits | None = None,
+        timings: Timings | None = None,
+        connection_timeout: float | None = None,
+    ) -> None:
+        self.name = name
+        self.managed = start is None
+        self.state = State.NEW
+        self._timings = timings or Timings()
+        self._window = Window()
+        self._ledger = Ledger()
+        self._commits = Commits(self._timings)
+        self._resume = None if start is None else Resume(name, start, fallback)
+        self._retries = Retries(name, self._timings, connection_timeout)
+        self._intake = Intake(
+            name,
+            limits or Limits(),
+            self._ledger if tracked or self.managed else None,
+            self._resume,
+            self._commits if self.managed else None,
+        )
+        self._stream = 0
+        self._tickets = 0
+        self._paused: str | None = None
+        self._last_message = 0.0
+        self._reopen_at = 0.0
+        self._close_by = 0.0  # end of draining, then of closing
+        self._full_since: float | None = None  # max_unacked reached, and no ack since
+
+    # The application speaks.
+
+    def start(self, now: float) -> list[Command]:
+        """Open the first stream.
+
+        Raises:
+            LocalProtocolError: It was started before.
+        """
+        self._step(Signal.START)
+        return [self._open(now)]
+
+    def taken(self, count: int, size: int, now: float) -> list[Command]:
+        """Count a delivered batch of *count* events and *size* bytes as read."""
+        self._intake.taken(count, size)
+        if self._full_since is None and self._intake.too_many_unacked:
+            self._full_since = now
+        if self.state is State.PAUSED and not self._intake.full:
+            self._step(Signal.ROOM)
+            return [self._open(now)]
+        return self._request(now)
+
+    def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
+        """Take the word that a run of events is done. Unknown and repeated ones change nothing."""
+        if self._ledger.ack(first_seq, last_seq):
+            self._full_since = now if self._intake.too_many_unacked else None
+        if self.state is State.DRAINING:
+            return self._drain_on(now)
+        return self._request(now)
+
+    def commit(self, now: float) -> tuple[int, list[Command]]:
+        """Ask for a commit of what is acked now.
+
+        Returns:
+            A ticket, which one `SettleCommit` answers, and the commands.
+
+        Raises:
+            LocalProtocolError: There is nothing to commit, or nobody to commit it to.
+        """
+        newest, receipt = self._ledger.newest_done, self._commits.receipt
+        if not self.managed:
+            raise LocalProtocolError(
+                f"{self.name} is a plain subscription: the service keeps no position for it"
+            )
+        if self.state is State.CLOSED:
+            raise LocalProtocolError(f"the subscription {self.name} is closed")
+        if newest is None and receipt is None:
+            raise LocalProtocolError(f"nothing to commit on {self.name}: no event has been acked")
+        self._tickets += 1
+        self._commits.wait_for(self._tickets, 0 if newest is None else newest.order)
+        if newest is None:
+            return self._tickets, [*self._commits.settle(0)]
+        return self._tickets, self._request(now, again=True)
+
+    def storable(self) -> ReplayId | None:
+        """Return the newest position up to which everything is acked, once; else None.
+
+        For plain subscriptions with a store.
+        """
+        newest = self._ledger.newest_done
+        if self.managed or newest is None:
+            return None
+        self._ledger.confirm(newest.order)
+        return newest.replay_id
+
+    def drain(self, now: float) -> list[Command]:
+        """End in order: take nothing more, commit what is acked, half-close."""
+        if self.state in {State.DRAINING, State.CLOSING, State.CLOSED}:
+            return []
+        had_stream = self.state in ALIVE
+        streaming = self.state is State.STREAMING
+        self._step(Signal.DRAIN)
+        self._intake.discarded()
+        if streaming:
+            self._close_by = now + self._timings.drain_timeout
+            return [Discard(), *self._drain_on(now, again=True)]
+        if had_stream:
+            return [Discard(), *self._half_close(now)]
+        return [Discard(), *self._finished(self._drain_error())]
+
+    def abort(self) -> list[Command]:
+        """End now. What is acked and not committed comes again."""
+        if self.state is State.CLOSED:
+            return []
+        cancel = self._cancel()
+        self._step(Signal.ABORT)
+        self._intake.discarded()
+        return [*cancel, Discard(), *self._finished(None)]
+
+    # The stream speaks.
+
+    def response(self, stream: int, response: Response, now: float) -> list[Command]:
+        """Take one message of a stream."""
+        if stream != self._stream or self.state not in ALIVE:
+            return []
+        if self.state is State.OPENING:
+            self._retries.recovered()
+        self._step(Signal.RESPONSE)
+        self._last_message = now
+        answer = response.commit
+        out = [] if answer is None else self._commit_answered(answer)
+        self._window.received(len(response.events), None if answer else response.pending)
+        if self.state is State.DRAINING:
+            return out + self._drain_on(now)
+        if self.state is not State.STREAMING:
+            return out
+        out += self._intake.take_in(response)
+        if self._commits.exhausted is not None:
+            return out + self._fail(self._commits.exhausted)
+        if self._intake.overfull:
+            self._paused = f"{self._intake.queued_bytes} bytes wait to be read"
+            self._step(Signal.OVERFULL)
+            return [*out, CancelStream(self._stream)]
+        return out + self._request(now)
+
+    def ended(
+        self, stream: int, failure: Failure | None, now: float, jitter: float
+    ) -> list[Command]:
+        """Take the end of a stream.
+
+        Args:
+            stream: Which one.
+            failure: Why; None when the service ended it with OK.
+            now: The time.
+            jitter: A uniform random number in [0, 1).
+        """
+        if stream != self._stream or self.state not in ALIVE:
+            return []
+        if self.state in {State.DRAINING, State.CLOSING}:
+            self._step(Signal.ENDED)
+            return self._finished(self._drain_error())
+        if failure is None:
+            error = StreamUnavailableError(f"the service ended the stream of {self.name}")
+            return self._follow(self._retries.broken(error, now, jitter))
+        if failure.kind is FailureKind.POSITION_REJECTED and self._resume is not None:
+            return self._rejected(self._resume, failure.error, now, jitter)
+        return self._follow(self._retries.judge(failure, now, jitter))
+
+    def session_renewed(self, now: float) -> list[Command]:
+        """Go on with a new session."""
+        if self.state is not State.RENEWING:
+            return []
+        self._step(Signal.RENEWED)
+        return [self._open(now)]
+
+    def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
+        """Take the word that no new session could be had."""
+        if self.state is not State.RENEWING:
+            return []
+        if failure.kind is FailureKind.RETRY:
+            return self._follow(self._retries.broken(failure.error, now, jitter))
+        return self._fail(failure.error)
+
+    def crashed(self, error: SfPubSubError) -> list[Command]:
+        """Take the word that the driver can go no further."""
+        return [] if self.state is State.CLOSED else self._fail(error)
+
+    # Time speaks.
+
+    def deadline(self) -> float | None:
+        """Return when `timer` has to be called, or None."""
+        return min((at for at, _ in self._alarms()), default=None)
+
+    def timer(self, now: float, jitter: float) -> list[Command]:
+        """Do one thing that is due; `deadline` tells whether there is another.
+
+        Args:
+            now: The time.
+            jitter: A uniform random number in [0, 1).
+        """
+        for at, act in self._alarms():
+            if now >= at:
+                return act(now, jitter)
+        return []
+
+    def _alarms(self) -> list[Alarm]:
+        times = self._timings
+        alarms: list[Alarm] = []
+        if self.state in {State.OPENING, State.WAITING} and self._retries.give_up_at is not None:
+            alarms.append((self._retries.give_up_at, self._give_up))
+        if self.state is State.WAITING:
+            alarms.append((self._reopen_at, self._reopen))
+        if self.state in {State.OPENING, State.STREAMING} and self._window.outstanding:
+            silence = times.keepalive + times.keepalive_margin
+            alarms.append((self._last_message + silence, self._stalled))
+        if self.state is State.STREAMING:
+            if self._window.starving:
+                alarms.append((self._last_message + times.reserve, self._send_reserve))
+            commit_at = self._commits.deadline(self._ledger.candidate)
+            if self.managed and commit_at is not None:
+                alarms.append((commit_at, self._commit_due))
+            if self._full_since is not None:
+                alarms.append((self._full_since + times.unacked_stall, self._never_acked))
+        if self.state in {State.DRAINING, State.CLOSING}:
+            alarms.append((self._close_by, self._close_due))
+        return alarms
+
+    def _give_up(self, _now: float, _jitter: float) -> list[Command]:
+        return self._fail(self._retries.given_up())
+
+    def _reopen(self, now: float, _jitter: float) -> list[Command]:
+        self._step(Signal.DUE)
+        return [self._open(now)]
+
+    def _stalled(self, now: float, jitter: float) -> list[Command]:
+        silence = now - self._last_message
+        error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
+        return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
+
+    def _send_reserve(self, _now: float, _jitter: float) -> list[Command]:
+        return [SendRequest(self._stream, self._window.reserve())]
+
+    def _commit_due(self, now: float, _jitter: float) -> list[Command]:
+        self._commits.check_timeout(now)
+        if self._commits.exhausted is not None:
+            return self._fail(self._commits.exhausted)
+        return self._request(now)
+
+    def _never_acked(self, _now: float, _jitter: float) -> list[Command]:
+        return self._fail(
+            StreamStalledError(
+                f"{self._intake.unacked} events of {self.name} are not acked and none was for "
+                f"{self._timings.unacked_stall:g} s: ack events, or raise max_unacked"
+            )
+        )
+
+    def _close_due(self, now: float, _jitter: float) -> list[Command]:
+        if self.state is State.DRAINING:
+            self._step(Signal.SETTLED)
+            return self._half_close(now)
+        cancel = self._cancel()
+        self._step(Signal.ENDED)
+        return [*cancel, *self._finished(self._drain_error())]
+
+    # Streams.
+
+    def _step(self, signal: Signal) -> None:
+        self.state = step(self.state, signal)
+
+    def _open(self, now: float) -> OpenStream:
+        self._stream += 1
+        self._paused = None
+        self._last_message = now
+        self._intake.new_stream()
+        self._ledger.new_stream(self._stream)
+        self._commits.new_stream(self._stream, now)
+        num_requested = self._window.open(held=self._intake.full)
+        start = None if self._resume is None else self._resume.position
+        return OpenStream(self._stream, num_requested, start)
+
+    def _follow(self, verdict: Verdict) -> list[Command]:
+        if verdict.error is not None:
+            return self._fail(verdict.error)
+        self._step(verdict.signal)
+        self._reopen_at = verdict.reopen_at
+        gap = None if self._resume is None else self._resume.dropped()
+        out: list[Command] = [] if gap is None else [self._intake.report(gap)]
+        return [*out, RenewSession()] if self.state is State.RENEWING else out
+
+    def _rejected(
+        self, resume: Resume, error: SfPubSubError, now: float, jitter: float
+    ) -> list[Command]:
+        gap, go_on = resume.rejected(error.error_code, error.rpc_id)
+        report = self._intake.report(gap)
+        if go_on:
+            return [report, *self._follow(self._retries.moved(error, now, jitter))]
+        rejected = ReplayIdRejectedError(
+            f"{error}; to go on without the lost events, start at latest or earliest",
+            gap=gap,
+            error_code=error.error_code,
+            rpc_id=error.rpc_id,
+        )
+        rejected.__cause__ = error
+        return [report, *self._fail(rejected)]
+
+    def _cancel(self) -> list[Command]:
+        return [CancelStream(self._stream)] if self.state in ALIVE else []
+
+    def _fail(self, error: SfPubSubError) -> list[Command]:
+        cancel = self._cancel()
+        self._step(Signal.FATAL)
+        return cancel + self._finished(error)
+
+    def _finished(self, error: SfPubSubError | None) -> list[Command]:
+        self._retries.reason = None if error is None else str(error)
+        closed = error or CommitError(f"the subscription {self.name} was closed before the answer")
+        return [*self._commits.settle_all(closed), Finish(error)]
+
+    # Credit and commits.
+
+    def _request(self, now: float, *, again: bool = False) -> list[Command]:
+        # Credit and a commit share a request: the service sees them in one order.
+        if self.state is not State.STREAMING:
+            return []
+        credit = self._window.grant(held=self._intake.full)
+        commit = None
+        if self.managed:
+            commit = self._commits.next_request(self._ledger.candidate, now, again=again)
+        return [SendRequest(self._stream, credit, commit)] if credit or commit else []
+
+    def _commit_answered(self, answer: CommitAnswer) -> list[Command]:
+        order = self._commits.answered(answer)
+        if order is None:
+            return [*self._commits.settle_refused()]
+        self._ledger.confirm(order)
+        return [*self._commits.settle(order)]
+
+    # The orderly end.
+
+    def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
+        commit = None
+        if self.managed:
+            commit = self._commits.next_request(self._ledger.candidate, now, again=again)
+        if commit is not None:
+            return [SendRequest(self._stream, 0, commit)]
+        if self._commits.unanswered is not None:
+            return []
+        self._step(Signal.SETTLED)
+        return self._half_close(now)
+
+    def _half_close(self, now: float) -> list[Command]:
+        self._close_by = now + self._timings.close_timeout
+        return [HalfClose(self._stream)]
+
+    def _drain_error(self) -> CommitError | None:
+        uncommitted = self._ledger.done_events if self.managed else 0
+        if not uncommitted:
+            return None
+        reason = self._commits.last_error or "the stream was down, or gave no answer in time"
+        return CommitError(
+            f"{uncommitted} acked events of {self.name} were not committed and will come again: "
+            f"{reason}"
+        )
+
+    def health(self) -> Health:
+        """Return a snapshot."""
+        intake, receipt = self._intake, self._commits.receipt
+        return Health(
+            state=self.state.value,
+            reason=self._paused or self._retries.reason,
+            outstanding=self._window.outstanding if self.state in ALIVE else 0,
+            pending_count=intake.queued_count,
+            pending_bytes=intake.queued_bytes,
+            unacked=intake.unacked,
+            delivered=intake.delivered,
+            redelivered=intake.redelivered,
+            reconnects=max(0, self._stream - 1),
+            last_position=intake.last_position,
+            committed=None if receipt is None else receipt.replay_id,
+            gaps=tuple(intake.gaps),
+        )

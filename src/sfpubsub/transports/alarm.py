@@ -1,0 +1,69 @@
+"""One thread that calls many owners back, each at its deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+
+
+class AlarmClock:
+    """Holds at most one deadline per owner. Thread-safe.
+
+    The thread starts with the first deadline and ends with `close`. Callbacks run in it, one after
+    another, and must not wait.
+
+    Args:
+        clock: Steady time in seconds; the deadlines are of this clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # Guards all below. Never held while a callback runs: callbacks set deadlines.
+        self._changed = threading.Condition()
+        self._due: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def set(self, owner: object, deadline: float | None, callback: Callable[[], None]) -> None:
+        """Replace the owner's deadline; None removes it."""
+        with self._changed:
+            old = self._due.pop(owner, None)
+            if deadline is None or self._closed:
+                return
+            self._due[owner] = (deadline, callback)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="sfpubsub-alarm", daemon=True
+                )
+                self._thread.start()
+            elif old is None or deadline < old[0]:
+                # A later deadline than before needs no wake-up: the thread looks again anyway.
+                self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread; no callback starts after this returns."""
+        with self._changed:
+            self._closed = True
+            self._due.clear()
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                owner = min(self._due, key=lambda key: self._due[key][0], default=None)
+                if owner is None:
+                    self._changed.wait()
+                    continue
+                deadline, callback = self._due[owner]
+                wait = deadline - self._clock()
+                if wait > 0:
+                    self._changed.wait(wait)
+                    continue
+                del self._due[owner]
+            callback()

@@ -1,0 +1,219 @@
+"""The grpc transport: one channel per client, and the calls on it.
+
+Every call carries the session's headers and a trace id of its own (Salesforce documentation, RPC
+method headers). The headers are asked for when a call starts and stay with it for its life.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from sfpubsub.errors import (
+    ConfigurationError,
+    RemoteProtocolError,
+    SfPubSubError,
+    StreamUnavailableError,
+)
+from sfpubsub.protocol.commands import OpenStream, SendRequest
+from sfpubsub.protocol.events import Failure, FailureKind, Response
+from sfpubsub.transports import wire
+from sfpubsub.transports.base import Headers, StreamCall, Target, Transport
+from sfpubsub.transports.status import classify
+from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
+from sfpubsub_grpc import pubsub_api_pb2_grpc
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+# Deadline of a unary call, in seconds. The service answers in well under one; a bogus token was
+# seen refused only after 11.
+UNARY_TIMEOUT = 30.0
+
+OPTIONS: list[tuple[str, Any]] = [
+    # 100 events of up to 1 MB exceed the default of 4 MB.
+    ("grpc.max_receive_message_length", -1),
+    # Notice a dead connection within 40 s: others run these values against the service without
+    # being told to go away.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The protocol spaces its attempts; a channel that waits up to 120 s between its own would
+    # refuse them without looking.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+
+
+def open_channel(endpoint: str, *, insecure: str = "", ca_file: str = "") -> grpc.Channel:
+    """Return a channel to *endpoint*. Does not connect yet.
+
+    Args:
+        endpoint: ``host:port``.
+        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to anywhere.
+        ca_file: PEM file of the certificate authorities to trust instead of the default ones.
+
+    Raises:
+        ConfigurationError: No port, plaintext to a host that is not loopback, unreadable CA file.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigurationError(f"endpoint {endpoint!r} is not host:port")
+    if insecure not in ("", "0", "1", "force"):
+        raise ConfigurationError(f"insecure is 1 or force, not {insecure!r}")
+    if insecure == "force" or (insecure == "1" and _is_loopback(host)):
+        return grpc.insecure_channel(endpoint, options=OPTIONS)
+    if insecure == "1":
+        raise ConfigurationError(
+            f"plaintext to {host} would show the access token to the network; SFPUBSUB_INSECURE=1 "
+            f"is for loopback, and 'force' insists"
+        )
+    roots = None
+    if ca_file:
+        try:
+            with open(ca_file, "rb") as file:
+                roots = file.read()
+        except OSError as error:
+            raise ConfigurationError(f"the CA file {ca_file} cannot be read: {error}") from error
+    credentials = grpc.ssl_channel_credentials(root_certificates=roots)
+    return grpc.secure_channel(endpoint, credentials, options=OPTIONS)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class GrpcTransport(Transport):
+    """Calls over a grpc channel.
+
+    Args:
+        channel: Owned by this object from now on.
+        endpoint: For messages.
+        headers: The session's headers; may wait for a session, may raise.
+    """
+
+    def __init__(self, channel: grpc.Channel, endpoint: str, headers: Callable[[], Headers]):
+        self._channel = channel
+        self._endpoint = endpoint
+        self._headers = headers
+        self._stub = pubsub_api_pb2_grpc.PubSubStub(channel)  # type: ignore[no-untyped-call]
+
+    def connect(self, timeout: float) -> None:
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(timeout)
+        except grpc.FutureTimeoutError:
+            raise StreamUnavailableError(
+                f"{self._endpoint} could not be reached within {timeout:g} s: check the address "
+                f"and the network, and whether it speaks TLS"
+            ) from None
+        finally:
+            ready.cancel()
+
+    def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
+        if target.managed:
+            return GrpcStreamCall(
+                target,
+                self._stub.ManagedSubscribe,
+                wire.managed_opening(target, opening),
+                wire.managed_request,
+                self._headers(),
+            )
+        return GrpcStreamCall(
+            target,
+            self._stub.Subscribe,
+            wire.fetch_opening(target, opening),
+            wire.fetch_request,
+            self._headers(),
+        )
+
+    def _unary(self, what: str, method: Callable[..., Answer], request: object) -> Answer:
+        try:
+            return method(request, timeout=UNARY_TIMEOUT, metadata=_traced(self._headers()))
+        except grpc.RpcError as error:
+            raise classify(what, error).error from error
+
+    def get_topic(self, name: str) -> TopicInfo:
+        request = wire.topic_request(name)
+        return wire.topic_info(self._unary(f"topic {name}", self._stub.GetTopic, request))
+
+    def get_schema(self, schema_id: str) -> SchemaInfo:
+        request = wire.schema_request(schema_id)
+        return wire.schema_info(self._unary(f"schema {schema_id}", self._stub.GetSchema, request))
+
+    def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
+        request = wire.publish_request(topic, events)
+        return wire.publish_results(self._unary(f"topic {topic}", self._stub.Publish, request))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class GrpcStreamCall(StreamCall, Generic[Request]):
+    """One Subscribe or ManagedSubscribe call."""
+
+    def __init__(
+        self,
+        target: Target,
+        method: Callable[..., Any],
+        opening: Request,
+        convert: Callable[[Target, SendRequest], Request],
+        headers: Headers,
+    ) -> None:
+        self.headers = headers
+        self._target = target
+        self._convert = convert
+        # The service ends a stream whose requests have ended, so this iterator lives as long as
+        # the call. None ends it.
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests.put(opening)
+        self._call = method(self._take_requests(), metadata=_traced(headers))
+
+    def _take_requests(self) -> Iterator[Request]:
+        while (request := self._requests.get()) is not None:
+            yield request
+
+    def receive(self) -> Response | Failure | None:
+        try:
+            return wire.response(next(self._call))
+        except StopIteration:
+            self.half_close()  # lets grpc's own thread go, which waits for the next request
+            return None
+        except grpc.RpcError as error:
+            self.half_close()
+            return classify(self._target.name, error)
+        except RemoteProtocolError as error:
+            self.cancel()
+            return Failure(FailureKind.STOP, _about(self._target, error))
+
+    def send(self, request: SendRequest) -> None:
+        self._requests.put(self._convert(self._target, request))
+
+    def half_close(self) -> None:
+        self._requests.put(None)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+        self.half_close()
+
+
+def _traced(headers: Headers) -> list[tuple[str, str]]:
+    # An id per call: what support asks for when something on the way to the service failed.
+    return [*headers, ("x-client-trace-id", str(uuid.uuid4()))]
+
+
+def _about(target: Target, error: SfPubSubError) -> SfPubSubError:
+    named = type(error)(f"{target.name}: {error}", rpc_id=error.rpc_id)
+    named.__cause__ = error
+    return named

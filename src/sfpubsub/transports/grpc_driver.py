@@ -1,0 +1,373 @@
+"""The driver: gives the protocol a clock, threads and a wire.
+
+After anything happens (a response, an ack, a deadline, the end of a call):
+
+1. hand it to the protocol with the time;
+2. carry out the returned commands in order, under the one lock that serialises the protocol;
+3. re-arm the single timer from the protocol's next deadline;
+4. tell the application, outside the lock;
+5. on a close command finish the call.
+
+No decision about credit, commits, resuming or delays is made here. Each call is read by a thread of
+its own; batches, not events, cross to the application's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import NamedTuple
+
+from sfpubsub.errors import CommitError, SfPubSubError, StreamError
+from sfpubsub.protocol.commands import (
+    CancelStream,
+    Command,
+    Deliver,
+    Discard,
+    Finish,
+    HalfClose,
+    OpenStream,
+    RenewSession,
+    ReportGap,
+    SendRequest,
+    SettleCommit,
+    Wake,
+)
+from sfpubsub.protocol.events import Failure, FailureKind, Response
+from sfpubsub.protocol.subscription import SubscriptionProtocol
+from sfpubsub.transports.alarm import AlarmClock, Clock
+from sfpubsub.transports.base import Headers, StreamCall, Target, Transport
+from sfpubsub.types import CommitReceipt, Gap, Health, ReplayId
+
+logger = logging.getLogger("sfpubsub.transport")
+
+
+class Arrival(NamedTuple):
+    """A batch that waits for the application."""
+
+    batch: Deliver
+    received_at: float
+    """Seconds since 1970 UTC on this machine's clock."""
+
+
+class StreamDriver:
+    """Runs one `SubscriptionProtocol` over a transport. Thread-safe.
+
+    Args:
+        protocol: Owned by this object from now on.
+        transport: Opens the calls.
+        target: What they subscribe to.
+        alarm: Shared by the subscriptions of a client.
+        renew: Gets a session other than that of the given headers; may wait; raises SfPubSubError.
+        on_gap: Told of every `Gap`, in whichever thread found it; must not wait.
+        clock: Steady time in seconds, the alarm's.
+        jitter: Uniform random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        protocol: SubscriptionProtocol,
+        transport: Transport,
+        target: Target,
+        *,
+        alarm: AlarmClock,
+        renew: Callable[[Headers], None],
+        on_gap: Callable[[Gap], None],
+        clock: Clock = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._protocol = protocol
+        self._transport = transport
+        self._target = target
+        self._alarm = alarm
+        self._renew = renew
+        self._on_gap = on_gap
+        self._clock = clock
+        self._jitter = jitter
+        # Serialises the protocol and the carrying out of its commands.
+        self._lock = threading.Lock()
+        self._wanted = 0  # the stream that is to be alive; 0 for none
+        self._call: StreamCall | None = None
+        self._headers: Headers = ()  # of the last call that was made
+        self._threads: list[threading.Thread] = []
+        self._tickets: dict[int, Future[CommitReceipt]] = {}
+        # Guards what the application waits for. Taken inside the lock, never around it.
+        self._arrivals = threading.Condition()
+        self._queue: deque[Arrival] = deque()
+        self._woken = False
+        self._finish: Finish | None = None
+
+    # For the application's threads.
+
+    def start(self) -> None:
+        """Open the first stream."""
+        self._apply(self._protocol.start)
+
+    def take(self, timeout: float | None) -> Arrival | None:
+        """Wait for the next batch.
+
+        Args:
+            timeout: Seconds; None for no limit.
+
+        Returns:
+            A batch; None after the timeout, after a `Wake`, and at the end (see `over`).
+
+        Raises:
+            SfPubSubError: The subscription has failed and everything received was taken.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._arrivals:
+                if not self._wait_for_arrival(deadline):
+                    return None
+            taken: list[Arrival] = []
+            self._apply(lambda now, taken=taken: self._pop(taken, now))  # type: ignore[misc]
+            if taken:
+                return taken[0]
+
+    def _wait_for_arrival(self, deadline: float | None) -> bool:
+        while not self._queue:
+            if self._finish is not None:
+                if self._finish.error is not None:
+                    raise self._finish.error
+                return False
+            if self._woken:
+                self._woken = False
+                return False
+            wait = None if deadline is None else deadline - time.monotonic()
+            if wait is not None and wait <= 0:
+                return False
+            self._arrivals.wait(wait)
+        return True
+
+    def _pop(self, taken: list[Arrival], now: float) -> list[Command]:
+        if not self._queue:  # discarded since we looked
+            return []
+        taken.append(self._queue.popleft())
+        item = taken[0].batch
+        return self._protocol.taken(len(item.events), item.size, now)
+
+    @property
+    def over(self) -> bool:
+        """Whether the subscription has ended; nothing more comes."""
+        return self._finish is not None
+
+    def wait_until_over(self, timeout: float) -> bool:
+        """Wait up to *timeout* seconds for the end; return whether it has come."""
+        with self._arrivals:
+            self._arrivals.wait_for(lambda: self.over, timeout)
+            return self.over
+
+    def ack(self, first_seq: int, last_seq: int) -> None:
+        """Ack a run of events. After the end it changes nothing."""
+        self._apply(lambda now: self._protocol.acked(first_seq, last_seq, now))
+
+    def storable(self) -> ReplayId | None:
+        """Return the position to store now, if there is a new one."""
+        with self._lock:
+            return self._protocol.storable()
+
+    def commit(self, timeout: float) -> CommitReceipt:
+        """Commit what is acked and wait for the service's answer.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            CommitError: It was refused, or not answered in time.
+            LocalProtocolError: There is nothing to commit.
+            SfPubSubError: The subscription failed meanwhile.
+        """
+        future: Future[CommitReceipt] = Future()
+
+        def ask(now: float) -> list[Command]:
+            ticket, commands = self._protocol.commit(now)
+            self._tickets[ticket] = future
+            return commands
+
+        self._apply(ask)
+        try:
+            return future.result(timeout)
+        except FutureTimeoutError:
+            health = self.health()
+            reason = health.reason or f"the stream is {health.state}"
+            raise CommitError(
+                f"the commit on {self._target.name} was not confirmed within {timeout:g} s: "
+                f"{reason}"
+            ) from None
+
+    def drain(self) -> None:
+        """End in order and wait for the end.
+
+        Raises:
+            SfPubSubError: What ended the subscription, such as a last commit that failed.
+        """
+        self._apply(self._protocol.drain)
+        self._await_end()
+
+    def abort(self) -> None:
+        """End now."""
+        self._apply(lambda _now: self._protocol.abort())
+
+    def _await_end(self) -> None:
+        # The protocol bounds this: its deadlines end a drain.
+        with self._arrivals:
+            while self._finish is None:
+                self._arrivals.wait()
+            error = self._finish.error
+        if error is not None:
+            raise error
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads of calls that have ended, so that no call outlives its channel."""
+        deadline = time.monotonic() + timeout
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def health(self) -> Health:
+        """Return a snapshot."""
+        with self._lock:
+            return self._protocol.health()
+
+    # The recipe.
+
+    def _apply(self, happened: Callable[[float], list[Command]]) -> None:
+        with self._lock:
+            commands = happened(self._clock())
+            told = [command for command in commands if not self._carry_out(command)]
+            self._alarm.set(self, self._protocol.deadline(), self._on_alarm)
+        for command in told:
+            self._tell(command)
+
+    def _on_alarm(self) -> None:
+        self._apply(lambda now: self._protocol.timer(now, self._jitter()))
+
+    def _carry_out(self, command: Command) -> bool:
+        """Do what needs the lock; return False for what has to be told outside it."""
+        if isinstance(command, Deliver):
+            with self._arrivals:
+                self._queue.append(Arrival(command, time.time()))
+                self._arrivals.notify_all()
+        elif isinstance(command, SendRequest):
+            if self._call is not None:
+                self._call.send(command)
+        elif isinstance(command, OpenStream):
+            self._wanted = command.stream
+            self._spawn("read", lambda: self._read(command))
+        elif isinstance(command, HalfClose):
+            if self._call is not None:
+                self._call.half_close()
+            else:  # the call has not even started: nothing will end it
+                self._wanted = 0
+        elif isinstance(command, CancelStream):
+            self._wanted = 0
+            call, self._call = self._call, None
+            if call is not None:
+                call.cancel()
+        elif isinstance(command, RenewSession):
+            self._spawn("renew", self._renew_session)
+        else:
+            return self._carry_out_for_waiters(command)
+        return True
+
+    def _carry_out_for_waiters(self, command: Command) -> bool:
+        if isinstance(command, (ReportGap, SettleCommit)):
+            return False
+        with self._arrivals:
+            if isinstance(command, Discard):
+                self._queue.clear()
+            elif isinstance(command, Wake):
+                self._woken = True
+            elif isinstance(command, Finish):
+                self._finish = command
+            self._arrivals.notify_all()
+        return True
+
+    def _tell(self, command: Command) -> None:
+        if isinstance(command, ReportGap):
+            logger.warning("%s", command.gap)
+            self._on_gap(command.gap)
+        elif isinstance(command, SettleCommit):
+            future = self._tickets.pop(command.ticket)
+            if isinstance(command.outcome, SfPubSubError):
+                future.set_exception(command.outcome)
+            else:
+                future.set_result(command.outcome)
+
+    # Threads.
+
+    def _spawn(self, role: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(
+            target=lambda: self._guard(work),
+            name=f"sfpubsub-{role} {self._target.name}",
+            daemon=True,
+        )
+        self._threads = [other for other in self._threads if other.is_alive()]
+        self._threads.append(thread)
+        thread.start()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # a fault of ours has to end the subscription, not silence it
+            logger.exception("internal error on %s", self._target.name)
+            crash = StreamError(f"{self._target.name}: internal error: {error!r}")
+            crash.__cause__ = error
+            self._apply(lambda _now: self._protocol.crashed(crash))
+
+    def _read(self, opening: OpenStream) -> None:
+        stream = opening.stream
+        if stream > 1:
+            logger.info("opening %s again (stream %d)", self._target.name, stream)
+        try:
+            call = self._transport.open_stream(self._target, opening)
+        except SfPubSubError as error:
+            self._ended(stream, _unclassified(error))
+            return
+        with self._lock:
+            self._headers = call.headers
+            wanted = self._wanted == stream
+            if wanted:
+                self._call = call
+        if not wanted:
+            call.cancel()
+            # Read on: the end of the call is what lets go of it.
+        while isinstance(message := call.receive(), Response):
+            self._received(stream, message)
+        del call
+        self._ended(stream, message)
+
+    def _received(self, stream: int, response: Response) -> None:
+        self._apply(lambda now: self._protocol.response(stream, response, now))
+
+    def _ended(self, stream: int, failure: Failure | None) -> None:
+        if failure is not None:
+            logger.info("stream %d of %s ended: %s", stream, self._target.name, failure.error)
+
+        def end(now: float) -> list[Command]:
+            if self._wanted == stream:
+                self._call = None
+            return self._protocol.ended(stream, failure, now, self._jitter())
+
+        self._apply(end)
+
+    def _renew_session(self) -> None:
+        try:
+            self._renew(self._headers)
+        except SfPubSubError as error:
+            failure = _unclassified(error)
+            self._apply(lambda now: self._protocol.renewal_failed(failure, now, self._jitter()))
+        else:
+            self._apply(self._protocol.session_renewed)
+
+
+def _unclassified(error: SfPubSubError) -> Failure:
+    # An error of ours from before the call: it says itself whether trying again may help.
+    return Failure(FailureKind.RETRY if error.retryable else FailureKind.STOP, error)

@@ -1,0 +1,113 @@
+"""A service in memory that does what it is told: for tests of the client, and for its users' tests.
+
+A `MemoryTransport` hands every new stream to the test as a `MemoryCall`; the test answers as the
+service would and reads what the client asked for. Nothing happens by itself.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping, Sequence
+
+from sfpubsub.errors import SchemaNotFoundError, StreamUnavailableError, TopicNotFoundError
+from sfpubsub.protocol.commands import OpenStream, SendRequest
+from sfpubsub.protocol.events import Failure, FailureKind, Response
+from sfpubsub.transports.base import StreamCall, Target, Transport
+from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
+
+# How long a test waits for the client to do something, in seconds: far more than it takes.
+PATIENCE = 10.0
+
+
+class MemoryCall(StreamCall):
+    """One stream, seen from both ends. Thread-safe."""
+
+    def __init__(self, target: Target, opening: OpenStream) -> None:
+        self.target = target
+        self.opening = opening
+        self.cancelled = False
+        self._to_client: queue.SimpleQueue[Response | Failure | None] = queue.SimpleQueue()
+        self._to_service: queue.SimpleQueue[SendRequest | None] = queue.SimpleQueue()
+
+    # The test's end.
+
+    def respond(self, response: Response) -> None:
+        """Send a message to the client."""
+        self._to_client.put(response)
+
+    def end(self, failure: Failure | None = None) -> None:
+        """End the stream: with OK, or with a failure."""
+        self._to_client.put(failure)
+
+    def next_request(self, timeout: float = PATIENCE) -> SendRequest | None:
+        """Return the client's next request, or None for its half-close.
+
+        Raises:
+            queue.Empty: The client sent nothing in *timeout* seconds.
+        """
+        return self._to_service.get(timeout=timeout)
+
+    # The client's end.
+
+    def receive(self) -> Response | Failure | None:
+        return self._to_client.get()
+
+    def send(self, request: SendRequest) -> None:
+        self._to_service.put(request)
+
+    def half_close(self) -> None:
+        self._to_service.put(None)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._to_client.put(Failure(FailureKind.RETRY, StreamUnavailableError("cancelled")))
+
+
+class MemoryTransport(Transport):
+    """A scripted service. Thread-safe.
+
+    Args:
+        schemas: Schema JSON by schema id.
+        topics: Schema id by topic name.
+    """
+
+    def __init__(
+        self, schemas: Mapping[str, str] | None = None, topics: Mapping[str, str] | None = None
+    ) -> None:
+        self.schemas = dict(schemas or {})
+        self.topics = dict(topics or {})
+        self.published: list[tuple[str, tuple[ProducerEvent, ...]]] = []
+        self._calls: queue.SimpleQueue[MemoryCall] = queue.SimpleQueue()
+
+    def next_call(self, timeout: float = PATIENCE) -> MemoryCall:
+        """Return the next stream that the client opens.
+
+        Raises:
+            queue.Empty: It opened none in *timeout* seconds.
+        """
+        return self._calls.get(timeout=timeout)
+
+    def connect(self, timeout: float) -> None:
+        """Always there."""
+
+    def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
+        call = MemoryCall(target, opening)
+        self._calls.put(call)
+        return call
+
+    def get_topic(self, name: str) -> TopicInfo:
+        if name not in self.topics:
+            raise TopicNotFoundError(f"topic {name}: not in this script")
+        return TopicInfo(name, "memory", True, True, self.topics[name], "")
+
+    def get_schema(self, schema_id: str) -> SchemaInfo:
+        if schema_id not in self.schemas:
+            raise SchemaNotFoundError(f"schema {schema_id}: not in this script")
+        return SchemaInfo(schema_id, self.schemas[schema_id])
+
+    def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
+        self.published.append((topic, tuple(events)))
+        return [PublishResult(None, event.id) for event in events]
+
+    def close(self) -> None:
+        """Nothing to let go of."""

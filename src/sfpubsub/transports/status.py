@@ -1,0 +1,180 @@
+"""A gRPC status with its trailers to one of our errors and what to do about it. The only place.
+
+The service names the cause in the ``error-code`` trailer, always
+``sfdc.platform.eventbus.grpc.<suffix>``; the gRPC status is coarse and decides only where there is
+no such trailer, which means that not the service but something on the way failed (Salesforce
+documentation, handling errors). Both tables are data. Unknown suffixes are judged by the status.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import cast
+
+import grpc
+
+from sfpubsub.errors import (
+    AuthenticationError,
+    LocalProtocolError,
+    PermissionDeniedError,
+    QuotaExceededError,
+    ReplayIdRejectedError,
+    SchemaNotFoundError,
+    SessionExpiredError,
+    SfPubSubError,
+    StreamError,
+    StreamUnavailableError,
+    SubscriptionBusyError,
+    SubscriptionStoppedError,
+    TopicNotFoundError,
+)
+from sfpubsub.protocol.events import Failure, FailureKind
+
+PREFIX = "sfdc.platform.eventbus.grpc."
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a failure means."""
+
+    kind: FailureKind
+    error: type[SfPubSubError]
+    cure: str = ""
+    """What the user can do, where there is something."""
+
+
+_RETRY = Rule(FailureKind.RETRY, StreamUnavailableError)
+_OURS = Rule(FailureKind.STOP, LocalProtocolError, "this is a fault of sfpubsub: please report it")
+_RENEW = Rule(
+    FailureKind.REAUTHENTICATE,
+    SessionExpiredError,
+    "check the access token, that its session is not locked to an IP address, and the api scope",
+)
+_NO_TOPIC = Rule(
+    FailureKind.STOP,
+    TopicNotFoundError,
+    "check the name, which is case-sensitive, and that change data capture is on for the entity",
+)
+_DENIED = Rule(FailureKind.STOP, PermissionDeniedError, "grant the integration user access to it")
+_NO_SUBSCRIPTION = Rule(
+    FailureKind.STOP,
+    TopicNotFoundError,
+    "check the name; a new managed subscription takes some minutes to be known",
+)
+_REJECTED = Rule(FailureKind.POSITION_REJECTED, ReplayIdRejectedError)
+_QUOTA = Rule(
+    FailureKind.STOP, QuotaExceededError, "see the org's event allocations; resume within 72 h"
+)
+_NO_SCHEMA = Rule(FailureKind.STOP, SchemaNotFoundError, "check the schema id")
+_STOPPED = Rule(
+    FailureKind.STOP,
+    SubscriptionStoppedError,
+    "set its state to RUN; it starts again at its defaultReplay",
+)
+_HELD = Rule(FailureKind.SLOT_HELD, SubscriptionBusyError)
+
+# By suffix of the error code (shared fact sheet of the protocol, code table).
+BY_CODE: dict[str, Rule] = {
+    "service.unavailable": _RETRY,
+    "service.auth.error": _RENEW,
+    "service.auth.headers.invalid": Rule(
+        FailureKind.STOP, AuthenticationError, "check access token, instance URL and tenant id"
+    ),
+    "service.auth.refresh.invalid": _RENEW,
+    "service.protection.triggered": _RETRY,
+    "service.protection.stream.limit.triggered": _RETRY,
+    "service.tenant.license": _DENIED,
+    "concurrent.client.limit.exceeded": _RETRY,
+    "topic.not.found": _NO_TOPIC,
+    "topic.meta.permission": _DENIED,
+    "topic.api.unavailable": _RETRY,
+    "topic.validation.empty": _NO_TOPIC,
+    "schema.meta.permission": _DENIED,
+    "schema.api.unavailable": _RETRY,
+    "schema.validation.failed": _NO_SCHEMA,
+    "subscription.fetch.replayid.corrupted": _REJECTED,
+    "subscription.fetch.replayid.validation.failed": _REJECTED,
+    "subscription.fetch.replay.repeated": _RETRY,
+    "subscription.fetch.requested.events.invalid": _OURS,
+    "subscription.fetch.overflow": _RETRY,
+    "subscription.fetch.topic.mismatch": _OURS,
+    "subscription.fetch.request.invalid": _OURS,
+    "subscription.topic.cannot.subscribe": _DENIED,
+    "subscription.limit.exceeded": _QUOTA,
+    "subscription.internal.error": _RETRY,
+    "publish.stream.sweeper.timeout": _RETRY,
+    "publish.auth.refresh.invalid": _OURS,
+    "publish.event.count.invalid": _OURS,
+    "publish.topic.mismatch": _OURS,
+    "publish.topic.validation.empty": _NO_TOPIC,
+    "managed.subscription.already.active": _HELD,
+    "managed.subscription.config.stopped": _STOPPED,
+    "managed.subscription.config.deleted": Rule(
+        FailureKind.STOP, SubscriptionStoppedError, "it was deleted: create it under a new name"
+    ),
+    "managed.subscription.developer.name.not.found": _NO_SUBSCRIPTION,
+    "managed.subscription.subscription.id.not.found": _NO_SUBSCRIPTION,
+    "managed.subscription.subscription.id.invalid": _NO_SUBSCRIPTION,
+    "managed.subscription.id.or.developer.name.empty": _NO_SUBSCRIPTION,
+    "managed.subscription.fetch.request.events.invalid": _OURS,
+    "managed.subscription.fetch.request.invalid": _OURS,
+    "managed.subscription.fetch.request.commit.request.restricted": _OURS,
+    "managed.subscription.fetch.request.auth.request.restricted": _OURS,
+}
+
+# By status, for failures without an error code.
+BY_STATUS: dict[grpc.StatusCode, Rule] = {
+    grpc.StatusCode.CANCELLED: _RETRY,
+    grpc.StatusCode.UNKNOWN: _RETRY,
+    grpc.StatusCode.INVALID_ARGUMENT: Rule(FailureKind.STOP, StreamError),
+    # A managed stream whose commit was late ends like this; it opens again at the committed place.
+    grpc.StatusCode.DEADLINE_EXCEEDED: _RETRY,
+    grpc.StatusCode.NOT_FOUND: _NO_TOPIC,
+    grpc.StatusCode.ALREADY_EXISTS: _HELD,
+    grpc.StatusCode.PERMISSION_DENIED: _DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: _RETRY,
+    grpc.StatusCode.FAILED_PRECONDITION: Rule(FailureKind.STOP, StreamError),
+    grpc.StatusCode.ABORTED: _RETRY,
+    grpc.StatusCode.OUT_OF_RANGE: Rule(FailureKind.STOP, StreamError),
+    grpc.StatusCode.UNIMPLEMENTED: Rule(
+        FailureKind.STOP, StreamError, "check that the endpoint is a Pub/Sub API"
+    ),
+    grpc.StatusCode.INTERNAL: _RETRY,
+    grpc.StatusCode.UNAVAILABLE: _RETRY,
+    grpc.StatusCode.DATA_LOSS: _RETRY,
+    grpc.StatusCode.UNAUTHENTICATED: _RENEW,
+}
+
+_RPC_ID = re.compile(r"[\s.]*rpcId: (\S+)\s*$")
+
+
+def classify(what: str, error: grpc.RpcError) -> Failure:
+    """Return what the failure of a call means.
+
+    Args:
+        what: The thing that the call was about, for the message.
+        error: What grpc raised.
+    """
+    call = cast("grpc.Call", error)  # what a stub raises is always both
+    status = call.code()
+    details = call.details() or status.name
+    trailers = _trailers(call)
+    code = trailers.get("error-code")
+    in_text = _RPC_ID.search(details)
+    rpc_id = trailers.get("rpc-id") or (in_text.group(1) if in_text else None)
+    rule = BY_CODE.get((code or "").removeprefix(PREFIX)) or BY_STATUS[status]
+    message = f"{what}: {_RPC_ID.sub('', details)} ({code or status.name}"
+    message += f", rpc id {rpc_id})" if rpc_id else ")"
+    if rule.cure:
+        message += f"; {rule.cure}"
+    failed = rule.error(message, error_code=code, rpc_id=rpc_id)
+    failed.__cause__ = error
+    return Failure(rule.kind, failed)
+
+
+def _trailers(call: grpc.Call) -> dict[str, str]:
+    return {
+        key: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        for key, value in call.trailing_metadata() or ()
+    }

@@ -1,0 +1,165 @@
+"""Protobuf messages to the protocol's values and back. The only file that knows both.
+
+Nothing is decided here. An opaque id stays bytes; a field that the service left out becomes None
+where its absence means something.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sfpubsub.errors import RemoteProtocolError
+from sfpubsub.protocol.commands import OpenStream, SendRequest
+from sfpubsub.protocol.events import CommitAnswer, Response
+from sfpubsub.transports.base import Target
+from sfpubsub.types import (
+    ProducerEvent,
+    PublishResult,
+    RawEvent,
+    ReplayId,
+    ReplayPreset,
+    SchemaInfo,
+    StartPosition,
+    TopicInfo,
+)
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+# Record ids of ManagedEventSubscription begin with 18x (Tooling API); developer names cannot begin
+# with a digit, so the two are never confused.
+_RECORD_ID = re.compile(r"18x[0-9A-Za-z]{12}(?:[0-9A-Za-z]{3})?")
+
+_PRESETS = {
+    ReplayPreset.LATEST: pb.LATEST,
+    ReplayPreset.EARLIEST: pb.EARLIEST,
+    ReplayPreset.CUSTOM: pb.CUSTOM,
+}
+
+
+def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
+    """Return the first request of a Subscribe stream."""
+    start = opening.start or StartPosition.latest()
+    return pb.FetchRequest(
+        topic_name=target.name,
+        replay_preset=_PRESETS[start.preset],
+        replay_id=b"" if start.replay_id is None else bytes(start.replay_id),
+        num_requested=opening.num_requested,
+    )
+
+
+def fetch_request(target: Target, request: SendRequest) -> pb.FetchRequest:
+    """Return a later request of a Subscribe stream."""
+    return pb.FetchRequest(topic_name=target.name, num_requested=request.num_requested)
+
+
+def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchRequest:
+    """Return the first request of a ManagedSubscribe stream: exactly one of the two names."""
+    if _RECORD_ID.fullmatch(target.name):
+        return pb.ManagedFetchRequest(
+            subscription_id=target.name, num_requested=opening.num_requested
+        )
+    return pb.ManagedFetchRequest(developer_name=target.name, num_requested=opening.num_requested)
+
+
+def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchRequest:
+    """Return a later request of a ManagedSubscribe stream; the name may be left out there."""
+    message = pb.ManagedFetchRequest(num_requested=request.num_requested)
+    if request.commit is not None:
+        message.commit_replay_id_request.commit_request_id = request.commit.request_id
+        message.commit_replay_id_request.replay_id = bytes(request.commit.replay_id)
+    return message
+
+
+def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
+    """Return a stream's message.
+
+    Raises:
+        RemoteProtocolError: An event has no replay id, so there is no position to resume from.
+    """
+    commit = None
+    if isinstance(message, pb.ManagedFetchResponse) and message.HasField("commit_response"):
+        commit = _commit_answer(message.commit_response)
+    try:
+        events = tuple([_event(item) for item in message.events])
+    except ValueError as error:
+        raise RemoteProtocolError(
+            "the service sent an event without a replay id", rpc_id=message.rpc_id
+        ) from error
+    return Response(
+        events,
+        _replay_id(message.latest_replay_id),
+        message.pending_num_requested,
+        message.rpc_id,
+        commit,
+    )
+
+
+def _event(item: pb.ConsumerEvent) -> RawEvent:
+    event = item.event
+    headers = tuple([(header.key, header.value) for header in event.headers])
+    return RawEvent(event.id, event.schema_id, event.payload, ReplayId(item.replay_id), headers)
+
+
+def _commit_answer(message: pb.CommitReplayResponse) -> CommitAnswer:
+    error = None
+    if message.HasField("error"):
+        error = message.error.msg or pb.ErrorCode.Name(message.error.code)
+    return CommitAnswer(
+        message.commit_request_id, _replay_id(message.replay_id), error, message.process_time
+    )
+
+
+def _replay_id(value: bytes) -> ReplayId | None:
+    return ReplayId(value) if value else None
+
+
+def topic_request(name: str) -> pb.TopicRequest:
+    """Return a request for GetTopic."""
+    return pb.TopicRequest(topic_name=name)
+
+
+def schema_request(schema_id: str) -> pb.SchemaRequest:
+    """Return a request for GetSchema."""
+    return pb.SchemaRequest(schema_id=schema_id)
+
+
+def topic_info(message: pb.TopicInfo) -> TopicInfo:
+    """Return GetTopic's answer."""
+    return TopicInfo(
+        message.topic_name,
+        message.tenant_guid,
+        message.can_publish,
+        message.can_subscribe,
+        message.schema_id,
+        message.rpc_id,
+    )
+
+
+def schema_info(message: pb.SchemaInfo) -> SchemaInfo:
+    """Return GetSchema's answer."""
+    return SchemaInfo(message.schema_id, message.schema_json, message.rpc_id)
+
+
+def publish_request(topic: str, events: Sequence[ProducerEvent]) -> pb.PublishRequest:
+    """Return a request that publishes *events*."""
+    return pb.PublishRequest(
+        topic_name=topic,
+        events=[
+            pb.ProducerEvent(id=event.id, schema_id=event.schema_id, payload=event.payload)
+            for event in events
+        ],
+    )
+
+
+def publish_results(message: pb.PublishResponse) -> list[PublishResult]:
+    """Return Publish's answer: one result an event, in the order of the request."""
+    return [
+        PublishResult(
+            _replay_id(result.replay_id),
+            result.correlation_key,
+            (result.error.msg or pb.ErrorCode.Name(result.error.code))
+            if result.HasField("error")
+            else None,
+        )
+        for result in message.results
+    ]
