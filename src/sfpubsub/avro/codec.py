@@ -42,7 +42,8 @@ class Codec:
         if not isinstance(schema, dict) or schema.get("type") != "record":
             raise SchemaError(f"schema {schema_id} is not an Avro record")
         self._schema = schema
-        self.fields: tuple[str, ...] = tuple(f["name"] for f in self._schema["fields"])
+        self.fields: tuple[str, ...] = tuple(field["name"] for field in schema["fields"])
+        self._required = [field["name"] for field in schema["fields"] if "default" not in field]
 
     @property
     def name(self) -> str:
@@ -91,13 +92,18 @@ class Codec:
             raise EncodeError(
                 f"{self.name} has no field {unknown[0]!r}; it has {', '.join(self.fields)}"
             )
+        missing = [name for name in self._required if name not in value]
+        if missing:
+            raise EncodeError(f"a {self.name} needs the field {missing[0]!r}")
         out = io.BytesIO()
         try:
-            validate(value, self._schema, raise_errors=True, strict=False)
+            validate(value, self._schema, raise_errors=True)
             fastavro.schemaless_writer(out, self._schema, dict(value))
-        except (ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = "; ".join(str(error).split("\n"))
-            raise EncodeError(f"a {self.name} cannot be made of this value: {reason}") from error
+        except ValidationError as error:
+            reasons = "; ".join(map(str, error.errors))
+            raise EncodeError(f"not a {self.name}: {reasons}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise EncodeError(f"not a {self.name}: {error}") from error
         return out.getvalue()
 
     def event_time(self, value: Mapping[str, Any]) -> int | None:

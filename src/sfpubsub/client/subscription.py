@@ -44,8 +44,8 @@ class Subscription:
                 for event in batch:
                     print(event.value)
 
-    Iterating is for one thread; `ack` of events and batches, `health`, `drain`, `close` and `abort`
-    are for any thread. Leaving the ``with`` block drains.
+    Iterating is for one thread; `ack` of events and batches, `health`, `drain` and `abort` are for
+    any thread. Leaving the ``with`` block drains.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Subscription:
 
         Returns:
             The events of one response; None after the timeout, and after the subscription was
-            drained or closed.
+            drained or aborted.
 
         Raises:
             SfPubSubError: The subscription failed; everything received before was handed out.
@@ -195,13 +195,6 @@ class Subscription:
             self._store_position()
             self._on_close(self)
 
-    def close(self) -> None:
-        """Do what `drain` does, but report a failure to the log only."""
-        try:
-            self.drain()
-        except SfPubSubError as error:
-            logger.warning("closing %s: %s", self.name, error)
-
     def abort(self) -> None:
         """End now. What is acked and not committed comes again."""
         self._driver.abort()
@@ -220,10 +213,13 @@ class Subscription:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc is None:
+        try:
             self.drain()
-        else:
-            self.close()  # a second failure must not hide the first
+        except SfPubSubError as error:
+            if exc is None:
+                raise
+            if error is not exc:  # a second failure must not hide the first
+                logger.warning("draining %s: %s", self.name, error)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.health().state})"

@@ -292,7 +292,8 @@ class StreamDriver:
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, ReportGap):
-            logger.warning("%s", command.gap)
+            if self._finish is None:  # otherwise the error that ends it says the same
+                logger.warning("%s", command.gap)
             self._on_gap(command.gap)
         elif isinstance(command, SettleCommit):
             future = self._tickets.pop(command.ticket)

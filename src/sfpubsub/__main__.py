@@ -1,0 +1,5 @@
+"""``python -m sfpubsub`` is the command ``sfpubsub``."""
+
+from sfpubsub.cli.main import main
+
+main()

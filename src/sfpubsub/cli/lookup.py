@@ -1,0 +1,40 @@
+"""``sfpubsub topic`` and ``sfpubsub schema``: what the service says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from sfpubsub.cli.render import json_line
+from sfpubsub.cli.service import connected_client, service_options
+from sfpubsub.errors import SchemaNotFoundError
+
+
+@click.command()
+@click.argument("name")
+@service_options
+def topic(name: str, **service: str | None) -> None:
+    """Show a topic: its schema, and whether you may publish and subscribe."""
+    with connected_client(**service) as client:
+        click.echo(json_line(dataclasses.asdict(client.get_topic(name))), nl=False)
+
+
+@click.command()
+@click.argument("id_or_topic")
+@service_options
+def schema(id_or_topic: str, **service: str | None) -> None:
+    """Show an Avro schema, by schema id or by topic."""
+    with connected_client(**service) as client:
+        schema_id = id_or_topic
+        if id_or_topic.startswith("/"):  # schema ids are base64url, without a slash
+            schema_id = client.get_topic(id_or_topic).schema_id
+            if not schema_id:
+                raise SchemaNotFoundError(
+                    f"{id_or_topic} carries several event types; ask for the topic of one, or by "
+                    f"the schema id of an event"
+                )
+        info = client.get_schema(schema_id)
+        document = {"schema_id": info.schema_id, "schema": json.loads(info.schema_json)}
+        click.echo(json_line(document), nl=False)

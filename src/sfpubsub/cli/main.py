@@ -1,0 +1,122 @@
+"""The command ``sfpubsub``: finds commands, and turns errors into one line and an exit code.
+
+Results go to stdout, words for people to stderr. A command's module is imported only when the
+command is used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from sfpubsub import __version__
+from sfpubsub.errors import (
+    AuthenticationError,
+    PermissionDeniedError,
+    ReplayIdRejectedError,
+    SfPubSubError,
+)
+
+# Exit codes; a usage error is 2, click's own.
+FAILED = 1
+NOT_ALLOWED = 3
+POSITION_LOST = 4
+INTERRUPTED = 130
+
+# Module of each command, and the line that --help shows.
+COMMANDS = {
+    "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
+    "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
+    "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
+    "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
+    "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by its id or its topic."),
+    "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
+    "topic": ("sfpubsub.cli.lookup", "Show what the service says of a topic."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return every command's name."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sfpubsub")
+@click.option("-v", "--verbose", count=True, help="Log to stderr what happens; twice for more.")
+def cli(verbose: int) -> None:
+    """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and a local emulator.
+
+    The service and the session come from SFPUBSUB_ENDPOINT, SFPUBSUB_ACCESS_TOKEN,
+    SFPUBSUB_INSTANCE_URL and SFPUBSUB_TENANT_ID; see the README for all settings.
+    """
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("sfpubsub").setLevel(level)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    sys.exit(run())
+
+
+def run(args: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: Instead of the process's own arguments.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        code = cli.main(args, prog_name="sfpubsub", standalone_mode=False)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "sfpubsub"
+        click.echo(f"error: {error.format_message()} (see '{command} --help')", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except SfPubSubError as error:
+        click.echo(f"error: {_one_line(error)}", err=True)
+        return exit_code(error)
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def exit_code(error: SfPubSubError) -> int:
+    """Return the exit code that tells scripts what kind of failure it was."""
+    if isinstance(error, (AuthenticationError, PermissionDeniedError)):
+        return NOT_ALLOWED
+    if isinstance(error, ReplayIdRejectedError):
+        return POSITION_LOST
+    return FAILED
+
+
+def _one_line(error: SfPubSubError) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,144 @@
+"""``sfpubsub subscribe``: events as JSON lines, acked once they are flushed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+import click
+
+from sfpubsub.cli.main import INTERRUPTED
+from sfpubsub.cli.render import event_line
+from sfpubsub.cli.service import StopRequest, connected_client, service_options
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.client.subscription import Subscription
+from sfpubsub.types import start_position
+
+# How often to look whether a signal has asked to stop, in seconds: soon enough for a person.
+# A signal sets a flag and cannot wake a waiting thread.
+_POLL = 0.2
+
+
+@click.command()
+@click.option("--managed", metavar="NAME_OR_ID", help="A managed subscription.")
+@click.option("--topic", metavar="TOPIC", help="A topic, such as /event/Order_Event__e.")
+@click.option("--max-events", type=click.IntRange(min=1), help="Stop after so many events.")
+@click.option(
+    "--idle-timeout", type=click.FloatRange(min=0), metavar="S", help="Stop after S s without any."
+)
+@click.option("--raw", is_flag=True, help="Show payloads as base64 of their Avro bytes.")
+@click.option(
+    "--replay",
+    metavar="latest|earliest|HEX",
+    help="With --topic: where to start.  [default: latest]",
+)
+@click.option(
+    "--fallback",
+    type=click.Choice(["stop", "earliest", "latest"]),
+    help="With --topic: what to do when the position is refused.  [default: stop]",
+)
+@service_options
+@click.pass_context
+def subscribe(
+    ctx: click.Context,
+    /,
+    managed: str | None,
+    topic: str | None,
+    max_events: int | None,
+    idle_timeout: float | None,
+    raw: bool,
+    replay: str | None,
+    fallback: str | None,
+    **service: str | None,
+) -> None:
+    """Print events as JSON lines on stdout.
+
+    With --managed the service keeps the position: a line is acked once it is flushed, and the next
+    run goes on behind it. Ctrl-C ends in order; a second one ends at once.
+    """
+    if (managed is None) == (topic is None):
+        raise click.UsageError("give either --managed or --topic")
+    if managed is not None and (replay is not None or fallback is not None):
+        raise click.UsageError(
+            "--replay and --fallback go with --topic; the service keeps the position of --managed"
+        )
+    _check_replay(replay)
+    with connected_client(**service) as client, StopRequest().installed() as stop:
+        if topic is not None:
+            client.get_topic(topic)  # a wrong name is an error now, and not a silent wait
+        with _open(client, managed, topic, replay, fallback) as subscription:
+            printer = _Printer(sys.stdout, raw=raw, max_events=max_events)
+            _run(subscription, printer, stop, idle_timeout)
+    click.echo(f"{printer.count} events", err=True)
+    if stop.interrupted:
+        ctx.exit(INTERRUPTED)
+
+
+def _check_replay(replay: str | None) -> None:
+    try:
+        start_position(replay or "latest")
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--replay") from error
+
+
+def _open(
+    client: PubSubClient,
+    managed: str | None,
+    topic: str | None,
+    replay: str | None,
+    fallback: str | None,
+) -> Subscription:
+    if managed is not None:
+        return client.subscribe_managed(managed, ack="manual")
+    assert topic is not None  # noqa: S101  # one of the two, checked above
+    return client.subscribe(
+        topic,
+        replay=replay or "latest",
+        replay_fallback=None if fallback in (None, "stop") else fallback,
+    )
+
+
+class _Printer:
+    """Writes events and acks what it has written."""
+
+    def __init__(self, out: TextIO, *, raw: bool, max_events: int | None) -> None:
+        self._out = out
+        self._raw = raw
+        self._max = max_events
+        self.count = 0
+
+    @property
+    def done(self) -> bool:
+        return self._max is not None and self.count >= self._max
+
+    def write(self, batch: EventBatch) -> None:
+        events = list(batch)
+        if self._max is not None:
+            events = events[: self._max - self.count]
+        lines: list[str] = []
+        try:
+            # An event that cannot be decoded ends this; those before it are printed and acked.
+            lines.extend(event_line(event, raw=self._raw) for event in events)
+        finally:
+            if lines:
+                # One write a response; on a broken pipe none of it is acked.
+                self._out.write("".join(lines))
+                self._out.flush()
+                batch.ack_range(batch.first_seq, batch.first_seq + len(lines) - 1)
+                self.count += len(lines)
+
+
+def _run(
+    subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
+) -> None:
+    last_event = time.monotonic()
+    while not stop.requested and not printer.done:
+        batch = subscription.next_batch(_POLL)
+        now = time.monotonic()
+        if batch is not None:
+            printer.write(batch)
+            last_event = now
+        elif idle_timeout is not None and now - last_event >= idle_timeout:
+            return
