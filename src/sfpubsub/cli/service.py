@@ -12,6 +12,10 @@ import click
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import DEFAULT_ENDPOINT
 
+# How long a command waits for the service to be reached, in seconds: several attempts of a
+# connection, and short enough for a person.
+CONNECT_TIMEOUT = 10.0
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -45,7 +49,7 @@ def connected_client(**options: str | None) -> Iterator[PubSubClient]:
         StreamUnavailableError: The service cannot be reached.
     """
     with PubSubClient.from_env(options) as client:
-        client.connect()
+        client.connect(CONNECT_TIMEOUT)
         yield client
 
 

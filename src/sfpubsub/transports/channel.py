@@ -17,8 +17,10 @@ import grpc
 from sfpubsub.errors import (
     ConfigurationError,
     RemoteProtocolError,
+    SchemaNotFoundError,
     SfPubSubError,
     StreamUnavailableError,
+    TopicNotFoundError,
 )
 from sfpubsub.protocol.commands import OpenStream, SendRequest
 from sfpubsub.protocol.events import Failure, FailureKind, Response
@@ -150,7 +152,15 @@ class GrpcTransport(Transport):
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
         request = wire.schema_request(schema_id)
-        return wire.schema_info(self._unary(f"schema {schema_id}", self._stub.GetSchema, request))
+        try:
+            answer = self._unary(f"schema {schema_id}", self._stub.GetSchema, request)
+        except TopicNotFoundError as error:  # NOT_FOUND of this call is about the schema
+            raise SchemaNotFoundError(
+                f"the service knows no schema {schema_id}",
+                error_code=error.error_code,
+                rpc_id=error.rpc_id,
+            ) from error
+        return wire.schema_info(answer)
 
     def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
         request = wire.publish_request(topic, events)

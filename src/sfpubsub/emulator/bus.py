@@ -1,0 +1,342 @@
+"""The event bus of one org: topics, their schemas, one log, and its positions. No wire, no grpc.
+
+All topics share one sequence of positions, as on the real bus: an event has the same position on
+its topic and on every channel that carries the topic, and the positions of one topic have gaps. A
+position p is alive once it has been minted and while nothing at or after it has aged out:
+`purged_through < p <= tip`.
+
+Locking: one lock guards the topics, the log and the tip; it is held for a read or an append, never
+while waiting. Streams learn of news through `bells`.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.failures import Refused
+from sfpubsub.emulator.mailbox import Bells
+from sfpubsub.emulator.replay_ids import ReplayIds
+from sfpubsub.emulator.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.store import Event, Store
+from sfpubsub.emulator.tally import Tally
+
+_EVENT_ID_CHARS = 36
+"""A longer or blank event id is replaced by a UUID. Documented."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic, or a channel made of topics.
+
+    Attributes:
+        number: Key of its log in the store.
+        schema_id: Current schema; blank for a channel.
+        published: Events ever published to it.
+    """
+
+    number: int
+    name: str
+    schema_id: str
+    can_publish: bool
+    can_subscribe: bool
+    published: int = 0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An event as its publisher made it."""
+
+    payload: bytes
+    schema_id: str
+    event_id: str = ""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What became of one published event.
+
+    Attributes:
+        event_id: The publisher's, or the one made here. Also set when the event was refused.
+        replay_id: Its position as clients see it; empty when refused.
+        problem: Why it was refused; None when it was published.
+    """
+
+    event_id: str
+    replay_id: bytes
+    schema_id: str
+    problem: str | None = None
+
+
+class Bus:
+    """One org's event bus. Thread-safe.
+
+    Args:
+        store: Where everything lives.
+        clock: What time it is.
+        settings: Times and sizes.
+        tenant: The org as error texts and TopicInfo name it.
+    """
+
+    def __init__(self, store: Store, clock: Clock, settings: Settings, tenant: str) -> None:
+        self.bells = Bells()
+        self.tenant = tenant
+        self.ids = ReplayIds(settings.replay_id_bytes)
+        self.tally = Tally()
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._lock = threading.RLock()  # guards all below, and the order of positions
+        self._topics: dict[str, Topic] = {}
+        self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it
+        self._schemas: dict[str, Schema] = {}
+        self._schema_topics: dict[str, str] = {}
+        self._load()
+
+    # Topics and schemas.
+
+    def put_topic(
+        self, name: str, schema: Schema, *, can_publish: bool = True, can_subscribe: bool = True
+    ) -> None:
+        """Make a topic, or give it another schema; events published before keep theirs."""
+        with self._lock, self._store.transaction():
+            self._store.run(
+                "INSERT OR REPLACE INTO schemas VALUES (?, ?, ?)",
+                schema.schema_id,
+                name,
+                schema.text,
+            )
+            self._put(name, schema.schema_id, can_publish, can_subscribe)
+        self._load()
+
+    def put_channel(self, name: str, topics: Sequence[str]) -> None:
+        """Make a channel that carries what is published to `topics` from now on."""
+        with self._lock, self._store.transaction():
+            self._put(name, "", False, True)
+            self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
+            for topic in topics:
+                self._store.run("INSERT INTO channel_members VALUES (?, ?)", name, topic)
+        self._load()
+
+    def topics(self) -> list[Topic]:
+        """All topics and channels, by name."""
+        with self._lock:
+            return [self._topics[name] for name in sorted(self._topics)]
+
+    def topic(self, name: str) -> Topic:
+        """One topic.
+
+        Raises:
+            Refused: Blank or unknown.
+        """
+        if not name.strip():
+            raise Refused("topic.validation.empty")
+        with self._lock:
+            if name not in self._topics:
+                raise Refused("topic.not.found", tenant=self.tenant, topic=name)
+            return self._topics[name]
+
+    def schema(self, schema_id: str) -> Schema:
+        """One schema.
+
+        Raises:
+            Refused: Blank or unknown.
+        """
+        if not schema_id.strip():
+            raise Refused("schema.validation.failed")
+        with self._lock:
+            if schema_id not in self._schemas:
+                raise Refused("schema.not.found", schema_id=schema_id)
+            return self._schemas[schema_id]
+
+    # Publishing.
+
+    def publish(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
+        """Publish what a client sent; each event is checked, and refused alone.
+
+        Raises:
+            Refused: The topic is unknown or not to be published to, or there are no events.
+        """
+        topic = self.topic(name)
+        if not topic.can_publish:
+            raise Refused("publish.topic.cannot.publish", topic=name)
+        if not drafts:
+            raise Refused("publish.event.count.invalid")
+        problems = [self._problem(name, draft) for draft in drafts]
+        good = [draft for draft, problem in zip(drafts, problems, strict=True) if problem is None]
+        done = iter(self.append(name, good))
+        return [
+            next(done)
+            if problem is None
+            else Published(_event_id(draft), b"", draft.schema_id, problem)
+            for draft, problem in zip(drafts, problems, strict=True)
+        ]
+
+    def publish_values(self, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Published]:
+        """Encode and publish from inside the emulator; also where clients may not.
+
+        Raises:
+            Refused: The topic is unknown.
+            SchemaProblem: It is a channel, or a row does not fit; then nothing is published.
+        """
+        topic = self.topic(name)
+        if not topic.schema_id:
+            raise SchemaProblem(f"{name} is a channel: publish to one of its topics")
+        schema = self.schema(topic.schema_id)
+        now = self._clock.now()
+        return self.append(name, [Draft(schema.encode(row, now), schema.schema_id) for row in rows])
+
+    def append(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
+        """Publish without any check, even bytes that no schema can read.
+
+        Raises:
+            Refused: The topic is unknown.
+        """
+        topic = self.topic(name)
+        if not drafts:
+            return []
+        with self._lock:
+            carriers = [topic, *(self._topics[item] for item in self._channels.get(name, ()))]
+            events = [
+                Event(self._tip + number, _event_id(draft), draft.schema_id, draft.payload)
+                for number, draft in enumerate(drafts, start=1)
+            ]
+            at = self._clock.now()
+            with self._store.transaction():
+                self._store.append([item.number for item in carriers], events, at)
+                self._store.set_meta("tip", str(events[-1].position))
+            self._moved_to(events[-1].position, at)
+        for item in carriers:
+            self.tally.of_topic(item.name).published += len(events)
+            self.bells.ring(item.name)
+        return [Published(e.event_id, self.ids.mint(e.position), e.schema_id) for e in events]
+
+    # Positions.
+
+    def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
+        """The next events of a topic, and the position that a reader has then passed.
+
+        With no events that position is the org's tip: nothing of the topic lies between.
+        """
+        with self._lock:
+            self._purge()
+            events = self._store.events_after(topic.number, after, limit)
+            return events, events[-1].position if events else max(after, self._tip)
+
+    def tip(self) -> int:
+        """The newest position of the org."""
+        with self._lock:
+            return self._tip
+
+    def freshen_tip(self) -> None:
+        """Mint a position if the newest is old, as other traffic of the org would."""
+        with self._lock:
+            if self._clock.now() - self._tip_at >= self._settings.tip_refresh_s:
+                self.skip_positions(1)
+
+    def skip_positions(self, count: int) -> None:
+        """Mint positions without events: traffic of the org that no topic here carries."""
+        with self._lock:
+            at = self._clock.now()
+            position = self._tip + count
+            with self._store.transaction():
+                self._store.run("INSERT INTO marks VALUES (?, ?)", position, at)
+                self._store.set_meta("tip", str(position))
+            self._moved_to(position, at)
+
+    def age_out(self, replay_id: bytes | None = None) -> None:
+        """Forget every event up to a position, or all; ids of these are refused from then on."""
+        with self._lock:
+            position = self._tip if replay_id is None else self.ids.read(replay_id)
+            if position is None:
+                raise ValueError(f"no replay id of this bus: {replay_id!r}")
+            with self._store.transaction():
+                self._store.forget_through(position)
+            self._purged_through = position
+            self._oldest = self._store.oldest()
+
+    def is_alive(self, position: int) -> bool:
+        """Whether a stream can start after a position."""
+        with self._lock:
+            self._purge()
+            return self._purged_through < position <= self._tip
+
+    def position(self, replay_id: bytes) -> int | None:
+        """The position of an id that a client sent; None unless it is alive."""
+        position = self.ids.read(replay_id)
+        return position if position is not None and self.is_alive(position) else None
+
+    # Inside.
+
+    def _load(self) -> None:
+        with self._lock:
+            rows = self._store.rows(
+                "SELECT id, name, schema_id, can_publish, can_subscribe, published FROM topics"
+            )
+            self._topics = {
+                r[1]: Topic(r[0], r[1], r[2], bool(r[3]), bool(r[4]), r[5]) for r in rows
+            }
+            for topic in self._topics.values():
+                self.tally.of_topic(topic.name).published = topic.published
+            self._channels = {}
+            for channel, member in self._store.rows("SELECT channel, topic FROM channel_members"):
+                self._channels.setdefault(member, []).append(channel)
+            for schema_id, topic_name, text in self._store.rows("SELECT * FROM schemas"):
+                self._schema_topics[schema_id] = topic_name
+                if schema_id not in self._schemas:
+                    self._schemas[schema_id] = Schema(text)
+            self._tip = int(self._store.meta("tip", "0"))
+            self._purged_through = int(self._store.meta("purged_through", "0"))
+            self._oldest = self._store.oldest()
+            newest = self._store.rows(
+                "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?1"
+                " UNION ALL SELECT at FROM marks WHERE position = ?1)",
+                self._tip,
+            )
+            self._tip_at: float = newest[0][0] or 0.0
+
+    def _put(self, name: str, schema_id: str, can_publish: bool, can_subscribe: bool) -> None:
+        self._store.run(
+            "INSERT INTO topics (name, schema_id, can_publish, can_subscribe) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET schema_id = excluded.schema_id,"
+            " can_publish = excluded.can_publish, can_subscribe = excluded.can_subscribe",
+            name,
+            schema_id,
+            can_publish,
+            can_subscribe,
+        )
+
+    def _problem(self, topic: str, draft: Draft) -> str | None:
+        if len(draft.payload) > self._settings.event_bytes:
+            return f"The event is larger than {self._settings.event_bytes} bytes."
+        if self._schema_topics.get(draft.schema_id) != topic:
+            return f"Topic {topic} has no schema with the ID {draft.schema_id!r}."
+        try:
+            self._schemas[draft.schema_id].check(draft.payload)
+        except SchemaProblem as problem:
+            return f"The event can't be decoded: {problem}."
+        return None
+
+    def _moved_to(self, position: int, at: float) -> None:
+        self._tip, self._tip_at = position, at
+        if self._oldest is None:
+            self._oldest = at
+
+    def _purge(self) -> None:
+        horizon = self._clock.now() - self._settings.retention_s
+        if self._oldest is None or self._oldest > horizon:
+            return
+        newest = self._store.purge(horizon)
+        if newest is not None:
+            self._purged_through = newest
+        self._oldest = self._store.oldest()
+
+
+def _event_id(draft: Draft) -> str:
+    fits = 0 < len(draft.event_id) <= _EVENT_ID_CHARS
+    return draft.event_id if fits else str(uuid.uuid4())

@@ -1,0 +1,127 @@
+"""What a stream's loop waits on, and who wakes it.
+
+One stream has one mailbox. Its reader thread puts requests in; the bus, the clock and the fault
+plan wake it through `Bells`; the loop collects. Nothing polls. Invariant: whatever happens after a
+`collect` makes the next `wait` return at once, so no wake-up is lost between looking and waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sfpubsub.emulator.clock import Clock
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Arrival(Generic[R]):
+    """A request and when it came, in seconds since 1970 UTC."""
+
+    request: R
+    at: float
+
+
+class Mailbox(Generic[R]):
+    """Requests of one call, and the news that concern it. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._condition = threading.Condition()  # guards everything below
+        self._arrivals: list[Arrival[R]] = []
+        self._news = False
+        self._half_closed = False
+        self._gone = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether the call is over: cancelled, or its connection lost."""
+        return self._gone
+
+    def put(self, request: R) -> None:
+        """Add a request, stamped with the time of its arrival."""
+        with self._condition:
+            self._arrivals.append(Arrival(request, self._clock.now()))
+            self._stir()
+
+    def half_close(self) -> None:
+        """The client has ended its requests."""
+        with self._condition:
+            self._half_closed = True
+            self._stir()
+
+    def hang_up(self) -> None:
+        """The call is over."""
+        with self._condition:
+            self._gone = True
+            self._stir()
+
+    def wake(self) -> None:
+        """Something elsewhere may concern this call."""
+        with self._condition:
+            self._stir()
+
+    def collect(self) -> tuple[list[Arrival[R]], bool]:
+        """Take the requests that came, and whether no more will come."""
+        with self._condition:
+            arrivals, self._arrivals = self._arrivals, []
+            self._news = False
+            return arrivals, self._half_closed
+
+    def wait(self, deadline: float | None) -> None:
+        """Return when there is news since the last `collect`, or at `deadline`."""
+        with self._condition:
+            while not self._news and not self._gone:
+                timeout = self._clock.timeout(deadline)
+                if timeout == 0:
+                    return
+                self._condition.wait(timeout)
+
+    def _stir(self) -> None:
+        self._news = True
+        self._condition.notify_all()
+
+
+class Bells:
+    """Who is to be woken for what. Thread-safe.
+
+    A key is a topic name or a managed subscription's id; listeners must return at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _listeners
+        self._listeners: dict[Hashable, list[Callable[[], None]]] = {}
+
+    def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
+        """Wake `listener` when `key` rings."""
+        with self._lock:
+            self._listeners.setdefault(key, []).append(listener)
+
+    def forget(self, key: Hashable, listener: Callable[[], None]) -> None:
+        """Undo one `listen`."""
+        with self._lock:
+            self._listeners[key].remove(listener)
+            if not self._listeners[key]:
+                del self._listeners[key]
+
+    def count(self, key: Hashable) -> int:
+        """How many listen to `key`."""
+        with self._lock:
+            return len(self._listeners.get(key, ()))
+
+    def ring(self, key: Hashable) -> None:
+        """Wake everyone who listens to `key`."""
+        with self._lock:
+            listeners = list(self._listeners.get(key, ()))
+        for listener in listeners:
+            listener()
+
+    def ring_all(self) -> None:
+        """Wake everyone."""
+        with self._lock:
+            keys = list(self._listeners)
+        for key in keys:
+            self.ring(key)

@@ -1,0 +1,251 @@
+"""Managed subscriptions: their records, slots and committed positions. No wire, no grpc.
+
+A record lives in the store; a slot (who streams now) in memory, so that an emulator that was killed
+holds none. Invariants: at most one stream has the slot of a subscription; the committed position
+only moves forward, and only to a position that is alive.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+from sfpubsub.emulator.bus import Bus
+from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.failures import Refused
+from sfpubsub.emulator.faults import FaultPlan
+from sfpubsub.emulator.sessions import eighteen
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.store import Store
+
+Preset = Literal["LATEST", "EARLIEST"]
+State = Literal["RUN", "STOP"]
+
+_PREFIX = "managed.subscription."
+_ID_LENGTHS = (15, 18)
+_ID_PREFIX = "18xSB"
+
+
+@dataclass(frozen=True)
+class ManagedSubscription:
+    """One record.
+
+    Attributes:
+        subscription_id: 18 characters.
+        committed: Committed position; None before the first commit and after STOP.
+        created_at: Seconds since 1970 UTC.
+    """
+
+    subscription_id: str
+    developer_name: str
+    label: str
+    topic: str
+    default_replay: Preset
+    error_recovery_replay: Preset
+    state: State
+    committed: int | None
+    created_at: float
+
+
+class ManagedSubscriptions:
+    """The managed subscriptions of one org. Thread-safe.
+
+    Args:
+        store: Where the records live.
+        bus: Whose positions they commit.
+        clock: What time it is.
+        settings: Times.
+        faults: May hold a slot.
+    """
+
+    def __init__(
+        self, store: Store, bus: Bus, clock: Clock, settings: Settings, faults: FaultPlan
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._settings = settings
+        self._faults = faults
+        self._lock = threading.RLock()  # guards the records' changes and the slots
+        self._holders: dict[str, object] = {}
+        self._held_until: dict[str, float] = {}
+
+    # Records.
+
+    def create(
+        self,
+        developer_name: str,
+        topic: str,
+        *,
+        label: str = "",
+        default_replay: Preset = "LATEST",
+        error_recovery_replay: Preset = "LATEST",
+        state: State = "RUN",
+    ) -> ManagedSubscription:
+        """Make a subscription.
+
+        Raises:
+            Refused: The topic is unknown.
+            ValueError: The name is taken.
+        """
+        self._bus.topic(topic)
+        with self._lock, self._store.transaction():
+            if any(item.developer_name == developer_name for item in self.all()):
+                raise ValueError(f"a managed subscription named {developer_name} exists")
+            number = int(self._store.meta("managed_made", "0")) + 1
+            self._store.set_meta("managed_made", str(number))
+            made = ManagedSubscription(
+                eighteen(f"{_ID_PREFIX}{number:010d}"),
+                developer_name,
+                label or developer_name,
+                topic,
+                default_replay,
+                error_recovery_replay,
+                state,
+                None,
+                self._clock.now(),
+            )
+            values = tuple(vars(made).values())
+            marks = ", ".join("?" * len(values))
+            self._store.run(f"INSERT INTO managed VALUES ({marks})", *values)  # noqa: S608 - marks
+        return made
+
+    def all(self) -> list[ManagedSubscription]:
+        """All records, by name."""
+        rows = self._store.rows("SELECT * FROM managed ORDER BY developer_name")
+        return [ManagedSubscription(*row) for row in rows]
+
+    def get(self, name_or_id: str) -> ManagedSubscription | None:
+        """The record of that developer name, or of that id of 15 or 18 characters."""
+        for item in self.all():
+            same_id = (
+                len(name_or_id) in _ID_LENGTHS and item.subscription_id[:15] == name_or_id[:15]
+            )
+            if item.developer_name == name_or_id or same_id:
+                return item
+        return None
+
+    def set_state(self, name_or_id: str, state: State) -> None:
+        """RUN or STOP it. STOP forgets the committed position and ends its stream.
+
+        Raises:
+            KeyError: There is no such subscription.
+        """
+        record = self._existing(name_or_id)
+        with self._lock:
+            self._store.run(
+                "UPDATE managed SET state = ?, committed = CASE ? WHEN 'STOP' THEN NULL"
+                " ELSE committed END WHERE id = ?",
+                state,
+                state,
+                record.subscription_id,
+            )
+        self._bus.bells.ring(record.subscription_id)
+
+    def delete(self, name_or_id: str) -> None:
+        """Remove it and end its stream.
+
+        Raises:
+            KeyError: There is no such subscription.
+        """
+        record = self._existing(name_or_id)
+        with self._lock:
+            self._store.run("DELETE FROM managed WHERE id = ?", record.subscription_id)
+        self._bus.bells.ring(record.subscription_id)
+
+    # What streams ask.
+
+    def find(self, subscription_id: str, developer_name: str) -> ManagedSubscription:
+        """The subscription that a stream's first request names.
+
+        Raises:
+            Refused: Not exactly one name, a malformed id, nothing found (yet).
+        """
+        if bool(subscription_id) == bool(developer_name):
+            raise Refused(_PREFIX + "id.or.developer.name.empty")
+        if subscription_id and len(subscription_id) not in _ID_LENGTHS:
+            raise Refused(_PREFIX + "subscription.id.invalid", subscription=subscription_id)
+        record = self.get(subscription_id or developer_name)
+        propagated = (
+            record is not None
+            and record.created_at + self._settings.propagation_s <= self._clock.now()
+            # The name of one may look like the id of another.
+            and (not developer_name or record.developer_name == developer_name)
+            and (not subscription_id or record.subscription_id[:15] == subscription_id[:15])
+        )
+        if record is None or not propagated:
+            suffix = "developer.name.not.found" if developer_name else "subscription.id.not.found"
+            raise Refused(_PREFIX + suffix, subscription=subscription_id or developer_name)
+        return record
+
+    def running(self, subscription_id: str) -> ManagedSubscription:
+        """The record of a subscription that a stream may use now.
+
+        Raises:
+            Refused: It was stopped or deleted.
+        """
+        rows = self._store.rows("SELECT * FROM managed WHERE id = ?", subscription_id)
+        if not rows:
+            raise Refused(_PREFIX + "config.deleted", subscription=subscription_id)
+        record = ManagedSubscription(*rows[0])
+        if record.state != "RUN":
+            raise Refused(_PREFIX + "config.stopped", subscription=record.developer_name)
+        return record
+
+    def start_position(self, record: ManagedSubscription) -> int:
+        """After which position a new stream begins."""
+        if record.committed is None:
+            preset = record.default_replay
+        elif self._bus.is_alive(record.committed):
+            return record.committed
+        else:
+            preset = record.error_recovery_replay
+        return self._bus.tip() if preset == "LATEST" else 0
+
+    def acquire(self, record: ManagedSubscription, holder: object) -> None:
+        """Take the slot for a stream.
+
+        Raises:
+            Refused: Another stream has it, or had it until just now.
+        """
+        key = record.subscription_id
+        with self._lock:
+            held = self._held_until.get(key, 0.0) > self._clock.now()
+            if held or key in self._holders:
+                raise Refused(_PREFIX + "already.active", subscription=record.developer_name)
+            self._holders[key] = holder
+
+    def release(self, record: ManagedSubscription, holder: object) -> None:
+        """Give the slot back; does nothing if `holder` does not have it, so it can be repeated."""
+        key = record.subscription_id
+        with self._lock:
+            if self._holders.get(key) is not holder:
+                return
+            del self._holders[key]
+            fault = self._faults.take("hold_slot", "ManagedSubscribe", record.developer_name)
+            extra = float(fault.params["seconds"]) if fault else 0.0
+            self._held_until[key] = self._clock.now() + self._settings.slot_release_s + extra
+
+    def is_active(self, subscription_id: str) -> bool:
+        """Whether a stream has the slot."""
+        with self._lock:
+            return subscription_id in self._holders
+
+    def commit(self, subscription_id: str, position: int) -> None:
+        """Remember a position; durable when this returns.
+
+        The stream has judged the position. One that was stopped meanwhile keeps none.
+        """
+        with self._lock:
+            self._store.run(
+                "UPDATE managed SET committed = ? WHERE id = ? AND state = 'RUN'",
+                position,
+                subscription_id,
+            )
+
+    def _existing(self, name_or_id: str) -> ManagedSubscription:
+        record = self.get(name_or_id)
+        if record is None:
+            raise KeyError(name_or_id)
+        return record

@@ -1,0 +1,216 @@
+"""ManagedSubscribe: a stream whose position the service keeps. No grpc.
+
+What it adds to `EventStream`: the slot, commits and their answers, and the commit deadline.
+
+A commit is (1) judged, (2) made durable, (3) answered, in a later reply without events. Commits
+that wait for their answer together share one, with the values of the newest; a refusal is never
+hidden in the answer to another commit. A failure between (2) and (3) leaves a committed position
+that the client was never told of, which is why a new stream may begin further on than the client
+expects.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sfpubsub.emulator.failures import Dropped, Refused
+from sfpubsub.emulator.mailbox import Arrival, Mailbox
+from sfpubsub.emulator.managed import ManagedSubscription
+from sfpubsub.emulator.store import Event
+from sfpubsub.emulator.stream import CommitAnswer, EventStream, Reply, World
+
+_PREFIX = "managed.subscription."
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A CommitReplayRequest."""
+
+    request_id: str
+    replay_id: bytes
+
+
+@dataclass(frozen=True)
+class ManagedFetch:
+    """A ManagedFetchRequest; `commit` is None when it has none."""
+
+    subscription_id: str
+    developer_name: str
+    num_requested: int
+    auth_refresh: str
+    commit: Commit | None
+
+
+class ManagedStream(EventStream[ManagedFetch]):
+    """One ManagedSubscribe call. As `EventStream`; `release` may be called from any thread."""
+
+    rpc = "ManagedSubscribe"
+
+    def __init__(self, world: World, mailbox: Mailbox[ManagedFetch]) -> None:
+        super().__init__(world, mailbox)
+        self.record: ManagedSubscription | None = None
+        self._shown: list[int] = []  # positions sent on this stream that are not yet committed
+        self._answers: list[CommitAnswer] = []
+        self._answers_due = 0.0
+        self._wanted_answers = 1
+        self._last_commit = 0.0
+
+    def release(self) -> None:
+        """Give the slot back; called at the connection's end, whatever the thread does."""
+        if self.record is not None:
+            self.world.managed.release(self.record, self)
+
+    def open(self, arrival: Arrival[ManagedFetch]) -> None:
+        """Take the first request.
+
+        Raises:
+            Refused: It breaks a rule, names nothing that runs, or the slot is taken.
+        """
+        fetch = arrival.request
+        if fetch.auth_refresh:
+            raise Refused(_PREFIX + "fetch.request.auth.request.restricted")
+        if fetch.commit is not None:
+            raise Refused(_PREFIX + "fetch.request.commit.request.restricted")
+        self._check_request(fetch)
+        managed = self.world.managed
+        record = managed.find(fetch.subscription_id, fetch.developer_name)
+        managed.running(record.subscription_id)
+        managed.acquire(record, self)
+        self.record = record
+        if self.mailbox.gone:  # the connection ended before there was a slot to give back
+            self.release()
+        # Read again: the stream that had the slot may have committed since.
+        record = managed.running(record.subscription_id)
+        self.target = record.developer_name
+        self.topic = self.world.bus.topic(record.topic)
+        self.count = self.world.bus.tally.of_managed(record.subscription_id)
+        self.position = managed.start_position(record)
+        self._last_commit = arrival.at
+        self.ask(fetch.num_requested)
+
+    def accept(self, arrival: Arrival[ManagedFetch]) -> None:
+        """Take a later request: events, a commit, or both.
+
+        Raises:
+            Refused: It breaks a rule.
+            Dropped: A fault between a commit and its answer.
+        """
+        fetch = arrival.request
+        self._check_request(fetch)
+        if not self._is_ours(fetch):
+            raise Refused(_PREFIX + "fetch.request.invalid")
+        self.ask(fetch.num_requested)
+        if fetch.commit is not None:
+            self._commit(fetch.commit, arrival.at)
+
+    def keys(self) -> list[str]:
+        """As `EventStream.keys`; also changes of the subscription."""
+        return [self.topic.name, self._record.subscription_id]
+
+    def check(self, now: float) -> None:
+        """Raise if the subscription stopped or the commit deadline passed."""
+        self.world.managed.running(self._record.subscription_id)
+        limit = self.world.settings.commit_deadline_s
+        if now >= self._last_commit + limit:
+            raise Refused(_PREFIX + "commit.deadline.exceeded", seconds=f"{limit:g}")
+
+    def answer(self, now: float, half_closed: bool) -> Reply | None:
+        """The answer to commits, once it is due; at once when no more requests will come."""
+        if not self._answers:
+            return None
+        complete = 1 < self._wanted_answers <= len(self._answers)
+        if now < self._answers_due and not complete and not half_closed:
+            return None
+        # A run of successes shares an answer; an error stands alone.
+        count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
+        answered = self._answers[: max(1, count)]
+        del self._answers[: max(1, count)]
+        if not self._answers:
+            self._wanted_answers = 1
+        settings, bus = self.world.settings, self.world.bus
+        tips = {"none": None, "sent": self.position, "org": bus.tip()}
+        tip = tips[settings.commit_answer_tip]
+        return Reply(
+            latest=None if tip is None else bus.ids.mint(tip),
+            pending=self.pending if settings.commit_answer_pending else None,
+            answer=answered[-1],
+        )
+
+    def deadline(self) -> float | None:
+        """When an answer is due or the commit deadline passes."""
+        due = self._last_commit + self.world.settings.commit_deadline_s
+        return min(due, self._answers_due) if self._answers else due
+
+    def shown(self, events: Sequence[Event], position: int) -> None:
+        """Remember what may be committed."""
+        self._shown.extend(event.position for event in events)
+        if not events and (not self._shown or self._shown[-1] < position):
+            self._shown.append(position)
+
+    @property
+    def _record(self) -> ManagedSubscription:
+        if self.record is None:
+            raise AssertionError("the stream is not open")
+        return self.record
+
+    def _is_ours(self, fetch: ManagedFetch) -> bool:
+        own_id = self._record.subscription_id
+        same_id = fetch.subscription_id in ("", own_id, own_id[:15])
+        return same_id and fetch.developer_name in ("", self._record.developer_name)
+
+    def _check_request(self, fetch: ManagedFetch) -> None:
+        if fetch.num_requested < 0:
+            raise Refused(_PREFIX + "fetch.request.events.invalid")
+        if not (fetch.num_requested or fetch.commit or fetch.auth_refresh):
+            raise Refused(_PREFIX + "fetch.request.invalid")
+
+    def _commit(self, commit: Commit, at: float) -> None:
+        world, record = self.world, self._record
+        self._last_commit = at
+        if world.settings.commits_reset_idle:
+            self._idle_since = at
+        failed = world.faults.take("fail_commit", self.rpc, self.target)
+        position = world.bus.position(commit.replay_id)
+        error = failed.params["message"] if failed else self._problem(commit, position)
+        if error:
+            self.count.commits_refused += 1
+        else:
+            if position is not None:  # None: the committed one again, aged out by now
+                world.managed.commit(record.subscription_id, position)
+                del self._shown[: bisect.bisect_right(self._shown, position)]
+            self.count.commits_accepted += 1
+            fault = world.faults.take("drop_before_commit_answer", self.rpc, self.target)
+            if fault:
+                raise Dropped(fault.params["status"])
+            if world.faults.take("leave_commit_unanswered", self.rpc, self.target):
+                return
+        self._owe(CommitAnswer(commit.request_id, commit.replay_id, error, at))
+
+    def _problem(self, commit: Commit, position: int | None) -> str:
+        """Why a commit is refused; empty if it is not."""
+        bus = self.world.bus
+        committed = self.world.managed.running(self._record.subscription_id).committed
+        if not commit.replay_id:
+            return "The commit has no Replay ID."
+        if committed is not None and bus.ids.read(commit.replay_id) == committed:
+            return ""
+        if position is None:
+            return "The Replay ID to commit is invalid or older than the retention of events."
+        if committed is not None and position < committed:
+            return "A later Replay ID is committed already."
+        index = bisect.bisect_left(self._shown, position)
+        if self._shown[index : index + 1] != [position]:
+            return "The Replay ID to commit was not delivered on this stream."
+        return ""
+
+    def _owe(self, answer: CommitAnswer) -> None:
+        settings, faults = self.world.settings, self.world.faults
+        if not self._answers:
+            self._answers_due = answer.received_at + settings.commit_answer_delay_s
+            fault = faults.take("coalesce_commits", self.rpc, self.target)
+            if fault:
+                self._wanted_answers = fault.params["count"]
+                self._answers_due = answer.received_at + fault.params["within_s"]
+        self._answers.append(answer)

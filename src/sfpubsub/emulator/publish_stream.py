@@ -1,0 +1,70 @@
+"""PublishStream: requests of one topic, each answered; and the end of a stream that says nothing.
+
+Plain form: a request is answered before the next is taken, in order. No grpc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from sfpubsub.emulator.failures import Refused
+from sfpubsub.emulator.mailbox import Mailbox
+from sfpubsub.emulator.stream import World
+
+R = TypeVar("R")
+
+_KEY = "PublishStream"
+"""No topic has this name."""
+
+
+class PublishStream(Generic[R]):
+    """One PublishStream call.
+
+    Args:
+        world: The emulator.
+        mailbox: Where the requests of this call arrive.
+        topic_of: Reads the topic name of a request.
+    """
+
+    def __init__(self, world: World, mailbox: Mailbox[R], topic_of: Callable[[R], str]) -> None:
+        self._world = world
+        self._mailbox = mailbox
+        self._topic_of = topic_of
+        self._topic = ""
+
+    def run(self) -> Iterator[tuple[str, R]]:
+        """Yield each request with its topic until the call is over.
+
+        Raises:
+            Refused: No topic, another topic, or nothing to publish for too long.
+        """
+        bells = self._world.bus.bells
+        bells.listen(_KEY, self._mailbox.wake)  # a jump of the clock rings everything
+        try:
+            yield from self._serve()
+        finally:
+            bells.forget(_KEY, self._mailbox.wake)
+
+    def _serve(self) -> Iterator[tuple[str, R]]:
+        limit = self._world.settings.publish_stream_idle_s
+        last = self._world.clock.now()
+        while not self._mailbox.gone:
+            arrivals, half_closed = self._mailbox.collect()
+            for arrival in arrivals:
+                yield self._named(arrival.request), arrival.request
+                last = self._world.clock.now()
+            if half_closed:
+                return
+            if self._world.clock.now() >= last + limit:
+                raise Refused("publish.stream.sweeper.timeout", seconds=f"{limit:g}")
+            self._mailbox.wait(last + limit)
+
+    def _named(self, request: R) -> str:
+        topic = self._topic_of(request)
+        if not (topic.strip() or self._topic):
+            raise Refused("publish.topic.validation.empty")
+        if self._topic and topic not in ("", self._topic):
+            raise Refused("publish.topic.mismatch", topic=topic, expected=self._topic)
+        self._topic = self._topic or topic
+        return self._topic

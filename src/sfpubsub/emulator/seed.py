@@ -1,0 +1,303 @@
+"""What a fresh emulator contains, read from a TOML file.
+
+    [org]                               # optional
+    id = "00DSB0000000001"              # 15 characters
+
+    [settings]                          # optional; names and values of settings.Settings
+    keepalive_s = 5.0
+
+    [[topics]]
+    name = "/event/Order_Event__e"
+    schema = '{"type": "record", …}'    # Avro as JSON text, or
+    schema_file = "order.avsc"          # a file beside the seed
+    can_publish = true                  # optional; default: true for /event/, false for /data/
+    can_subscribe = true                # optional; default true
+
+    [[channels]]                        # a topic made of other topics
+    name = "/data/ChangeEvents"
+    topics = ["/data/AccountChangeEvent"]
+
+    [[managed_subscriptions]]
+    developer_name = "My_Managed_Subscription"
+    topic = "/event/Order_Event__e"
+    label = "…"                         # optional
+    default_replay = "EARLIEST"         # optional; LATEST or EARLIEST, default LATEST
+    error_recovery_replay = "EARLIEST"  # optional; as above
+    state = "RUN"                       # optional; RUN or STOP, default RUN
+
+    [[events]]                          # published when the data directory is fresh
+    topic = "/event/Order_Event__e"
+    payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
+    payload_json = '{"City__c": null}'  # JSON text
+
+A seed is checked completely before anything is stored. Applying it twice changes nothing: topics
+and channels are put as they stand in the file (another schema is a new version of the topic's),
+managed subscriptions and events are made once in the life of a data directory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sfpubsub.emulator.bus import Bus
+from sfpubsub.emulator.managed import ManagedSubscriptions
+from sfpubsub.emulator.problems import EmulatorProblem, SeedError
+from sfpubsub.emulator.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.store import Store
+
+DEFAULT_SEED = Path(__file__).with_name("default_seed.toml")
+"""What an emulator contains that is given no seed."""
+
+_TOPIC_NAME = re.compile(r"/(event|data)/\w+")
+_DEVELOPER_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
+_ORG_ID = re.compile(r"00D\w{12}")
+
+# Key of a table -> the type of its value; the keys after the bar may be left out.
+_TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
+    "topics": (
+        {"name": str},
+        {"schema": str, "schema_file": str, "can_publish": bool, "can_subscribe": bool},
+    ),
+    "channels": ({"name": str, "topics": list}, {}),
+    "managed_subscriptions": (
+        {"developer_name": str, "topic": str},
+        {"label": str, "default_replay": str, "error_recovery_replay": str, "state": str},
+    ),
+    "events": ({"topic": str}, {"payload": dict, "payload_json": str}),
+}
+_CHOICES = {
+    "default_replay": ("LATEST", "EARLIEST"),
+    "error_recovery_replay": ("LATEST", "EARLIEST"),
+    "state": ("RUN", "STOP"),
+}
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A checked seed.
+
+    Attributes:
+        org_id: 15 characters; blank for the default.
+        settings: Values for `Settings`, checked.
+        topics: Name, schema, may publish, may subscribe.
+        channels: Names and members.
+        managed: Arguments of `ManagedSubscriptions.create`.
+        events: Topic and values.
+    """
+
+    org_id: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    topics: tuple[tuple[str, Schema, bool, bool], ...] = ()
+    channels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    managed: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+
+def load(path: Path) -> Seed:
+    """Read and check a seed.
+
+    Raises:
+        SeedError: It cannot be read, or something in it cannot be.
+        EmulatorProblem: Python 3.10 without the package tomli.
+    """
+    return _Reader(path).seed()
+
+
+def apply(seed: Seed, store: Store, bus: Bus, managed: ManagedSubscriptions) -> None:
+    """Put a seed into an emulator; what is there already stays."""
+    for name, schema, can_publish, can_subscribe in seed.topics:
+        bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
+    for name, members in seed.channels:
+        bus.put_channel(name, members)
+    seeded = set(json.loads(store.meta("seeded", "[]")))
+    for arguments in seed.managed:
+        name = arguments["developer_name"]
+        if f"managed:{name}" not in seeded and managed.get(name) is None:
+            managed.create(**arguments)
+        seeded.add(f"managed:{name}")
+    if "events" not in seeded:
+        for topic, values in seed.events:
+            bus.publish_values(topic, [values])
+        seeded.add("events")
+    store.set_meta("seeded", json.dumps(sorted(seeded)))
+
+
+class _Reader:
+    """Reads one file; every complaint names it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def seed(self) -> Seed:
+        document = self._document()
+        unknown = set(document) - {"org", "settings", *_TABLES}
+        if unknown:
+            known = ", ".join(["org", "settings", *_TABLES])
+            raise self._error(f"unknown table {_names(unknown)}", f"known are {known}")
+        rows = {name: self._rows(name, document.get(name, [])) for name in _TABLES}
+        topics = tuple(self._topic(row) for row in rows["topics"])
+        names = [item[0] for item in topics]
+        channels = tuple(self._channel(row, names) for row in rows["channels"])
+        names += [item[0] for item in channels]
+        self._unique("topic", names)
+        managed = tuple(self._managed(row, names) for row in rows["managed_subscriptions"])
+        self._unique("managed subscription", [str(row["developer_name"]) for row in managed])
+        schemas = {name: schema for name, schema, *_ in topics}
+        events = tuple(
+            self._event(number, row, schemas) for number, row in enumerate(rows["events"], start=1)
+        )
+        return Seed(
+            self._org(document.get("org", {})),
+            self._settings(document.get("settings", {})),
+            topics,
+            channels,
+            managed,
+            events,
+        )
+
+    def _document(self) -> dict[str, Any]:
+        # By name: the checker looks at this for one version and has stubs for neither.
+        name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+        try:
+            tomllib = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise EmulatorProblem(
+                f"on Python 3.10 a seed needs the package {name}: pip install 'sfpubsub[emulator]'"
+            ) from error
+        try:
+            document: dict[str, Any] = tomllib.loads(self._path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise self._error(error.strerror or "cannot be read", "give another file") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise self._error(f"is not TOML: {error}", "correct the syntax") from error
+        return document
+
+    def _rows(self, table: str, rows: object) -> list[dict[str, Any]]:
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise self._error(f"{table} is not an array of tables", f"write [[{table}]]")
+        needed, optional = _TABLES[table]
+        for number, row in enumerate(rows, start=1):
+            what = f"{table} number {number}{_called(row)}"
+            unknown = set(row) - set(needed) - set(optional)
+            if unknown:
+                known = ", ".join([*needed, *optional])
+                raise self._error(
+                    f"{what} has the unknown key {_names(unknown)}", f"known are {known}"
+                )
+            for key, kind in {**needed, **optional}.items():
+                if key not in row and key in needed:
+                    raise self._error(f"{what} has no {key}", f"add {key} = …")
+                if key in row and not isinstance(row[key], kind):
+                    raise self._error(f"{what}: {key} is no {kind.__name__}", "correct the value")
+                if key in row and key in _CHOICES and row[key] not in _CHOICES[key]:
+                    choices = " or ".join(_CHOICES[key])
+                    raise self._error(f"{what}: {key} is {row[key]!r}", f"write {choices}")
+        return rows
+
+    def _topic(self, row: dict[str, Any]) -> tuple[str, Schema, bool, bool]:
+        name = self._topic_name(row["name"])
+        if ("schema" in row) == ("schema_file" in row):
+            raise self._error(f"topic {name}", "give it either schema or schema_file")
+        text = row.get("schema")
+        if text is None:
+            file = self._path.parent / row["schema_file"]
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise self._error(
+                    f"topic {name}: {file}: {error}", "correct schema_file"
+                ) from error
+        try:
+            schema = Schema(text)
+        except SchemaProblem as error:
+            raise self._error(f"topic {name}: {error}", "correct the schema") from error
+        can_publish = row.get("can_publish", name.startswith("/event/"))
+        return name, schema, can_publish, row.get("can_subscribe", True)
+
+    def _channel(self, row: dict[str, Any], topics: list[str]) -> tuple[str, tuple[str, ...]]:
+        name = self._topic_name(row["name"])
+        for member in row["topics"]:
+            if member not in topics:
+                raise self._error(f"channel {name}: no topic {member!r}", "add it to [[topics]]")
+        return name, tuple(dict.fromkeys(row["topics"]))
+
+    def _managed(self, row: dict[str, Any], topics: list[str]) -> dict[str, Any]:
+        name = row["developer_name"]
+        if not _DEVELOPER_NAME.fullmatch(name):
+            raise self._error(
+                f"managed subscription {name!r}",
+                "use letters, digits and single underscores, beginning with a letter",
+            )
+        if row["topic"] not in topics:
+            raise self._error(
+                f"managed subscription {name}: no topic {row['topic']!r}", "add it to [[topics]]"
+            )
+        return row
+
+    def _event(
+        self, number: int, row: dict[str, Any], schemas: dict[str, Schema]
+    ) -> tuple[str, Mapping[str, Any]]:
+        what, topic = f"events number {number}", row["topic"]
+        if topic not in schemas:
+            raise self._error(f"{what}: no topic {topic!r}", "add it to [[topics]]")
+        if ("payload" in row) == ("payload_json" in row):
+            raise self._error(what, "give it either payload or payload_json")
+        try:
+            values = row["payload"] if "payload" in row else json.loads(row["payload_json"])
+        except json.JSONDecodeError as error:
+            raise self._error(f"{what}: payload_json: {error}", "correct the JSON") from error
+        if not isinstance(values, dict):
+            raise self._error(f"{what}: payload_json is no object", "write {…}")
+        try:
+            schemas[topic].encode(values, 0.0)
+        except SchemaProblem as error:
+            raise self._error(f"{what} for {topic}: {error}", "correct the payload") from error
+        return topic, values
+
+    def _topic_name(self, name: str) -> str:
+        if not _TOPIC_NAME.fullmatch(name):
+            raise self._error(f"topic {name!r}", "name it /event/… or /data/…")
+        return name
+
+    def _org(self, org: object) -> str:
+        if not isinstance(org, dict) or set(org) - {"id"}:
+            raise self._error("[org] takes only id", 'write id = "00D…"')
+        org_id = org.get("id", "")
+        if org_id and not (isinstance(org_id, str) and _ORG_ID.fullmatch(org_id)):
+            raise self._error(f"[org]: id is {org_id!r}", "write 15 characters that begin with 00D")
+        return str(org_id)
+
+    def _settings(self, values: object) -> Mapping[str, Any]:
+        if not isinstance(values, dict):
+            raise self._error("settings is no table", "write [settings]")
+        try:
+            Settings.from_mapping(values)
+        except ValueError as error:
+            raise self._error(f"[settings]: {error}", "correct the setting") from error
+        return values
+
+    def _unique(self, what: str, names: list[str]) -> None:
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise self._error(f"{what} {_names(twice)} stands there twice", "remove one")
+
+    def _error(self, what: str, remedy: str) -> SeedError:
+        text = f"seed {self._path}: {what}: {remedy}"
+        return SeedError(" ".join(text.split()))  # a parser's text may have lines
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    name = row.get("name", row.get("developer_name", row.get("topic")))
+    return f" ({name})" if isinstance(name, str) else ""

@@ -1,0 +1,316 @@
+"""Starts and stops an emulator: the surface for tests and for the command.
+
+    with EmulatorServer(data_dir=tmp_path, settings=Settings(keepalive_s=0.2)) as emulator:
+        emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
+        channel = grpc.insecure_channel(emulator.grpc_target)
+
+Holds the pieces together and decides nothing. Invariant: one living emulator per data directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from sfpubsub.emulator import seed as seeds
+from sfpubsub.emulator.bus import Bus, Draft, Published
+from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.faults import FaultPlan
+from sfpubsub.emulator.http import HttpServer
+from sfpubsub.emulator.managed import ManagedSubscriptions
+from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.schemas import Schema
+from sfpubsub.emulator.servicer import PubSubServicer
+from sfpubsub.emulator.sessions import Sessions
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.store import Store, StoreProblem
+from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.tls import Credentials, credentials
+from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
+
+DEFAULT_HOST = "127.0.0.1"
+"""Loopback: an emulator's token is printed and its admin endpoint jumps the clock."""
+
+_STOP_S = 5.0
+"""Longest time that `stop` waits for calls to end; they are cancelled, so it takes milliseconds."""
+
+_GRPC_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # else a second server on the port would be silently accepted
+    # A stock server answers pings that come more often than every 5 min with GOAWAY.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_concurrent_streams", 1_000),  # per connection, as documented of the service
+    # The limits of the service are below and are enforced with its own errors.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+)
+
+
+class EmulatorServer:
+    """An emulator of the Pub/Sub API in this process. Thread-safe once started.
+
+    Args:
+        data_dir: Where everything durable lives; made when it is not there. Another start on the
+        same
+            directory has the events, positions, access token and authority of this one.
+        host: Address to listen on.
+        grpc_port: 0 picks a free one.
+        http_port: 0 picks a free one.
+        tls: Serve gRPC with TLS; clients need `ca_file`.
+        settings: Times and sizes. None is those of the seed, else the defaults; given ones take
+            the place of the seed's altogether.
+        seed: A checked seed or the path of one; None is the default seed, for a fresh directory
+        only. faults: Programmed failures. clock: Time; a ManualClock makes it stand still.
+
+    Attributes:
+        bus: The model: topics, events, positions.
+        managed: Managed subscriptions: create, stop, delete, look at.
+        faults: Add faults here, and ask `faults.assert_consumed()` at the end.
+        clock: `clock.jump(seconds)` makes time pass.
+        settings: What is in force.
+        access_token, tenant_id: What clients authenticate with.
+        ca_file: The authority to trust; None without TLS.
+
+    Raises:
+        EmulatorProblem: The seed, the directory or a missing extra stands in the way. One line.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        *,
+        host: str = DEFAULT_HOST,
+        grpc_port: int = 0,
+        http_port: int = 0,
+        tls: bool = False,
+        settings: Settings | None = None,
+        seed: seeds.Seed | str | os.PathLike[str] | None = None,
+        faults: FaultPlan | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if seed is not None and not isinstance(seed, seeds.Seed):
+            seed = seeds.load(Path(seed))
+        self.data_dir = Path(data_dir).absolute()
+        self.faults = faults if faults is not None else FaultPlan()
+        self.clock = clock if clock is not None else Clock()
+        self.settings = settings or Settings.from_mapping(seed.settings if seed else {})
+        self._host = host
+        self._ports = (grpc_port, http_port)
+        self._grpc: grpc.Server | None = None
+        self._http: HttpServer | None = None
+        self._pool: futures.ThreadPoolExecutor | None = None
+        self._lock_file = _claim(self.data_dir)
+        try:
+            self._tls: Credentials | None = credentials(self.data_dir, host) if tls else None
+            self._store = _open(self.data_dir)
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        try:
+            self._build(seed)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _build(self, seed: seeds.Seed | None) -> None:
+        store = self._store
+        fresh = not store.meta("org_id")
+        if seed is None and fresh:
+            seed = seeds.load(seeds.DEFAULT_SEED)
+        if seed is not None and fresh and seed.org_id:
+            store.set_meta("org_id", seed.org_id)
+        self._sessions = Sessions(store)
+        self.bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
+        self.managed = ManagedSubscriptions(store, self.bus, self.clock, self.settings, self.faults)
+        self.clock.on_jump(self.bus.bells.ring_all)
+        self.faults.on_add(self.bus.bells.ring_all)
+        if seed is not None:
+            seeds.apply(seed, store, self.bus, self.managed)
+
+    # Addresses and secrets.
+
+    @property
+    def grpc_target(self) -> str:
+        """Where gRPC listens: host and port."""
+        return f"{_reachable(self._host)}:{self._ports[0]}"
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP listens."""
+        return f"http://{_reachable(self._host)}:{self._ports[1]}"
+
+    @property
+    def instance_url(self) -> str:
+        """What stands in for the org's own URL."""
+        return self.http_url
+
+    @property
+    def access_token(self) -> str:
+        """The token of the emulator's user; the same for the life of the data directory."""
+        return self._sessions.access_token
+
+    @property
+    def tenant_id(self) -> str:
+        """The org's id, 18 characters."""
+        return self._sessions.org_id
+
+    @property
+    def ca_file(self) -> Path | None:
+        """The authority that clients must trust; None without TLS."""
+        return self._tls.ca_file if self._tls else None
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The three headers that every RPC needs."""
+        return (
+            ("accesstoken", self.access_token),
+            ("instanceurl", self.instance_url),
+            ("tenantid", self.tenant_id),
+        )
+
+    # Life.
+
+    def start(self) -> EmulatorServer:
+        """Listen. Can be done once.
+
+        Raises:
+            EmulatorProblem: A port is in use.
+        """
+        try:
+            self._http = HttpServer(self._world, self._sessions, self._host, self._ports[1])
+            self._pool = futures.ThreadPoolExecutor(self.settings.max_streams, "emulator")
+            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)
+            servicer = PubSubServicer(self._world, self._sessions)
+            pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
+            self._ports = (self._bind(self._grpc), self._http.port)
+        except BaseException:
+            self.stop()
+            raise
+        self._grpc.start()
+        self._http.start()
+        return self
+
+    def stop(self) -> None:
+        """End all calls and give the ports and the directory back. Can be repeated."""
+        if self._grpc is not None:
+            self._grpc.stop(grace=None).wait(_STOP_S)
+        if self._http is not None:
+            self._http.stop()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        self._grpc = self._http = self._pool = None
+        if self._lock_file >= 0:
+            self._store.close()
+            os.close(self._lock_file)
+            self._lock_file = -1
+
+    def __enter__(self) -> EmulatorServer:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # What tests do to the org.
+
+    def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[Published]:
+        """Encode and publish events, change events included.
+
+        Args:
+            topic: A topic with a schema; not a channel.
+            events: Values by field name; see `Schema.encode` for what may be left out.
+
+        Returns:
+            One result an event, in order, with event_id and replay_id.
+
+        Raises:
+            Refused: The topic is unknown.
+            SchemaProblem: A row does not fit; then nothing is published.
+        """
+        return self.bus.publish_values(topic, events)
+
+    def publish_raw(self, topic: str, drafts: Sequence[Draft]) -> list[Published]:
+        """Publish bytes unchecked: payloads that cannot be decoded, unknown schema ids."""
+        return self.bus.append(topic, drafts)
+
+    def change_schema(self, topic: str, schema_json: str) -> str:
+        """Give a topic another schema, as a field added in the org would; old events keep theirs.
+
+        Returns:
+            The new schema id.
+        """
+        old, schema = self.bus.topic(topic), Schema(schema_json)
+        self.bus.put_topic(
+            topic, schema, can_publish=old.can_publish, can_subscribe=old.can_subscribe
+        )
+        return schema.schema_id
+
+    @property
+    def _world(self) -> World:
+        return World(self.bus, self.managed, self.clock, self.settings, self.faults)
+
+    def _bind(self, server: grpc.Server) -> int:
+        address = f"{_bracketed(self._host)}:{self._ports[0]}"
+        try:
+            if self._tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                secrets = grpc.ssl_server_credentials([(self._tls.key, self._tls.chain)])
+                port = server.add_secure_port(address, secrets)
+        except RuntimeError as error:
+            raise EmulatorProblem(_in_use(address)) from error
+        if port == 0:  # older grpcio says it this way
+            raise EmulatorProblem(_in_use(address))
+        return port
+
+
+def _claim(data_dir: Path) -> int:
+    """Make the directory and lock it for this process; the lock dies with the process."""
+    try:
+        # 0o700: it holds an access token and the key of an authority.
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise EmulatorProblem(
+            f"data directory {data_dir} cannot be written ({error.strerror}): choose another"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise EmulatorProblem(
+            f"data directory {data_dir} is in use by another emulator: stop it or choose another"
+        ) from error
+    return handle
+
+
+def _open(data_dir: Path) -> Store:
+    try:
+        return Store(data_dir / "bus.sqlite3")
+    except StoreProblem as error:
+        raise EmulatorProblem(f"{error}: choose another data directory") from error
+
+
+def _in_use(address: str) -> str:
+    return f"cannot listen on {address}: the port is in use or not allowed; choose another"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _reachable(host: str) -> str:
+    """The address to tell clients of this machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - read

@@ -1,0 +1,279 @@
+"""The wire: protobuf in, protobuf out, statuses and trailers. Decides nothing.
+
+Methods stand in the order of the proto. Each call goes through `_call`, which checks the headers,
+lets faults happen, and turns `Refused` and `Dropped` into the end of the RPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import grpc
+
+from sfpubsub.emulator.bus import Draft, Published
+from sfpubsub.emulator.failures import PREFIX, Dropped, Refused
+from sfpubsub.emulator.mailbox import Mailbox
+from sfpubsub.emulator.managed_stream import Commit, ManagedFetch, ManagedStream
+from sfpubsub.emulator.publish_stream import PublishStream
+from sfpubsub.emulator.sessions import Sessions
+from sfpubsub.emulator.store import Event
+from sfpubsub.emulator.stream import Fetch, PlainStream, Preset, Reply, World
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
+
+_log = logging.getLogger(__name__)
+
+_PROXY_TEXT = "upstream connect error or disconnect/reset before headers"
+"""What the proxies in front of the service say."""
+
+_PRESETS: dict[int, Preset] = {pb.LATEST: "LATEST", pb.EARLIEST: "EARLIEST", pb.CUSTOM: "CUSTOM"}
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class PubSubServicer(pb_grpc.PubSubServicer):
+    """The six RPCs.
+
+    Args:
+        world: What they work with.
+        sessions: Who may call.
+    """
+
+    def __init__(self, world: World, sessions: Sessions) -> None:
+        self._world = world
+        self._sessions = sessions
+
+    def Subscribe(  # noqa: N802 - the proto's name, as below
+        self, request_iterator: Iterator[pb.FetchRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.FetchResponse]:
+        """Events of one topic; the client keeps the position."""
+        with self._call("Subscribe", context):
+            mailbox: Mailbox[Fetch] = Mailbox(self._world.clock)
+            stream = PlainStream(self._world, mailbox)
+            _feed(mailbox, request_iterator, _fetch, context)
+            for reply in stream.run():
+                yield pb.FetchResponse(
+                    events=self._events(stream.topic.name, reply),
+                    latest_replay_id=reply.latest or b"",
+                    rpc_id=_rpc_id(),
+                    pending_num_requested=reply.pending or 0,
+                )
+
+    def GetSchema(  # noqa: N802
+        self, request: pb.SchemaRequest, context: grpc.ServicerContext
+    ) -> pb.SchemaInfo:
+        """One schema by id."""
+
+        def work(rpc_id: str) -> pb.SchemaInfo:
+            schema = self._world.bus.schema(request.schema_id)
+            return pb.SchemaInfo(schema_json=schema.text, schema_id=schema.schema_id, rpc_id=rpc_id)
+
+        return self._unary("GetSchema", context, request.schema_id, work)
+
+    def GetTopic(  # noqa: N802
+        self, request: pb.TopicRequest, context: grpc.ServicerContext
+    ) -> pb.TopicInfo:
+        """One topic by name."""
+
+        def work(rpc_id: str) -> pb.TopicInfo:
+            topic = self._world.bus.topic(request.topic_name)
+            return pb.TopicInfo(
+                topic_name=topic.name,
+                tenant_guid=self._world.bus.tenant,
+                can_publish=topic.can_publish,
+                can_subscribe=topic.can_subscribe,
+                schema_id=topic.schema_id,
+                rpc_id=rpc_id,
+            )
+
+        return self._unary("GetTopic", context, request.topic_name, work)
+
+    def Publish(  # noqa: N802
+        self, request: pb.PublishRequest, context: grpc.ServicerContext
+    ) -> pb.PublishResponse:
+        """Publishes once."""
+
+        def work(rpc_id: str) -> pb.PublishResponse:
+            if not request.topic_name.strip():
+                raise Refused("publish.topic.validation.empty")
+            return self._publish(request.topic_name, request, rpc_id)
+
+        return self._unary("Publish", context, request.topic_name, work)
+
+    def PublishStream(  # noqa: N802
+        self, request_iterator: Iterator[pb.PublishRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.PublishResponse]:
+        """Publishes over a stream of requests."""
+        with self._call("PublishStream", context):
+            mailbox: Mailbox[pb.PublishRequest] = Mailbox(self._world.clock)
+            stream = PublishStream(self._world, mailbox, lambda request: request.topic_name)
+            _feed(mailbox, request_iterator, lambda request: request, context)
+            for topic, request in stream.run():
+                yield self._publish(topic, request, _rpc_id())
+
+    def ManagedSubscribe(  # noqa: N802
+        self, request_iterator: Iterator[pb.ManagedFetchRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.ManagedFetchResponse]:
+        """Events of one managed subscription; the service keeps the position."""
+        with self._call("ManagedSubscribe", context):
+            mailbox: Mailbox[ManagedFetch] = Mailbox(self._world.clock)
+            stream = ManagedStream(self._world, mailbox)
+            _feed(mailbox, request_iterator, _managed_fetch, context, stream.release)
+            try:
+                for reply in stream.run():
+                    yield self._managed_response(stream.topic.name, reply)
+            finally:
+                stream.release()
+
+    def _managed_response(self, topic: str, reply: Reply) -> pb.ManagedFetchResponse:
+        response = pb.ManagedFetchResponse(
+            events=self._events(topic, reply),
+            latest_replay_id=reply.latest or b"",
+            rpc_id=_rpc_id(),
+            pending_num_requested=reply.pending or 0,
+        )
+        answer = reply.answer
+        if answer is not None:
+            response.commit_response.commit_request_id = answer.request_id
+            response.commit_response.replay_id = answer.replay_id
+            response.commit_response.process_time = int(answer.received_at * 1000)
+            if answer.error:
+                response.commit_response.error.code = pb.COMMIT
+                response.commit_response.error.msg = answer.error
+        return response
+
+    def _events(self, topic: str, reply: Reply) -> list[pb.ConsumerEvent]:
+        ids = topic.startswith("/event/") or self._world.settings.change_event_ids
+        mint = self._world.bus.ids.mint
+        return [_consumer_event(event, mint(event.position), ids) for event in reply.events]
+
+    def _publish(self, topic: str, request: pb.PublishRequest, rpc_id: str) -> pb.PublishResponse:
+        if request.ByteSize() > self._world.settings.publish_request_bytes:
+            raise Dropped("UNAVAILABLE")  # a proxy before the service does this
+        drafts = [Draft(event.payload, event.schema_id, event.id) for event in request.events]
+        results = self._world.bus.publish(topic, drafts)
+        return pb.PublishResponse(
+            results=[_publish_result(result) for result in results],
+            schema_id=self._world.bus.topic(topic).schema_id,
+            rpc_id=rpc_id,
+        )
+
+    def _unary(
+        self, rpc: str, context: grpc.ServicerContext, target: str, work: Callable[[str], R]
+    ) -> R:
+        with self._call(rpc, context, target) as rpc_id:
+            return work(rpc_id)
+        raise AssertionError("a call that was ended raises")
+
+    @contextlib.contextmanager
+    def _call(self, rpc: str, context: grpc.ServicerContext, target: str = "") -> Iterator[str]:
+        rpc_id = _rpc_id()
+        try:
+            self._sessions.check({key: str(value) for key, value in context.invocation_metadata()})
+            self._begin(rpc, target)
+            yield rpc_id
+        except Refused as refused:
+            status = refused.status or self._world.settings.status_of(refused.suffix)
+            _log.debug("%s %s refused: %s %s", rpc, rpc_id, status, refused.suffix)
+            context.set_trailing_metadata(
+                (("error-code", PREFIX + refused.suffix), ("rpc-id", rpc_id), ("type", rpc))
+            )
+            context.abort(grpc.StatusCode[status], f"{refused.text} rpcId: {rpc_id}")
+        except Dropped as dropped:
+            _log.debug("%s %s dropped: %s", rpc, rpc_id, dropped.status)
+            _drop(context, dropped.status)
+
+    def _begin(self, rpc: str, target: str) -> None:
+        fault = self._world.faults.take("refuse", rpc, target)
+        if fault:
+            raise Refused(fault.params["error_code"], status=fault.params["status"] or None)
+        fault = self._world.faults.take("drop_call", rpc, target)
+        if fault:
+            raise Dropped(fault.params["status"])
+
+
+def _feed(
+    mailbox: Mailbox[R],
+    requests: Iterator[Q],
+    convert: Callable[[Q], R],
+    context: grpc.ServicerContext,
+    on_end: Callable[[], None] = lambda: None,
+) -> None:
+    """Read a call's requests into its mailbox, in a thread of its own, until the call is over."""
+
+    def ended() -> None:
+        mailbox.hang_up()
+        on_end()
+
+    def read() -> None:
+        try:
+            for request in requests:
+                mailbox.put(convert(request))
+        except grpc.RpcError:
+            return  # cancelled, or the connection was lost: `ended` says so
+        mailbox.half_close()
+
+    if not context.add_callback(ended):
+        ended()
+    # Daemon: it ends with the call, and a call that never ends must not keep a process alive.
+    threading.Thread(target=read, name="emulator-requests", daemon=True).start()
+
+
+def _drop(context: grpc.ServicerContext, status: str) -> None:
+    """End a call as the infrastructure would: without trailers of the service."""
+    if status == "OK":
+        return  # a stream just ends; faults allow this to streams only
+    if status == "RESET":
+        context.cancel()
+        status = "CANCELLED"
+    context.abort(grpc.StatusCode[status], _PROXY_TEXT)
+
+
+def _rpc_id() -> str:
+    return str(uuid.uuid4())
+
+
+def _fetch(request: pb.FetchRequest) -> Fetch:
+    # Proto3 enums are open: a number that this contract does not know comes through.
+    preset = _PRESETS.get(request.replay_preset)
+    return Fetch(request.topic_name, preset, request.replay_id, request.num_requested)
+
+
+def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
+    commit = None
+    if request.HasField("commit_replay_id_request"):
+        asked = request.commit_replay_id_request
+        commit = Commit(asked.commit_request_id, asked.replay_id)
+    return ManagedFetch(
+        request.subscription_id,
+        request.developer_name,
+        request.num_requested,
+        request.auth_refresh,
+        commit,
+    )
+
+
+def _consumer_event(event: Event, replay_id: bytes, with_id: bool) -> pb.ConsumerEvent:
+    return pb.ConsumerEvent(
+        event=pb.ProducerEvent(
+            id=event.event_id if with_id else "",
+            schema_id=event.schema_id,
+            payload=event.payload,
+        ),
+        replay_id=replay_id,
+    )
+
+
+def _publish_result(result: Published) -> pb.PublishResult:
+    error = None
+    if result.problem is not None:
+        error = pb.Error(code=pb.PUBLISH, msg=result.problem)
+    return pb.PublishResult(
+        replay_id=result.replay_id, error=error, correlation_key=result.event_id
+    )

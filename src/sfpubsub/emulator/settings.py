@@ -1,0 +1,176 @@
+"""Every time, size and habit that the service knows, in one place.
+
+No other module of the emulator has a number of its own for these. Tests scale them; the client has
+a counterpart for each. A `Settings` is immutable and holds no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from sfpubsub.emulator.failures import FAILURES, STATUSES
+
+IdleClose = Literal["ok", "error"]
+AnswerTip = Literal["none", "sent", "org"]
+
+REPLAY_ID_LENGTHS = (8, 10, 12, 24)
+"""Bytes of the replay ids that can be minted. 10 is what the service sends; the others were never
+seen there and show that a client treats ids as opaque."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The service's times, sizes and habits. Times are in seconds, sizes in bytes.
+
+    Raises:
+        ValueError: A value is out of range; the text names the setting.
+    """
+
+    keepalive_s: float = 120.0
+    """An empty response after this long without one while events are wanted. Seen live: 120; the
+    service promises 270 at most."""
+
+    idle_close_s: float = 60.0
+    """A stream that wants no events is closed this long after its last response. Documented: 60."""
+
+    idle_close: IdleClose = "ok"
+    """How it is closed: with status OK or with an error. Not known of the real service."""
+
+    commits_reset_idle: bool = False
+    """Whether a commit also restarts the time of `idle_close_s`. Not known; False is the harder
+    case for a client."""
+
+    commit_deadline_s: float = 1800.0
+    """A managed stream is closed this long after its last commit request. Seen live: 1,800."""
+
+    retention_s: float = 72 * 3600.0
+    """Events and positions are forgotten after this long. Documented: 72 h."""
+
+    tip_refresh_s: float = 60.0
+    """A keepalive mints a new position when the newest is older than this, as the real bus moves on
+    by other traffic of the org; so the position of an idle topic stays valid. It must be well below
+    `retention_s`; `__post_init__` lowers nothing, it refuses."""
+
+    propagation_s: float = 0.0
+    """A managed subscription cannot be found until this long after its creation. On the real
+    service minutes; 0 so that nobody waits without asking for it."""
+
+    slot_release_s: float = 0.0
+    """The slot of a managed subscription stays taken this long after its stream's end. On the real
+    service seconds; 0 so that a restart is immediate."""
+
+    commit_answer_delay_s: float = 0.005
+    """Time from a commit to its answer. On the real service about 1 s; commits that come within it
+    share an answer."""
+
+    commit_answer_tip: AnswerTip = "sent"
+    """`latest_replay_id` of a commit answer: absent, the last position sent on the stream, or the
+    org's newest, which may be ahead of events still to be sent."""
+
+    commit_answer_pending: bool = True
+    """Whether a commit answer carries `pending_num_requested`."""
+
+    publish_stream_idle_s: float = 70.0
+    """A PublishStream is closed this long after its last request. Documented: 70."""
+
+    max_outstanding: int = 100
+    """Events that a stream can have asked for; more counts as this many. Documented: 100."""
+
+    events_per_response: int = 100
+    """Events in one response, at most."""
+
+    response_bytes: int = 3 * 1024 * 1024
+    """Size of one response, at most, unless a single event is larger. Reported: 3 MB."""
+
+    event_bytes: int = 1024 * 1024
+    """A larger event is refused alone. Documented: 1 MB."""
+
+    publish_request_bytes: int = 4 * 1024 * 1024
+    """A larger PublishRequest breaks the call as a proxy would. Documented: 4 MB."""
+
+    replay_id_bytes: int = 10
+    """Length of minted replay ids: 8, 10, 12 or 24."""
+
+    change_event_ids: bool = True
+    """Whether change events carry `event.id`. Documented: no; every capture: yes."""
+
+    max_streams: int = 400
+    """Calls served at once; each stream holds a thread. Far above what one test opens."""
+
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    """gRPC status names by error-code suffix, instead of those of `failures.FAILURES`."""
+
+    def __post_init__(self) -> None:
+        for name, low in _LOWEST.items():
+            if not getattr(self, name) >= low:
+                raise ValueError(f"setting {name} must be at least {low}")
+        if self.keepalive_s > _LONGEST_KEEPALIVE_S:
+            raise ValueError(f"setting keepalive_s must be at most {_LONGEST_KEEPALIVE_S}")
+        if self.tip_refresh_s > self.retention_s / 2:
+            raise ValueError("setting tip_refresh_s must be at most half of retention_s")
+        if self.replay_id_bytes not in REPLAY_ID_LENGTHS:
+            raise ValueError(f"setting replay_id_bytes must be one of {REPLAY_ID_LENGTHS}")
+        for name, kind in (("idle_close", IdleClose), ("commit_answer_tip", AnswerTip)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"setting {name} must be one of {get_args(kind)}")
+        for suffix, status in self.statuses.items():
+            if suffix not in FAILURES or status not in STATUSES:
+                raise ValueError(
+                    f"setting statuses: unknown suffix or status in {suffix} = {status}"
+                )
+
+    def status_of(self, suffix: str) -> str:
+        """Name of the gRPC status that goes with an error-code suffix."""
+        return self.statuses.get(suffix, FAILURES[suffix].status)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
+        """Settings from names and values, such as the `[settings]` table of a seed.
+
+        Raises:
+            ValueError: An unknown name, a value of the wrong type or out of range.
+        """
+        types = get_type_hints(cls)
+        known = {item.name for item in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"unknown setting {name}; known are {', '.join(sorted(known))}")
+            if not _fits(value, types[name]):
+                raise ValueError(f"setting {name} cannot be {value!r}")
+        return cls(**values)
+
+
+_LONGEST_KEEPALIVE_S = 270.0
+"""What the service promises; a longer interval would test nothing that can happen."""
+
+_LOWEST: dict[str, float] = {
+    "keepalive_s": 0.001,  # zero would be a loop
+    "idle_close_s": 0.0,
+    "commit_deadline_s": 0.0,
+    "retention_s": 0.001,
+    "tip_refresh_s": 0.0,
+    "propagation_s": 0.0,
+    "slot_release_s": 0.0,
+    "commit_answer_delay_s": 0.0,
+    "publish_stream_idle_s": 0.0,
+    "max_outstanding": 1,
+    "events_per_response": 1,
+    "response_bytes": 1,
+    "event_bytes": 1,
+    "publish_request_bytes": 1,
+    "max_streams": 4,
+}
+
+
+def _fits(value: object, kind: object) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is bool:
+        return isinstance(value, bool)
+    if get_args(kind) and all(isinstance(item, str) for item in get_args(kind)):
+        return value in get_args(kind)
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())

@@ -1,0 +1,187 @@
+"""The durable part of the bus: one SQLite file in the data directory.
+
+Rows in, rows out; which rows make sense is the bus's business. Invariant: whatever a call has
+returned from is found again after the process was killed.
+
+WAL with synchronous=NORMAL: a commit is handed to the operating system before the call returns,
+which a killed process cannot take back. FULL would add an fsync per publish for the case that the
+whole machine stops; an emulator does not promise that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS schemas (
+    schema_id TEXT PRIMARY KEY, topic TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS topics (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, schema_id TEXT NOT NULL,
+    can_publish INTEGER NOT NULL, can_subscribe INTEGER NOT NULL,
+    published INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS channel_members (
+    channel TEXT NOT NULL, topic TEXT NOT NULL, PRIMARY KEY (channel, topic)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    position INTEGER PRIMARY KEY, event_id TEXT NOT NULL, schema_id TEXT NOT NULL,
+    payload BLOB NOT NULL, at REAL NOT NULL);
+-- One row for each topic or channel that carries an event: what a stream reads, in its order.
+CREATE TABLE IF NOT EXISTS topic_log (
+    topic_id INTEGER NOT NULL, position INTEGER NOT NULL,
+    PRIMARY KEY (topic_id, position)) WITHOUT ROWID;
+-- When positions without an event were minted.
+CREATE TABLE IF NOT EXISTS marks (position INTEGER PRIMARY KEY, at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS managed (
+    id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
+    topic TEXT NOT NULL, default_replay TEXT NOT NULL, error_recovery_replay TEXT NOT NULL,
+    state TEXT NOT NULL, committed INTEGER, created_at REAL NOT NULL);
+"""
+
+_LAYOUT = 1
+"""Version of the tables above; a file of another version is refused."""
+
+
+class StoreProblem(Exception):  # noqa: N818 - a report about a file, not about the program
+    """The database cannot be used; the text names the file."""
+
+
+class Event(NamedTuple):
+    """One event of the log."""
+
+    position: int
+    event_id: str
+    schema_id: str
+    payload: bytes
+
+
+class Store:
+    """The tables of one data directory.
+
+    Args:
+        path: The database file; made when it is not there.
+
+    Thread-safe: one connection behind one lock, which `transaction` holds.
+
+    Raises:
+        StoreProblem: The file is no database of this version, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()  # serialises use of the one connection
+        try:
+            # isolation_level None: transactions are begun and ended here, and only here.
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise StoreProblem(f"{path}: {error}") from error
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_TABLES)
+            version = int(self.meta("layout", str(_LAYOUT)))
+            self.set_meta("layout", str(version))
+        except (sqlite3.Error, ValueError) as error:
+            self._db.close()
+            raise StoreProblem(f"{path}: {error}") from error
+        if version != _LAYOUT:
+            self._db.close()
+            raise StoreProblem(f"{path} was made by another version (layout {version})")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._db.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside becomes durable together at the end, or not at all."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        """All rows of a query."""
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    def run(self, sql: str, *values: object) -> None:
+        """Carry out one statement; durable at once outside a transaction."""
+        with self._lock:
+            self._db.execute(sql, values)
+
+    def meta(self, key: str, default: str = "") -> str:
+        """A remembered text."""
+        found = self.rows("SELECT value FROM meta WHERE key = ?", key)
+        return str(found[0][0]) if found else default
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Remember a text."""
+        self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
+
+    def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:
+        """Add events to the logs of topics. Inside a `transaction`."""
+        with self._lock:
+            self._db.executemany(
+                "INSERT INTO events VALUES (?, ?, ?, ?, ?)", [(*event, at) for event in events]
+            )
+            for topic_id in topic_ids:
+                self._db.executemany(
+                    "INSERT INTO topic_log VALUES (?, ?)",
+                    [(topic_id, event.position) for event in events],
+                )
+                self._db.execute(
+                    "UPDATE topics SET published = published + ? WHERE id = ?",
+                    (len(events), topic_id),
+                )
+
+    def events_after(self, topic_id: int, position: int, limit: int) -> list[Event]:
+        """The next events of a topic, at most `limit`, in order."""
+        found = self.rows(
+            "SELECT e.position, e.event_id, e.schema_id, e.payload FROM topic_log AS l"
+            " JOIN events AS e ON e.position = l.position"
+            " WHERE l.topic_id = ? AND l.position > ? ORDER BY l.position LIMIT ?",
+            topic_id,
+            position,
+            limit,
+        )
+        return [Event(*row) for row in found]
+
+    def purge(self, at: float) -> int | None:
+        """Forget events and marks made at `at` or before.
+
+        Returns:
+            The newest position forgotten; None if there was none.
+        """
+        with self.transaction():
+            newest: int | None = self.rows(
+                "SELECT max(position) FROM (SELECT position FROM events WHERE at <= ?"
+                " UNION ALL SELECT position FROM marks WHERE at <= ?)",
+                at,
+                at,
+            )[0][0]
+            if newest is not None:
+                self.forget_through(newest)
+        return newest
+
+    def forget_through(self, position: int) -> None:
+        """Forget events and marks up to a position. Inside a `transaction`."""
+        for table in ("topic_log", "events", "marks"):
+            self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names
+        self.set_meta("purged_through", str(position))
+
+    def oldest(self) -> float | None:
+        """When the oldest event or mark was made; None if there is none."""
+        found = self.rows(
+            "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"
+            " UNION ALL SELECT * FROM (SELECT at FROM marks ORDER BY position LIMIT 1))"
+        )
+        return None if found[0][0] is None else float(found[0][0])

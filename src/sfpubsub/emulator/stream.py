@@ -1,0 +1,304 @@
+"""One open stream of events: credit, order of sending, keepalives, and the end. No grpc.
+
+`EventStream` is what both kinds have in common, `PlainStream` is Subscribe; ManagedSubscribe is in
+managed_stream. A stream is run by one thread, which takes requests from the mailbox and yields
+replies; that thread alone touches the stream's attributes.
+
+Invariants: 0 <= pending <= max_outstanding; events leave in the order of positions, each once; a
+reply with a position is sent only while events are wanted; the position of a keepalive never passes
+an event that is still to be sent.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from sfpubsub.emulator.bus import Bus, Topic
+from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.failures import Dropped, Refused
+from sfpubsub.emulator.faults import FaultPlan
+from sfpubsub.emulator.mailbox import Arrival, Mailbox
+from sfpubsub.emulator.managed import ManagedSubscriptions
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.store import Event
+from sfpubsub.emulator.tally import Count
+
+Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
+
+_EVENT_OVERHEAD_BYTES = 128
+"""What an event needs in a response besides its payload: ids and the framing of three messages."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What every call works with."""
+
+    bus: Bus
+    managed: ManagedSubscriptions
+    clock: Clock
+    settings: Settings
+    faults: FaultPlan
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A FetchRequest; `preset` is None for a number that the contract does not know."""
+
+    topic: str
+    preset: Preset | None
+    replay_id: bytes
+    num_requested: int
+
+
+@dataclass(frozen=True)
+class CommitAnswer:
+    """A CommitReplayResponse; `error` is empty on success, `received_at` in seconds since 1970
+    UTC."""
+
+    request_id: str
+    replay_id: bytes
+    error: str
+    received_at: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A FetchResponse or ManagedFetchResponse; None leaves a field out."""
+
+    events: Sequence[Event] = ()
+    latest: bytes | None = None
+    pending: int | None = None
+    answer: CommitAnswer | None = None
+
+
+R = TypeVar("R")
+
+
+class EventStream(ABC, Generic[R]):
+    """One call, from its first request to its end.
+
+    Args:
+        world: The emulator.
+        mailbox: Where the requests of this call arrive.
+    """
+
+    rpc: str
+
+    def __init__(self, world: World, mailbox: Mailbox[R]) -> None:
+        self.world = world
+        self.mailbox = mailbox
+        self.pending = 0
+        self.position = 0
+        self.responses = 0
+        self.target = ""
+        self.topic: Topic
+        self.count: Count
+        self._last_sent = 0.0  # of the last reply: keepalives are due from here
+        self._idle_since = 0.0  # of the last reply that the 60 s rule counts
+
+    def run(self) -> Iterator[Reply]:
+        """Yield replies until the call is over.
+
+        Raises:
+            Refused: The service ends it.
+            Dropped: A fault ends it.
+        """
+        arrivals, half_closed = self._first()
+        if not arrivals:
+            return
+        self._last_sent = self._idle_since = self.world.clock.now()
+        self.open(arrivals[0])
+        keys = self.keys()
+        for key in keys:
+            self.world.bus.bells.listen(key, self.mailbox.wake)
+        try:
+            for arrival in arrivals[1:]:
+                self.accept(arrival)
+            yield from self._serve(half_closed)
+        finally:
+            for key in keys:
+                self.world.bus.bells.forget(key, self.mailbox.wake)
+
+    # What the kinds decide.
+
+    @abstractmethod
+    def open(self, arrival: Arrival[R]) -> None:
+        """Take the first request: set topic, target, count, position; ask for its events."""
+
+    @abstractmethod
+    def accept(self, arrival: Arrival[R]) -> None:
+        """Take a later request."""
+
+    def keys(self) -> list[str]:
+        """What wakes this stream."""
+        return [self.topic.name]
+
+    def check(self, now: float) -> None:
+        """Raise what ends the stream now."""
+
+    def answer(self, now: float, half_closed: bool) -> Reply | None:
+        """A reply that is due and has no events; everything owed once requests have ended."""
+        return None
+
+    def deadline(self) -> float | None:
+        """When `check` or `answer` must be asked again."""
+        return None
+
+    def shown(self, events: Sequence[Event], position: int) -> None:
+        """Learn that events and a position are being sent."""
+
+    # What they share.
+
+    def ask(self, num_requested: int) -> None:
+        """Add credit. More than the limit counts as the limit, without an error."""
+        limit = self.world.settings.max_outstanding
+        self.pending = min(limit, self.pending + num_requested)
+
+    def _first(self) -> tuple[list[Arrival[R]], bool]:
+        while True:
+            arrivals, half_closed = self.mailbox.collect()
+            if arrivals or half_closed or self.mailbox.gone:
+                return arrivals, half_closed
+            self.mailbox.wait(None)
+
+    def _serve(self, half_closed: bool) -> Iterator[Reply]:
+        while not self.mailbox.gone:
+            self._break()
+            now = self.world.clock.now()
+            self.check(now)
+            reply = self.answer(now, half_closed)
+            if reply is None and not half_closed:
+                reply = self._deliver(now)
+            if reply is not None:
+                if reply.answer is None:
+                    self._idle_since = now
+                self._last_sent = now
+                self.responses += 1
+                yield reply
+            else:
+                if half_closed:  # `answer` has nothing left
+                    return
+                if self._idle_is_over(now):
+                    return
+                self.mailbox.wait(self._next_deadline())
+            arrivals, ended = self.mailbox.collect()
+            half_closed = half_closed or ended
+            for arrival in arrivals:
+                self.accept(arrival)
+
+    def _deliver(self, now: float) -> Reply | None:
+        if self.pending == 0:
+            return None
+        settings, bus = self.world.settings, self.world.bus
+        due = now >= self._last_sent + settings.keepalive_s
+        if due:
+            bus.freshen_tip()
+        limit = min(self.pending, settings.events_per_response)
+        events, position = bus.read(self.topic, self.position, limit)
+        if events:
+            events = _fitting(events, settings.response_bytes)
+            position = events[-1].position
+            self.pending -= len(events)
+            self.count.sent(self.position, [event.position for event in events])
+        elif not due:
+            return None
+        elif self.world.faults.take("withhold_keepalive", self.rpc, self.target):
+            self._last_sent = now
+            return None
+        else:
+            self.count.keepalives += 1
+        self.position = position
+        self.shown(events, position)
+        return Reply(events, bus.ids.mint(position), self.pending)
+
+    def _break(self) -> None:
+        faults = self.world.faults
+        fault = faults.take("drop_stream", self.rpc, self.target, responses=self.responses)
+        if fault:
+            raise Dropped(fault.params["status"])
+        fault = faults.take("fail_stream", self.rpc, self.target, responses=self.responses)
+        if fault:
+            raise Refused(fault.params["error_code"], status=fault.params["status"] or None)
+
+    def _idle_is_over(self, now: float) -> bool:
+        settings = self.world.settings
+        if self.pending or now < self._idle_since + settings.idle_close_s:
+            return False
+        if settings.idle_close == "error":
+            raise Refused("subscription.fetch.idle.timeout", seconds=f"{settings.idle_close_s:g}")
+        return True
+
+    def _next_deadline(self) -> float:
+        settings = self.world.settings
+        own = self.deadline()
+        if self.pending:
+            shared = self._last_sent + settings.keepalive_s
+        else:
+            shared = self._idle_since + settings.idle_close_s
+        return shared if own is None else min(own, shared)
+
+
+class PlainStream(EventStream[Fetch]):
+    """Subscribe: the client keeps the position."""
+
+    rpc = "Subscribe"
+
+    def open(self, arrival: Arrival[Fetch]) -> None:
+        """Take the first request.
+
+        Raises:
+            Refused: Unknown or closed topic, no events asked for, a position that cannot be.
+        """
+        fetch = arrival.request
+        self.topic = self.world.bus.topic(fetch.topic)
+        if not self.topic.can_subscribe:
+            raise Refused("subscription.topic.cannot.subscribe", topic=fetch.topic)
+        self.target = self.topic.name
+        self.count = self.world.bus.tally.of_topic(self.topic.name)
+        self._ask(fetch.num_requested)
+        self.position = self._start(fetch)
+
+    def accept(self, arrival: Arrival[Fetch]) -> None:
+        """Take a later request; its preset and replay id are not looked at.
+
+        Raises:
+            Refused: Another topic, or no events asked for.
+        """
+        fetch = arrival.request
+        if fetch.topic not in ("", self.topic.name):
+            raise Refused(
+                "subscription.fetch.topic.mismatch", topic=fetch.topic, expected=self.topic.name
+            )
+        self._ask(fetch.num_requested)
+
+    def _ask(self, num_requested: int) -> None:
+        if num_requested <= 0:
+            raise Refused("subscription.fetch.requested.events.invalid")
+        self.ask(num_requested)
+
+    def _start(self, fetch: Fetch) -> int:
+        if fetch.preset == "LATEST":
+            return self.world.bus.tip()
+        if fetch.preset == "EARLIEST":
+            return 0
+        if fetch.preset is None:
+            raise Refused("subscription.fetch.request.invalid")
+        if not fetch.replay_id:
+            raise Refused("subscription.fetch.replayid.validation.failed")
+        position = self.world.bus.position(fetch.replay_id)
+        if position is None:
+            raise Refused("subscription.fetch.replayid.corrupted")
+        return position
+
+
+def _fitting(events: list[Event], size: int) -> list[Event]:
+    """The first events that fit into a response of `size` bytes; at least one."""
+    used = 0
+    for index, event in enumerate(events):
+        used += len(event.payload) + _EVENT_OVERHEAD_BYTES
+        if used > size and index:
+            return events[:index]
+    return events

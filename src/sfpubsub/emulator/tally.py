@@ -1,0 +1,78 @@
+"""Counts for people and tests: what was delivered, what a second time, what was committed.
+
+Counts of deliveries and commits start at zero with the process; `published` is as old as the data
+directory. Nothing decides by them. Invariant: an event is counted as redelivered on a topic or
+managed subscription exactly if it was sent there before, on whatever stream.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Sequence
+
+
+class Count:
+    """The counts of one topic or one managed subscription. Thread-safe.
+
+    Attributes:
+        published: Events published (topics only).
+        delivered: Events sent, redelivered ones included.
+        redelivered: Events sent that had been sent before.
+        commits_accepted: Commits that were accepted (managed subscriptions only).
+        commits_refused: Commits that were answered with an error.
+        keepalives: Empty responses sent.
+    """
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.delivered = 0
+        self.redelivered = 0
+        self.commits_accepted = 0
+        self.commits_refused = 0
+        self.keepalives = 0
+        self._lock = threading.Lock()  # guards the sent ranges: several streams may share a topic
+        # Disjoint sorted ranges (start, end] of positions sent. A stream sends every event of its
+        # topic between two positions, so ranges say the same as a set of positions would.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def sent(self, after: int, positions: Sequence[int]) -> None:
+        """Count one response: the events of the topic that follow `after`, in order."""
+        with self._lock:
+            self.delivered += len(positions)
+            self.redelivered += sum(self._was_sent(position) for position in positions)
+            self._add(after, positions[-1])
+
+    def _was_sent(self, position: int) -> bool:
+        index = bisect.bisect_left(self._starts, position) - 1
+        return index >= 0 and position <= self._ends[index]
+
+    def _add(self, start: int, end: int) -> None:
+        # All ranges that touch (start, end] melt into one.
+        low = bisect.bisect_left(self._ends, start)
+        high = bisect.bisect_right(self._starts, end)
+        if low < high:
+            start = min(start, self._starts[low])
+            end = max(end, self._ends[high - 1])
+        self._starts[low:high] = [start]
+        self._ends[low:high] = [end]
+
+
+class Tally:
+    """The counts of one emulator. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the making of counts
+        self._topics: dict[str, Count] = {}
+        self._managed: dict[str, Count] = {}
+
+    def of_topic(self, name: str) -> Count:
+        """The counts of a topic's plain streams, and what was published to it."""
+        with self._lock:
+            return self._topics.setdefault(name, Count())
+
+    def of_managed(self, subscription_id: str) -> Count:
+        """The counts of a managed subscription."""
+        with self._lock:
+            return self._managed.setdefault(subscription_id, Count())

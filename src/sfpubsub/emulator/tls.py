@@ -1,0 +1,63 @@
+"""TLS for `--tls`: an authority of the data directory's own.
+
+The authority is made once and kept, so that a client's trust outlives a restart; the certificate
+of the server is made anew at each start. trustme is imported here alone, and only when TLS is
+asked for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import NamedTuple
+
+from sfpubsub.emulator.problems import EmulatorProblem
+
+
+class Credentials(NamedTuple):
+    """What a TLS server needs, in PEM, and the file that its clients need."""
+
+    key: bytes
+    chain: bytes
+    ca_file: Path
+
+
+def credentials(data_dir: Path, host: str) -> Credentials:
+    """A certificate for `host` (and localhost, 127.0.0.1 and ::1), signed by the directory's
+    authority.
+
+    Raises:
+        EmulatorProblem: The extra is not installed, or the kept authority cannot be read.
+    """
+    try:
+        import trustme
+    except ModuleNotFoundError as error:
+        raise EmulatorProblem(
+            "TLS needs the package trustme: pip install 'sfpubsub[emulator]'"
+        ) from error
+    ca_file, key_file = data_dir / "ca.pem", data_dir / "ca-key.pem"
+    if ca_file.exists() and key_file.exists():
+        try:
+            authority = trustme.CA.from_pem(ca_file.read_bytes(), key_file.read_bytes())
+        except ValueError as error:
+            raise EmulatorProblem(
+                f"{ca_file} or {key_file} is damaged: remove both and start again"
+            ) from error
+    else:
+        authority = trustme.CA(organization_name="sfpubsub emulator")
+        key_file.touch(mode=0o600)
+        key_file.write_bytes(authority.private_key_pem.bytes())
+        ca_file.write_bytes(authority.cert_pem.bytes())
+    names = {"localhost", "127.0.0.1", "::1"}
+    if not _is_any(host):
+        names.add(host)
+    server = authority.issue_cert(*sorted(names))
+    chain = b"".join(part.bytes() for part in server.cert_chain_pems)
+    return Credentials(server.private_key_pem.bytes(), chain, ca_file)
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,26 @@
+"""For tests of code that uses sfpubsub: an emulator in the process, and a scripted transport.
+
+::
+
+    from sfpubsub.testing import EmulatorServer
+
+    with EmulatorServer(data_dir=tmp_path) as emulator:
+        emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
+        ...
+
+`EmulatorServer` needs the extra ``sfpubsub[emulator]``.
+"""
+
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.emulator.settings import Settings as EmulatorSettings
+from sfpubsub.transports.memory import MemoryCall, MemoryTransport
+
+__all__ = [
+    "EmulatorServer",
+    "EmulatorSettings",
+    "Fault",
+    "FaultPlan",
+    "MemoryCall",
+    "MemoryTransport",
+]

@@ -1,0 +1,106 @@
+"""`sfpubsub emulator` as a process: the ready line, signals, and one-line errors."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import urllib.request
+
+import pytest
+from click.testing import CliRunner
+
+from sfpubsub.cli.emulator import emulator as command
+from sfpubsub.emulator.server import EmulatorServer
+
+from .support import ORDERS
+
+
+def test_ready_line(spawn):
+    """Exactly these keys; the ports are open and the token is good."""
+    process = spawn().wait_ready()
+    ready = process.ready
+    assert set(ready) == {"grpc", "http", "access_token", "instance_url", "tenant_id"}
+    assert ready["instance_url"] == ready["http"]
+    assert urllib.request.urlopen(ready["http"] + "/health", timeout=10).status == 200
+    client = process.client()
+    assert client.subscribe(topic_name=ORDERS).silent()
+    client.close()
+
+
+def test_tls_adds_the_authority(spawn):
+    """--tls adds ca_file, and a client that trusts it connects."""
+    process = spawn("--tls").wait_ready()
+    assert "ca_file" in process.ready
+    client = process.client()
+    assert client.subscribe().silent()
+    client.close()
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signals(spawn, sent, code):
+    """SIGTERM ends with 0, Ctrl-C with 130, both without a word and with a stream open."""
+    process = spawn().wait_ready()
+    client = process.client()
+    stream = client.subscribe()
+    assert stream.silent(0.05)
+    process.popen.send_signal(sent)
+    assert process.result() == (code, "", "")
+    client.close()
+
+
+def test_second_on_one_directory(spawn):
+    """A living emulator's directory is refused in one line, exit 1."""
+    spawn().wait_ready()
+    code, out, err = spawn().result()
+    assert (code, out) == (1, "")
+    assert err.startswith("error: data directory ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--grpc-port", "--http-port"])
+def test_port_in_use(spawn, option):
+    """A taken port is one line and exit 1."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, out, err = spawn(option, port).result()
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert (code, out, len(lines)) == (1, "", 1)
+    assert port in lines[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--grpc-port", "x"], ["--grpc-port", "70000"], ["--nonsense"], ["extra"]]
+)
+def test_usage_errors(arguments):
+    """What cannot be is a usage error: exit 2."""
+    assert CliRunner().invoke(command, arguments).exit_code == 2
+
+
+def test_missing_seed(tmp_path):
+    """A seed that is not there is named; nothing is made."""
+    data = tmp_path / "data"
+    result = CliRunner().invoke(
+        command, ["--data-dir", str(data), "--seed", str(tmp_path / "none.toml")]
+    )
+    assert result.exit_code == 1
+    assert result.output.startswith(f"error: seed {tmp_path / 'none.toml'}: ")
+    assert not data.exists()
+
+
+def test_missing_extra(tmp_path, monkeypatch):
+    """Without trustme --tls is one line that names the extra; without it all is well."""
+    monkeypatch.setitem(sys.modules, "trustme", None)
+    result = CliRunner().invoke(command, ["--tls", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.output.startswith("error: TLS needs the package trustme")
+    assert "sfpubsub[emulator]" in result.output
+    with EmulatorServer(tmp_path):
+        pass
+
+
+def test_help_explains_each_option():
+    """Every option has a text."""
+    assert all(getattr(param, "help", None) for param in command.params)

@@ -1,0 +1,185 @@
+"""The model's small parts, without any wire: ids, counts, settings, clock, schemas, bus."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfpubsub.emulator.clock import Clock, ManualClock
+from sfpubsub.emulator.replay_ids import ReplayIds
+from sfpubsub.emulator.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.settings import REPLAY_ID_LENGTHS, Settings
+from sfpubsub.emulator.tally import Count
+
+from .support import ORDERS
+
+POSITIONS = st.integers(0, 2**53 - 1)
+
+
+@pytest.mark.parametrize("length", REPLAY_ID_LENGTHS)
+@given(position=POSITIONS)
+def test_ids_are_a_bijection(length, position):
+    """Every position has one id of the asked length, and every id reads as its position."""
+    ids = ReplayIds(length)
+    assert len(ids.mint(position)) == length
+    assert ids.read(ids.mint(position)) == position
+
+
+@pytest.mark.parametrize("length", REPLAY_ID_LENGTHS)
+def test_byte_order_is_never_arrival_order(length):
+    """No four neighbours among the first 100,000 are in order as bytes, in either direction."""
+    ids = ReplayIds(length)
+    minted = [ids.mint(position) for position in range(1, 100_001)]
+    for start in range(len(minted) - 3):
+        four = minted[start : start + 4]
+        assert four != sorted(four)
+        assert four != sorted(four, reverse=True)
+
+
+@given(position=POSITIONS)
+def test_usual_form(position):
+    """Ten bytes: a number below 2**53 and two zero bytes; its first eight are accepted back."""
+    ids = ReplayIds(10)
+    minted = ids.mint(position)
+    assert minted[8:] == b"\x00\x00"
+    assert int.from_bytes(minted[:8], "big") < 2**53
+    assert ids.read(minted[:8]) == position
+
+
+@given(garbage=st.binary(max_size=30))
+def test_garbage_is_no_position_of_a_young_bus(garbage):
+    """Random bytes read as nothing or as a position that no bus has reached."""
+    position = ReplayIds(10).read(garbage)
+    assert position is None or position > 1000
+
+
+@pytest.mark.parametrize("length", [12, 24])
+def test_long_ids_cannot_be_shortened(length):
+    """The unusual forms are accepted whole or not at all, and hold 0xff and 0x00."""
+    ids = ReplayIds(length)
+    minted = ids.mint(5)
+    assert minted[8:10] == b"\xff\x00"
+    assert ids.read(minted[:8]) is None
+    assert ids.read(minted[:-1] + bytes([minted[-1] ^ 1])) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)), max_size=30),
+    st.sets(st.integers(1, 60), min_size=5),
+)
+def test_redelivered_is_what_a_set_would_say(responses, topic):
+    """Counting by ranges gives what remembering each position would give."""
+    positions = sorted(topic)
+    count, seen, redelivered = Count(), set(), 0
+    for after, size in responses:
+        sent = [p for p in positions if p > after][:size]
+        if sent:
+            redelivered += sum(p in seen for p in sent)
+            seen |= set(sent)
+            count.sent(after, sent)
+            assert count.redelivered == redelivered
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"keepalive_s": 271},
+        {"keepalive_s": 0},
+        {"keepalive_s": float("nan")},
+        {"max_outstanding": 0},
+        {"replay_id_bytes": 9},
+        {"idle_close": "maybe"},
+        {"tip_refresh_s": 3, "retention_s": 5},
+        {"statuses": {"nothing": "OK"}},
+        {"statuses": {"service.auth.error": "OK"}},
+        {"events_per_response": True},
+    ],
+)
+def test_settings_that_cannot_be(values):
+    """A value out of range is refused, and the text names the setting."""
+    with pytest.raises(ValueError, match=next(iter(values))):
+        Settings.from_mapping(values)
+
+
+def test_clock_jumps():
+    """A jump adds to the time and wakes listeners; time cannot go back."""
+    clock = Clock()
+    woken = threading.Event()
+    clock.on_jump(woken.set)
+    before = clock.now()
+    clock.jump(1000)
+    assert 1000 <= clock.now() - before < 1010
+    assert woken.is_set()
+    with pytest.raises(ValueError, match="back"):
+        clock.jump(-1)
+    manual = ManualClock(5.0)
+    manual.jump(2)
+    assert (manual.now(), manual.timeout(7.0), manual.timeout(8.0)) == (7.0, 0.0, None)
+
+
+@settings(max_examples=300)
+@given(payload=st.binary(max_size=200))
+def test_check_never_fails_otherwise(payload):
+    """Any bytes are one datum or a SchemaProblem; fastavro's other exceptions do not get out."""
+    schema = _account_schema()
+    with contextlib.suppress(SchemaProblem):
+        schema.check(payload)
+
+
+def _account_schema(cache: list[Schema] = []) -> Schema:  # noqa: B006 - a cache on purpose
+    if not cache:
+        from sfpubsub.emulator import seed
+
+        cache.append(seed.load(seed.DEFAULT_SEED).topics[1][1])
+    return cache[0]
+
+
+def test_encode_refuses_what_does_not_fit():
+    """Unknown fields and wrong values are named."""
+    schema = _account_schema()
+    with pytest.raises(SchemaProblem, match="no field Nope"):
+        schema.encode({"Nope": 1}, 0.0)
+    with pytest.raises(SchemaProblem, match="AccountChangeEvent"):
+        schema.encode({"Phone": 5}, 0.0)
+    schema.check(schema.encode({"ShippingAddress": {"City": "Graz"}, "Name": "x"}, 0.0))
+
+
+def test_retention(start):
+    """Events go after 72 h and not before, on all their topics; new ones are kept."""
+    emulator, _ = start(clock=ManualClock())
+    (old,) = emulator.publish(ORDERS, [{}])
+    emulator.clock.jump(72 * 3600 - 1)
+    emulator.publish(ORDERS, [{}])
+    topic = emulator.bus.topic(ORDERS)
+    assert len(emulator.bus.read(topic, 0, 10)[0]) == 2
+    assert emulator.bus.position(old.replay_id) == 1
+    emulator.clock.jump(1)
+    assert [e.position for e in emulator.bus.read(topic, 0, 10)[0]] == [2]
+    assert emulator.bus.position(old.replay_id) is None
+
+
+def test_age_out(emulator):
+    """An id can be made too old by hand; those after it stay good."""
+    published = emulator.publish(ORDERS, [{}, {}, {}])
+    emulator.bus.age_out(published[1].replay_id)
+    alive = [emulator.bus.position(p.replay_id) is not None for p in published]
+    assert alive == [False, False, True]
+
+
+def test_publishing_from_many_threads(emulator):
+    """Positions are unique and none is lost when many publish at once."""
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.extend(emulator.publish(ORDERS, [{}] * 20)))
+        for _ in range(10)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len({r.replay_id for r in results}) == 200
+    assert emulator.bus.tip() == 200

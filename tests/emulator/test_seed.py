@@ -1,0 +1,162 @@
+"""Seeds: the default, the format, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.emulator import seed as seeds
+from sfpubsub.emulator.problems import SeedError
+from sfpubsub.emulator.server import EmulatorServer
+
+from .support import ACCOUNTS, CHANGES, MANAGED, ORDERS, Client
+
+SCHEMA = """{"type": "record", "name": "A__e", "fields": [
+    {"name": "CreatedDate", "type": "long"}, {"name": "CreatedById", "type": "string"},
+    {"name": "X__c", "type": ["null", "string"], "default": null}]}"""
+TOPIC = f"[[topics]]\nname = '/event/A__e'\nschema = '''{SCHEMA}'''\n"
+FULL = (
+    TOPIC
+    + """
+[org]
+id = "00DXX0000000009"
+[settings]
+keepalive_s = 7
+statuses = {"schema.not.found" = "INVALID_ARGUMENT"}
+[[channels]]
+name = "/event/All__chn"
+topics = ["/event/A__e"]
+[[managed_subscriptions]]
+developer_name = "Mine"
+topic = "/event/All__chn"
+[[events]]
+topic = "/event/A__e"
+payload = {X__c = "one"}
+[[events]]
+topic = "/event/A__e"
+payload_json = '{"X__c": null}'
+"""
+)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_default(emulator):
+    """Without a seed: three topics, one running subscription from EARLIEST, no events."""
+    assert [topic.name for topic in emulator.bus.topics()] == [ACCOUNTS, CHANGES, ORDERS]
+    (record,) = emulator.managed.all()
+    assert (record.developer_name, record.topic, record.state) == (MANAGED, ORDERS, "RUN")
+    assert (record.default_replay, record.error_recovery_replay) == ("EARLIEST", "EARLIEST")
+    assert emulator.bus.tip() == 0
+
+
+def test_full(tmp_path):
+    """Every table of the format does what it says, and a second start adds nothing."""
+    seed = write(tmp_path / "s.toml", FULL)
+    for _ in range(2):
+        with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+            assert emulator.tenant_id.startswith("00DXX0000000009")
+            assert emulator.settings.keepalive_s == 7
+            assert emulator.managed.get("Mine").default_replay == "LATEST"
+            client = Client(emulator.grpc_target, emulator.metadata)
+            assert len(client.subscribe(topic_name="/event/All__chn").events(2)) == 2
+            client.close()
+            assert emulator.bus.tip() == 2
+
+
+def test_started_again_without_the_seed(tmp_path):
+    """A directory keeps what its seed made; the default seed is for fresh ones only."""
+    with EmulatorServer(tmp_path / "data", seed=write(tmp_path / "s.toml", FULL)):
+        pass
+    with EmulatorServer(tmp_path / "data") as emulator:
+        names = [topic.name for topic in emulator.bus.topics()]
+        assert names == ["/event/A__e", "/event/All__chn"]
+
+
+def test_deleted_subscription_stays_deleted(tmp_path):
+    """A subscription that was deleted is not made again by the next start."""
+    seed = write(tmp_path / "s.toml", FULL)
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        emulator.managed.delete("Mine")
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        assert emulator.managed.get("Mine") is None
+
+
+def test_schema_file(tmp_path):
+    """schema_file is read from beside the seed."""
+    write(tmp_path / "a.avsc", SCHEMA)
+    seed = write(tmp_path / "s.toml", "[[topics]]\nname='/event/A__e'\nschema_file='a.avsc'\n")
+    assert seeds.load(seed).topics[0][1].name == "A__e"
+
+
+def topic(schema: str) -> str:
+    return f"[[topics]]\nname = '/event/A__e'\nschema = '''{schema}'''\n"
+
+
+MS = "[[managed_subscriptions]]\n"
+
+BROKEN = {
+    "syntax": ("x = ", "is not TOML"),
+    "table": ("[[topic]]\nname='x'", "unknown table topic"),
+    "not a list": ("topics = 3", r"write \[\[topics\]\]"),
+    "no name": ("[[topics]]\nschema='{}'", "topics number 1 has no name"),
+    "unknown key": (TOPIC + "color = 'red'", r"\(/event/A__e\) has the unknown key color"),
+    "wrong type": (TOPIC + "can_publish = 'yes'", "can_publish is no bool"),
+    "bad name": ("[[topics]]\nname='Order'\nschema='{}'", "topic 'Order'"),
+    "no schema": ("[[topics]]\nname='/event/A__e'", "either schema or schema_file"),
+    "no file": ("[[topics]]\nname='/event/A__e'\nschema_file='no.avsc'", "no.avsc"),
+    "not json": (topic("{"), "topic /event/A__e: schema is not JSON"),
+    "not avro": (topic('{"type": "record", "name": "A__e"}'), "topic /event/A__e: schema is not"),
+    "unknown type": (
+        topic('{"type":"record","name":"A","fields":[{"name":"x","type":"Nope"}]}'),
+        "unknown type",
+    ),
+    "not a record": (topic('"string"'), "must be a record"),
+    "json list": (topic("[]"), "topic /event/A__e: schema"),
+    "twice": (TOPIC + TOPIC, "topic /event/A__e stands there twice"),
+    "channel": ("[[channels]]\nname='/event/C__chn'\ntopics=['/event/B__e']", "no topic '/event/B"),
+    "ms name": (TOPIC + MS + "developer_name='1_'\ntopic='/event/A__e'", "subscription '1_'"),
+    "ms topic": (TOPIC + MS + "developer_name='M'\ntopic='/event/B__e'", "no topic '/event/B__e'"),
+    "ms replay": (
+        TOPIC + MS + "developer_name='M'\ntopic='/event/A__e'\ndefault_replay='CUSTOM'",
+        "LATEST or EARLIEST",
+    ),
+    "ms state": (
+        TOPIC + MS + "developer_name='M'\ntopic='/event/A__e'\nstate='PAUSE'",
+        "RUN or STOP",
+    ),
+    "event topic": (
+        TOPIC + "[[events]]\ntopic='/event/B__e'\npayload={}",
+        "no topic '/event/B__e'",
+    ),
+    "event field": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload={Y=1}", "has no field Y"),
+    "event value": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload={X__c=1}", "do not fit A__e"),
+    "event json": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='{'", "payload_json"),
+    "event list": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='[]'", "is no object"),
+    "event none": (TOPIC + "[[events]]\ntopic='/event/A__e'", "either payload or payload_json"),
+    "org": ("[org]\nid='123'", "begin with 00D"),
+    "org key": ("[org]\nname='x'", "takes only id"),
+    "setting": ("[settings]\nkeepalive=1", "unknown setting keepalive"),
+    "setting type": ("[settings]\nkeepalive_s='1'", "keepalive_s cannot be '1'"),
+    "setting range": ("[settings]\nkeepalive_s=1000", "at most 270"),
+    "settings": ("settings=1", r"write \[settings\]"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken(tmp_path, name):
+    """One line that names the file, the item and the remedy; the data directory is not touched."""
+    text, expected = BROKEN[name]
+    seed = write(tmp_path / "broken.toml", text)
+    with pytest.raises(SeedError) as caught:
+        EmulatorServer(tmp_path / "data", seed=seed)
+    message = str(caught.value)
+    assert re.search(expected, message), message
+    assert message.startswith(f"seed {seed}: ")
+    assert "\n" not in message
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,258 @@
+"""Life of an emulator: restart, kill, TLS, pings, and what it refuses to start on."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import queue
+import socket
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+
+import sfpubsub.emulator
+from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
+
+from .support import MANAGED, ORDERS, WAIT_S, Client, commit, until
+
+
+def orders(count):
+    return [{"Order_Number__c": str(i)} for i in range(count)]
+
+
+def test_restart_keeps_everything(tmp_path):
+    """Events, ids, committed position, schema ids, token and org are those of the run before."""
+    with EmulatorServer(tmp_path) as first:
+        published = first.publish(ORDERS, orders(5))
+        client = Client(first.grpc_target, first.metadata)
+        stream = client.managed()
+        stream.events(5)
+        stream.send(commit(published[2].replay_id))
+        stream.answer()
+        client.close()
+        token, tenant, record = first.access_token, first.tenant_id, first.managed.get(MANAGED)
+    with EmulatorServer(tmp_path) as second:
+        assert (second.access_token, second.tenant_id) == (token, tenant)
+        assert second.managed.get(MANAGED) == record
+        client = Client(second.grpc_target, second.metadata)
+        replay_ids = [e.replay_id for e in client.managed().events(2)]
+        assert replay_ids == [p.replay_id for p in published[3:]]
+        (new,) = second.publish(ORDERS, orders(1))
+        assert new.replay_id not in {p.replay_id for p in published}
+        client.close()
+
+
+def test_kill_loses_nothing_acknowledged(spawn):
+    """kill -9 right after a publish and a commit: the next process has both, and the token."""
+    process = spawn().wait_ready()
+    client = process.client()
+    schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
+    payload = b"\x02\x02x" + b"\x00" * 7  # CreatedDate 1, CreatedById "x", seven nulls
+    event = pb.ProducerEvent(schema_id=schema_id, payload=payload)
+    request = pb.PublishRequest(topic_name=ORDERS, events=[event] * 200)
+    published = []
+    for _ in range(10):
+        published += client.call("Publish", request).results
+    stream = client.managed()
+    for _ in range(10):
+        got = stream.events(100)
+        stream.send(commit(got[-1].replay_id))
+        stream.answer()
+        stream.send(pb.ManagedFetchRequest(num_requested=100))
+    process.kill()
+    client.close()
+    again = spawn().wait_ready()
+    assert again.ready["access_token"] == process.ready["access_token"]
+    client = again.client()
+    assert got[-1].replay_id == published[999].replay_id
+    stream = client.managed()
+    rest = stream.events(100)
+    while len(rest) < 1000:
+        stream.send(pb.ManagedFetchRequest(num_requested=100))
+        rest += stream.events(100)
+    # What the killed stream had sent and not committed comes again.
+    assert [e.replay_id for e in rest] == [p.replay_id for p in published[1000:]]
+    client.close()
+
+
+def test_kill_in_the_middle_of_publishing(spawn):
+    """Killed while it writes: whatever was acknowledged is there, in order, and nothing is torn."""
+    process = spawn().wait_ready()
+    client = process.client()
+    schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
+    event = pb.ProducerEvent(schema_id=schema_id, payload=b"\x02\x02x" + b"\x00" * 7)
+    request = pb.PublishRequest(topic_name=ORDERS, events=[event] * 50)
+    acknowledged: list[bytes] = []
+
+    def publish():
+        with contextlib.suppress(grpc.RpcError):
+            while True:
+                results = client.call("Publish", request).results
+                acknowledged.extend(result.replay_id for result in results)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    until(lambda: len(acknowledged) >= 1000)
+    process.kill()
+    thread.join(WAIT_S)
+    client.close()
+    client = spawn().wait_ready().client()
+    stream = client.subscribe()
+    got: list[bytes] = []
+    while len(got) < len(acknowledged):
+        events = stream.next().events
+        got += [e.replay_id for e in events]
+        stream.send(pb.FetchRequest(num_requested=len(events)))
+    assert got[: len(acknowledged)] == acknowledged
+    client.close()
+
+
+def test_tls(start, tmp_path):
+    """A client that trusts ca_file connects; a restart keeps the authority."""
+    emulator, client = start(tls=True)
+    request = pb.TopicRequest(topic_name=ORDERS)
+    assert client.call("GetTopic", request).topic_name == ORDERS
+    authority = emulator.ca_file.read_bytes()
+    emulator.stop()
+    emulator, client = start(tls=True, data_dir=tmp_path / "data")
+    assert emulator.ca_file.read_bytes() == authority
+    assert client.call("GetTopic", request).topic_name == ORDERS
+    assert (emulator.data_dir / "ca-key.pem").stat().st_mode & 0o077 == 0
+
+
+def test_frequent_pings_are_accepted(emulator):
+    """A connection that pings much more often than a stock server allows lives on.
+
+    A stock server counts pings that come within 5 minutes without data, and answers the third with
+    GOAWAY. Pings here come every second, the shortest interval that a client can send.
+    """
+    channel = grpc.insecure_channel(
+        emulator.grpc_target,
+        options=[
+            ("grpc.keepalive_time_ms", 1000),
+            ("grpc.keepalive_timeout_ms", 2000),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.enable_retries", 0),
+        ],
+    )
+    requests: queue.Queue = queue.Queue()
+    requests.put(pb.FetchRequest(topic_name=ORDERS, num_requested=10))
+    stub = pb_grpc.PubSubStub(channel)
+    call = stub.Subscribe(iter(requests.get, None), metadata=emulator.metadata)
+    with pytest.raises(grpc.FutureTimeoutError):
+        _ended(call).result(timeout=5.5)
+    emulator.publish(ORDERS, orders(1))
+    assert len(next(call).events) == 1
+    requests.put(None)
+    call.cancel()
+    channel.close()
+
+
+def _ended(call):
+    class Ended:
+        def result(self, timeout):
+            done: queue.Queue = queue.Queue()
+            call.add_callback(lambda: done.put(True))
+            try:
+                done.get(timeout=timeout)
+            except queue.Empty:
+                raise grpc.FutureTimeoutError from None
+
+    return Ended()
+
+
+def test_stop_ends_all_streams_promptly(start):
+    """Open idle streams do not hold up a stop; they end as a broken connection would."""
+    emulator, client = start()
+    streams = [client.subscribe() for _ in range(10)] + [client.managed()]
+    began = time.monotonic()
+    emulator.stop()
+    assert time.monotonic() - began < 2
+    assert all(stream.end()[0] in ("UNAVAILABLE", "CANCELLED") for stream in streams)
+    emulator.stop()
+
+
+def test_directory_in_use(emulator):
+    """A second emulator on the data directory of a living one is refused."""
+    with pytest.raises(EmulatorProblem, match="in use by another emulator"):
+        EmulatorServer(emulator.data_dir)
+
+
+def test_directory_that_cannot_be_written(tmp_path):
+    """A file where the directory should be is named in the error."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EmulatorProblem, match=str(tmp_path / "file")):
+        EmulatorServer(tmp_path / "file" / "data")
+
+
+def test_directory_with_a_foreign_database(tmp_path):
+    """A file that is no database, or another layout's, is refused, and the lock is given back."""
+    (tmp_path / "bus.sqlite3").write_bytes(b"not a database, but long enough to be looked at" * 50)
+    for _ in range(2):
+        with pytest.raises(EmulatorProblem, match=r"bus\.sqlite3"):
+            EmulatorServer(tmp_path)
+
+
+@pytest.mark.parametrize("option", ["grpc_port", "http_port"])
+def test_port_in_use(emulator, tmp_path, option):
+    """Another emulator's port is one clear error; the directory is free again afterwards."""
+    address = emulator.grpc_target if option == "grpc_port" else emulator.http_url
+    server = EmulatorServer(tmp_path, **{option: int(address.rpartition(":")[2])})
+    with pytest.raises(EmulatorProblem, match="cannot listen"):
+        server.start()
+    with EmulatorServer(tmp_path) as again:
+        assert again.grpc_target
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_ipv6(tmp_path):
+    """Both ports listen on an IPv6 loopback when the host says so."""
+    with EmulatorServer(tmp_path, host="::1") as emulator:
+        client = Client(emulator.grpc_target, emulator.metadata)
+        assert client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).topic_name == ORDERS
+        assert urllib.request.urlopen(emulator.http_url + "/health", timeout=10).status == 200
+        client.close()
+
+
+def test_damaged_authority(tmp_path):
+    """An authority that cannot be read is named, with the remedy."""
+    (tmp_path / "ca.pem").write_text("x")
+    (tmp_path / "ca-key.pem").write_text("x")
+    with pytest.raises(EmulatorProblem, match="remove both"):
+        EmulatorServer(tmp_path, tls=True)
+
+
+def test_publish_raw_takes_anything(emulator, client):
+    """Bytes that no schema can read reach subscribers unchanged."""
+    from sfpubsub.emulator.bus import Draft
+
+    emulator.publish_raw(ORDERS, [Draft(b"\xff\xff", "no-such-schema", "e1")])
+    (got,) = client.subscribe().events(1)
+    assert (got.event.payload, got.event.schema_id) == (b"\xff\xff", "no-such-schema")
+
+
+def test_imports():
+    """The emulator imports nothing of sfpubsub outside itself, no pyspark and no click."""
+    found = set()
+    for file in Path(sfpubsub.emulator.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                found.add(str(node.module))
+    foreign = {
+        name
+        for name in found
+        if (name.split(".")[0] == "sfpubsub" and not name.startswith("sfpubsub.emulator"))
+        or name.split(".")[0] in ("pyspark", "click", "requests")
+    }
+    assert foreign == set()

@@ -1,0 +1,62 @@
+"""The three headers, and the envelope of errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.emulator.sessions import eighteen
+from sfpubsub.emulator.settings import Settings
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+from .support import ORDERS, Client
+
+TOPIC = pb.TopicRequest(topic_name=ORDERS)
+
+
+def headers(emulator, **changes):
+    return tuple((k, v) for k, v in {**dict(emulator.metadata), **changes}.items() if v is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "suffix"),
+    [
+        ({"accesstoken": "wrong"}, "service.auth.error"),
+        ({"tenantid": "00D000000000000AAA"}, "service.auth.error"),
+        ({"tenantid": "core/my/00D000000000000"}, "service.auth.error"),
+        ({"accesstoken": None}, "service.auth.headers.invalid"),
+        ({"accesstoken": " "}, "service.auth.headers.invalid"),
+        ({"instanceurl": None}, "service.auth.headers.invalid"),
+        ({"instanceurl": "my.salesforce.com"}, "service.auth.headers.invalid"),
+        ({"tenantid": ""}, "service.auth.headers.invalid"),
+    ],
+)
+def test_bad_headers(emulator, changes, suffix):
+    """Wrong values are an authentication error, missing and malformed ones a header error."""
+    client = Client(emulator.grpc_target, headers(emulator, **changes))
+    assert client.refusal("GetTopic", TOPIC) == ("UNAUTHENTICATED", suffix)
+    assert client.subscribe().refusal() == suffix
+    assert client.managed().refusal() == suffix
+    client.close()
+
+
+@pytest.mark.parametrize("form", ["{15}", "{18}", "core/my-domain/{18}", "core/my-domain/{15}"])
+def test_forms_of_the_tenant(emulator, form):
+    """15 and 18 characters are accepted, bare and as core/<domain>/<org>."""
+    tenant = form.replace("{15}", emulator.tenant_id[:15]).replace("{18}", emulator.tenant_id)
+    client = Client(emulator.grpc_target, headers(emulator, tenantid=tenant))
+    assert client.call("GetTopic", TOPIC).topic_name == ORDERS
+    client.close()
+
+
+def test_statuses_can_be_overridden(start):
+    """What is not known of the real service is a setting."""
+    code = "service.auth.headers.invalid"
+    emulator, _ = start(settings=Settings(statuses={code: "INVALID_ARGUMENT"}))
+    client = Client(emulator.grpc_target, headers(emulator, tenantid=""))
+    assert client.refusal("GetTopic", TOPIC) == ("INVALID_ARGUMENT", code)
+    client.close()
+
+
+def test_18_characters():
+    """The known pair of Salesforce's own documentation."""
+    assert eighteen("00D000000000062") == "00D000000000062EAA"
