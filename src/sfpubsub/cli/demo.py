@@ -1,0 +1,245 @@
+"""``sfpubsub demo``: the main job on the emulator, killed in the middle, and counted.
+
+Shows the promise and proves it: the emulator, the publisher and the job are processes of their own,
+the job is killed with SIGKILL, and the counts are read from the table's files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from sfpubsub.errors import MissingExtraError, SfPubSubError
+
+TOPIC = "/event/Order_Event__e"
+SUBSCRIPTION = "My_Managed_Subscription"
+
+# Events: enough for many batches, few enough for seconds.
+EVENTS = 6000
+# Rows of a batch: the kill finds the job with some batches written and more to come.
+BATCH = 500
+# Seconds for any one step; starting Spark on a busy machine takes the longest.
+PATIENCE = 60.0
+# Seconds without an event after which the second run has nothing left to read.
+IDLE = 3.0
+
+Table = dict[str, int]
+
+
+@click.command()
+@click.option("--events", type=click.IntRange(min=2 * BATCH), default=EVENTS, show_default=True)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Keep emulator data and table here.  [default: a temporary directory]",
+)
+def demo(events: int, directory: Path | None) -> None:
+    """Run the main job on the emulator: publish, ingest, kill -9, resume, count.
+
+    Ends with a table of counts; the exit code is 0 only if no event is lost and none is doubled.
+    """
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("the demo", "spark,emulator") from error
+    with tempfile.TemporaryDirectory(prefix="sfpubsub-demo-") as temporary:
+        home = directory or Path(temporary)
+        counts = _Demo(home.absolute(), events).run()
+    _show(counts)
+    if counts["lost"] or counts["duplicated"] or counts["written"] != counts["published"]:
+        click.get_current_context().exit(1)
+
+
+def _say(text: str) -> None:
+    click.secho(f"» {text}", err=True, bold=True)
+
+
+def _show(counts: Table) -> None:
+    meaning = {
+        "published": "events that the service accepted",
+        "delivered": "events that the service sent to the two runs",
+        "redelivered": "of these, sent again after the kill",
+        "written": "rows in the table",
+        "lost": "published, not in the table",
+        "duplicated": "in the table more than once",
+    }
+    width = max(map(len, meaning))
+    for name, text in meaning.items():
+        click.echo(f"{name:<{width}}  {counts[name]:>7}   {text}")
+
+
+class _Demo:
+    def __init__(self, home: Path, events: int) -> None:
+        self._data = home / "emulator"
+        self._table = home / "orders"
+        self._events = events
+        self._env = dict(os.environ)
+        self._http = ""
+        self._published: list[str] = []
+
+    def run(self) -> Table:
+        with self._emulator():
+            half = self._events // 2
+            _say(f"publishing {half} events to {TOPIC}")
+            self._publish(half)
+            _say(f"first run: events go through {SUBSCRIPTION} into {self._table}")
+            with self._ingest() as job:
+                _wait_for(lambda: self._batches() > 0, job, "a first batch in the table")
+                _say(f"kill -9 {job.pid}, with {self._batches()} batches in the table")
+                job.kill()
+                job.wait()
+            _say(f"publishing {self._events - half} more while nobody listens")
+            self._publish(self._events - half)
+            _say("second run: the same command again")
+            with self._ingest("--once", "--idle-timeout", str(IDLE)) as job:
+                if job.wait(PATIENCE) != 0:
+                    raise SfPubSubError(f"the second run ended with exit code {job.returncode}")
+            _say("counting the rows of the table's files")
+            return self._count()
+
+    @contextmanager
+    def _emulator(self) -> Iterator[None]:
+        _say("starting the emulator, a process of its own")
+        command = ["emulator", "--grpc-port", "0", "--http-port", "0", "--data-dir", self._data]
+        with _running(command, self._env, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None  # noqa: S101  # it is a pipe
+            line = process.stdout.readline()
+            if not line:
+                raise SfPubSubError("the emulator did not start; see its message above")
+            ready = json.loads(line)
+            self._http = ready["http"]
+            self._env.update(
+                SFPUBSUB_ENDPOINT=ready["grpc"],
+                SFPUBSUB_INSECURE="1",
+                SFPUBSUB_AUTH="token",
+                SFPUBSUB_ACCESS_TOKEN=ready["access_token"],
+                SFPUBSUB_INSTANCE_URL=ready["instance_url"],
+                SFPUBSUB_TENANT_ID=ready["tenant_id"],
+            )
+            click.echo(f"  grpc {ready['grpc']}, health page {self._http}", err=True)
+            yield
+
+    def _publish(self, count: int) -> None:
+        first = len(self._published)
+        now = time.time_ns() // 1_000_000
+        lines = "".join(
+            json.dumps(
+                {
+                    "CreatedDate": now,
+                    "CreatedById": "005000000000001AAA",
+                    "Order_Number__c": f"ORD-{first + index:06}",
+                    "Amount__c": float(index % 500),
+                }
+            )
+            + "\n"
+            for index in range(count)
+        )
+        done = subprocess.run(  # noqa: S603  # our own command, fixed arguments
+            [sys.executable, "-m", "sfpubsub", "publish", TOPIC],
+            input=lines,
+            stdout=subprocess.PIPE,
+            env=self._env,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        if done.returncode != 0:
+            raise SfPubSubError(f"publishing ended with exit code {done.returncode}")
+        self._published += [json.loads(line)["event_id"] for line in done.stdout.splitlines()]
+
+    @contextmanager
+    def _ingest(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        command = ["ingest", "--managed", SUBSCRIPTION, "--to", self._table]
+        command += ["--batch-events", str(BATCH), "--batch-seconds", "1", *options]
+        with _running(command, self._env, stdout=subprocess.DEVNULL) as process:
+            yield process
+
+    def _batches(self) -> int:
+        return sum(1 for _ in self._table.glob("ingest_hour=*/batch=*"))
+
+    def _count(self) -> Table:
+        import pyarrow.parquet as pq
+
+        files = sorted(self._table.glob("ingest_hour=*/batch=*/*.parquet"))
+        rows: Counter[str] = Counter()
+        for file in files:
+            rows.update(pq.ParquetFile(file).read(["event_id"]).column("event_id").to_pylist())
+        with urllib.request.urlopen(f"{self._http}/health", timeout=PATIENCE) as answer:  # noqa: S310
+            service = json.load(answer)["managed_subscriptions"][SUBSCRIPTION]
+        published = set(self._published)
+        return {
+            "published": len(published),
+            "delivered": service["delivered"],
+            "redelivered": service["redelivered"],
+            "written": sum(rows.values()),
+            "lost": len(published - rows.keys()),
+            "duplicated": sum(count - 1 for count in rows.values()),
+        }
+
+
+@contextmanager
+def _running(
+    arguments: list[Any], env: dict[str, str], *, stdout: int
+) -> Iterator[subprocess.Popen[str]]:
+    """Run an sfpubsub command; show what it says; end it with the block."""
+    process = subprocess.Popen(  # noqa: S603  # our own command
+        [sys.executable, "-m", "sfpubsub", *map(str, arguments)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=env,
+        text=True,
+    )
+    name = str(arguments[0])
+    echo = threading.Thread(target=_echo, args=(process, name), name=f"echo {name}", daemon=True)
+    echo.start()
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        # A killed job's orphaned JVM holds the pipe for a moment longer; its words do not matter.
+        echo.join(1.0)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _echo(process: subprocess.Popen[str], name: str) -> None:
+    assert process.stderr is not None  # noqa: S101  # it is a pipe
+    with process.stderr as lines:
+        for line in lines:
+            click.echo(f"  {name}: {line.rstrip()}", err=True)
+
+
+def _wait_for(happened: Callable[[], bool], job: subprocess.Popen[str], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        if job.poll() is not None:
+            _give_up(f"the job ended with exit code {job.returncode} before there was {what}")
+        if time.monotonic() > deadline:
+            _give_up(f"there was no sign of {what} in {PATIENCE:g} s")
+        time.sleep(0.02)  # the table is looked at from outside; nothing tells us
+
+
+def _give_up(reason: str) -> NoReturn:
+    raise SfPubSubError(reason)

@@ -1,0 +1,107 @@
+"""Sessions: complete, secret, and renewed once."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+
+from sfpubsub.auth.session import CurrentSession, Session, StaticSession
+from sfpubsub.errors import AuthenticationError, ConfigurationError, SessionExpiredError
+
+SECRET = "00D000000000001!AQ0AQ.secret"
+
+
+def session(token: str = SECRET) -> Session:
+    return Session(token, "https://example.my.salesforce.com/", "00D000000000001AAA")
+
+
+def test_a_session_makes_the_three_headers():
+    """Lower-case names; an instance URL without a path."""
+    assert session().headers == (
+        ("accesstoken", SECRET),
+        ("instanceurl", "https://example.my.salesforce.com"),
+        ("tenantid", "00D000000000001AAA"),
+    )
+
+
+def test_the_tenant_can_be_read_from_the_token():
+    """An org id stands at its beginning."""
+    assert Session(SECRET, "https://x").tenant_id == "00D000000000001"
+
+
+@pytest.mark.parametrize(
+    ("parts", "names"),
+    [
+        (("", "https://x", "t"), "SFPUBSUB_ACCESS_TOKEN"),
+        (("t", "", "t"), "SFPUBSUB_INSTANCE_URL"),
+        (("no-org-in-it", "https://x", ""), "SFPUBSUB_TENANT_ID"),
+    ],
+)
+def test_a_missing_part_names_the_variable_to_set(parts, names):
+    """The user reads what to do."""
+    with pytest.raises(ConfigurationError, match=names):
+        Session(*parts)
+
+
+def test_the_token_does_not_leak():
+    """Not in a repr, not in a pickle, not in the error about it."""
+    assert SECRET not in repr(session())
+    assert SECRET not in f"{session()}"
+    with pytest.raises(TypeError, match="secret") as caught:
+        pickle.dumps(session())
+    assert SECRET not in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        Session("token-without-an-org", "https://x")
+    assert "token-without" not in str(caught.value)
+
+
+def test_a_ready_session_cannot_be_renewed():
+    """The error says what would help."""
+    static = StaticSession(session())
+    assert static.get_session(None) == session()
+    with pytest.raises(SessionExpiredError, match="SFPUBSUB_ACCESS_TOKEN"):
+        static.get_session(session())
+
+
+class Provider:
+    """Hands out session after session."""
+
+    def __init__(self) -> None:
+        self.calls: list[Session | None] = []
+
+    def get_session(self, expired):
+        self.calls.append(expired)
+        return session(f"00D000000000001!{len(self.calls)}")
+
+
+def test_a_session_is_renewed_once_however_many_ask():
+    """Streams that fail together cost one sign-in."""
+    provider = Provider()
+    current = CurrentSession(provider)
+    old = current.get()
+    threads = [threading.Thread(target=lambda: current.renew(old)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert provider.calls == [None, old]
+    assert current.get().access_token.endswith("!2")
+
+
+def test_a_failed_renewal_can_be_tried_again():
+    """The old session stays; the next caller asks anew."""
+
+    class Failing(Provider):
+        def get_session(self, expired):
+            if expired is not None and len(self.calls) < 2:
+                self.calls.append(expired)
+                raise AuthenticationError("not now")
+            return super().get_session(expired)
+
+    current = CurrentSession(Failing())
+    old = current.get()
+    with pytest.raises(AuthenticationError):
+        current.renew(old)
+    assert current.renew(old) != old

@@ -1,0 +1,84 @@
+"""Schemas by id: fetched once, kept in bounds."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.errors import SchemaError, SchemaNotFoundError, StreamUnavailableError
+from sfpubsub.types import SchemaInfo
+
+from ..conftest import PATIENCE, until
+from .schemas import ORDER
+
+
+def test_a_schema_is_fetched_once():
+    """The second event of a type costs no call."""
+    calls = []
+    cache = SchemaCache(lambda id_: calls.append(id_) or SchemaInfo(id_, ORDER))
+    assert cache.get("a") is cache.get("a")
+    assert calls == ["a"]
+
+
+def test_many_threads_share_one_fetch():
+    """Single flight: a burst of batches does not become a burst of calls (T13)."""
+    gate, calls = threading.Event(), []
+
+    def fetch(schema_id):
+        calls.append(schema_id)
+        assert gate.wait(PATIENCE)
+        return SchemaInfo(schema_id, ORDER)
+
+    cache = SchemaCache(fetch)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(cache.get("a"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: calls)
+    gate.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(found) == 8
+    assert calls == ["a"]
+
+
+def test_a_failure_is_not_remembered():
+    """A schema that could not be had once is asked for again; all who waited hear of it."""
+    answers = [StreamUnavailableError("down"), SchemaInfo("a", ORDER)]
+
+    def fetch(_schema_id):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    cache = SchemaCache(fetch)
+    with pytest.raises(StreamUnavailableError):
+        cache.get("a")
+    assert cache.get("a").name == "Order_Event__e"
+
+
+def test_an_unknown_or_broken_schema_is_a_typed_error():
+    """Nothing is cached for it."""
+
+    def missing(schema_id):
+        raise SchemaNotFoundError(schema_id)
+
+    with pytest.raises(SchemaNotFoundError):
+        SchemaCache(missing).get("a")
+    broken = SchemaCache(lambda id_: SchemaInfo(id_, "{"))
+    with pytest.raises(SchemaError):
+        broken.get("a")
+    assert len(broken) == 0
+
+
+def test_the_cache_is_bounded_and_keeps_what_is_used():
+    """Memory does not grow with the number of types ever seen."""
+    calls = []
+    cache = SchemaCache(lambda id_: calls.append(id_) or SchemaInfo(id_, ORDER), max_schemas=2)
+    for schema_id in ("a", "b", "a", "c", "a", "b"):
+        cache.get(schema_id)
+    assert len(cache) == 2
+    assert calls == ["a", "b", "c", "b"]

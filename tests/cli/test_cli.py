@@ -1,0 +1,274 @@
+"""The command line as scripts rely on it: spellings, JSON lines, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sfpubsub.cli.main import COMMANDS, run
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.settings import Settings
+
+from ..client.test_managed import NAME, TOPIC, committed, orders
+from ..conftest import PATIENCE
+
+ROW = {"CreatedDate": 1_700_000_000_000, "CreatedById": "005x"}
+
+
+@pytest.fixture
+def emulator(run_emulator, monkeypatch):
+    """An emulator that the environment names."""
+    started = run_emulator(settings=Settings(events_per_response=10))
+    point_at(started, monkeypatch)
+    return started
+
+
+def point_at(emulator, monkeypatch, **changed: str) -> None:
+    for name, value in {**environment(emulator), **changed}.items():
+        monkeypatch.setenv(name, value)
+
+
+def environment(emulator) -> dict[str, str]:
+    return {
+        "SFPUBSUB_ENDPOINT": emulator.grpc_target,
+        "SFPUBSUB_INSECURE": "1",
+        "SFPUBSUB_AUTH": "token",
+        "SFPUBSUB_ACCESS_TOKEN": emulator.access_token,
+        "SFPUBSUB_INSTANCE_URL": emulator.instance_url,
+        "SFPUBSUB_TENANT_ID": emulator.tenant_id,
+    }
+
+
+def spawn(emulator, *arguments: str, **options) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sfpubsub", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment(emulator)},
+        text=True,
+        **options,
+    )
+
+
+def test_subscribe_prints_a_line_an_event_and_the_next_run_goes_on(emulator, capsys):
+    """JSON lines with the promised keys; a second run continues with the next event."""
+    results = emulator.publish(TOPIC, orders(25))
+    assert run(["subscribe", "--managed", NAME, "--max-events", "13"]) == 0
+    first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.2"]) == 0
+    second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = first + second
+    assert (len(first), len(second)) == (13, 12)
+    assert [line["event_id"] for line in lines] == [result.event_id for result in results]
+    assert [line["replay_id"] for line in lines] == [result.replay_id.hex() for result in results]
+    assert {line["topic"] for line in lines} == {TOPIC}
+    assert {line["event_name"] for line in lines} == {"Order_Event__e"}
+    assert {line["schema_id"] for line in lines} == {results[0].schema_id}
+    assert [line["payload"]["Order_Number__c"] for line in lines] == [str(i) for i in range(25)]
+
+
+def test_subscribe_to_a_topic_from_a_position(emulator, capsys):
+    """The hex that is printed is the hex that --replay takes."""
+    results = emulator.publish(TOPIC, orders(5))
+    replay = results[2].replay_id.hex()
+    options = ["--topic", TOPIC, "--replay", replay, "--max-events", "2", "--raw"]
+    assert run(["subscribe", *options]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["replay_id"] for line in lines] == [r.replay_id.hex() for r in results[3:]]
+    assert all(isinstance(line["payload"], str) for line in lines)
+
+
+def test_subscribe_prints_events_soon_after_they_are_published(emulator):
+    """A person who watches sees an event within 2 s, also through a pipe."""
+    process = spawn(emulator, "subscribe", "--managed", NAME)
+    try:
+        emulator.publish(TOPIC, orders(1))
+        line = process.stdout.readline()
+        assert json.loads(line)["payload"]["Order_Number__c"] == "0"
+        published = time.monotonic()
+        emulator.publish(TOPIC, orders(1, first=1))
+        process.stdout.readline()
+        assert time.monotonic() - published < 2
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_drains_and_the_next_run_continues(emulator, number, code, capsys):
+    """What was printed is committed, and nothing else: no line twice, none missing."""
+    emulator.publish(TOPIC, orders(300))
+    process = spawn(emulator, "subscribe", "--managed", NAME)
+    printed = [json.loads(process.stdout.readline())["event_id"] for _ in range(50)]
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code
+    printed += [json.loads(line)["event_id"] for line in out.splitlines()]
+    assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.2"]) == 0
+    rest = [json.loads(line)["event_id"] for line in capsys.readouterr().out.splitlines()]
+    assert len(set(printed + rest)) == len(printed + rest) == 300
+
+
+def test_a_closed_pipe_acks_nothing_that_was_not_written(emulator):
+    """sfpubsub subscribe | head: what head did not take comes again."""
+    emulator.publish(TOPIC, orders(100))
+    process = spawn(emulator, "subscribe", "--managed", NAME)
+    first = json.loads(process.stdout.readline())
+    process.stdout.close()
+    emulator.publish(TOPIC, orders(50, first=100))
+    assert process.wait(PATIENCE) == 1
+    err = process.stderr.read()
+    process.stderr.close()
+    assert "Traceback" not in err
+    assert first["payload"]["Order_Number__c"] == "0"
+    position = committed(emulator)
+    assert position != emulator.publish(TOPIC, orders(1))[0].replay_id
+
+
+def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
+    """A result a line, in order, with the id under which the event was published."""
+    file = tmp_path / "events.jsonl"
+    rows = [{**ROW, "Order_Number__c": str(index)} for index in range(450)]
+    file.write_text("\n\n".join(map(json.dumps, rows)))
+    assert run(["publish", TOPIC, "--file", str(file)]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(results) == 450
+    assert all(result["error"] is None and result["replay_id"] for result in results)
+    assert run(["subscribe", "--managed", NAME, "--max-events", "450"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event_id"] for line in lines] == [result["event_id"] for result in results]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"CreatedDate": 1}', "'CreatedById'"),
+        ("{", "line 1"),
+        ("[]", "line 1"),
+        ('{"Nope": 1}', "no field 'Nope'"),
+    ],
+)
+def test_publish_refuses_bad_lines(emulator, tmp_path, capsys, text, says):
+    """One line of error that names the place; nothing is published."""
+    file = tmp_path / "events.jsonl"
+    file.write_text(text)
+    assert run(["publish", TOPIC, "--file", str(file)]) == 1
+    assert_one_line_error(capsys, says)
+    assert emulator.bus.tip() == 0
+
+
+def test_topic_and_schema(emulator, capsys):
+    """Each is one line of JSON; a schema is found by topic and by id."""
+    assert run(["topic", TOPIC]) == 0
+    topic = json.loads(capsys.readouterr().out)
+    assert topic["topic_name"] == TOPIC
+    assert run(["schema", TOPIC]) == 0
+    by_topic = json.loads(capsys.readouterr().out)
+    assert run(["schema", topic["schema_id"]]) == 0
+    assert json.loads(capsys.readouterr().out) == by_topic
+    assert by_topic["schema"]["name"] == "Order_Event__e"
+    assert run(["schema", "/data/ChangeEvents"]) == 1
+    assert_one_line_error(capsys, "several event types")
+
+
+def assert_one_line_error(capsys, *says: str) -> None:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    for text in says:
+        assert text in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed", "code", "says"),
+    [
+        (["subscribe", "--managed", "Nobody"], {}, 1, "Nobody"),
+        (["subscribe", "--topic", "/event/Nothing__e"], {}, 1, "/event/Nothing__e"),
+        (["topic", "/event/Nothing__e"], {}, 1, "check the name"),
+        (["subscribe", "--managed", NAME], {"SFPUBSUB_ACCESS_TOKEN": "x"}, 3, "access token"),
+        (["topic", TOPIC], {"SFPUBSUB_ACCESS_TOKEN": "x"}, 3, "access token"),
+        (["subscribe", "--managed", NAME], {"SFPUBSUB_ACCESS_TOKEN": ""}, 1, "SFPUBSUB_ACCESS_"),
+        (["subscribe", "--topic", TOPIC, "--replay", "xyz"], {}, 2, "not a replay id: 'xyz'"),
+        (["subscribe", "--topic", TOPIC, "--replay", "00ff"], {}, 4, "Replay ID"),
+        (["subscribe", "--managed", NAME, "--replay", "latest"], {}, 2, "--topic"),
+        (["subscribe", "--managed", NAME, "--fallback", "latest"], {}, 2, "--topic"),
+        (["subscribe", "--managed", NAME, "--topic", TOPIC], {}, 2, "either"),
+        (["subscribe"], {}, 2, "either"),
+        (["subscribe", "--topic"], {}, 2, "--topic"),
+        (["nothing"], {}, 2, "nothing"),
+        (["schema", "AAAAAAAAAAAAAAAAAAAAAA"], {}, 1, "no schema AAAAAAAAAAAAAAAAAAAAAA"),
+        (["topic", TOPIC], {"SFPUBSUB_ENDPOINT": "nonsense"}, 1, "host:port"),
+        (["topic", TOPIC], {"SFPUBSUB_AUTH": "magic"}, 1, "magic"),
+        (["topic", TOPIC], {"SFPUBSUB_ENDPOINT": "10.0.0.1:1"}, 1, "plaintext"),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(
+    emulator, monkeypatch, capsys, arguments, changed, code, says
+):
+    """Every mistake: one line that names the thing, the exit code of the design, no traceback."""
+    point_at(emulator, monkeypatch, **changed)
+    assert run(arguments) == code
+    assert_one_line_error(capsys, says)
+    assert committed(emulator) is None
+
+
+def test_an_unreachable_service_is_an_error_in_bounded_time(emulator, monkeypatch, capsys):
+    """Nobody waits for ever for a service that is not there."""
+    point_at(emulator, monkeypatch)
+    emulator.stop()
+    monkeypatch.setattr("sfpubsub.cli.service.CONNECT_TIMEOUT", 0.2)
+    assert run(["subscribe", "--managed", NAME]) == 1
+    assert_one_line_error(capsys, "could not be reached")
+
+
+def test_an_undecodable_event_ends_subscribe_behind_what_was_printed(emulator, capsys):
+    """Nothing undecodable is skipped: those before it are printed and acked, it stays."""
+    from sfpubsub.emulator.bus import Draft
+
+    good = emulator.publish(TOPIC, orders(2))
+    schema_id = good[0].schema_id
+    emulator.publish_raw(TOPIC, [Draft(schema_id=schema_id, payload=b"\xff")])
+    assert run(["subscribe", "--managed", NAME]) == 1
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 2
+    assert "does not fit schema" in captured.err
+    assert committed(emulator) == good[-1].replay_id
+
+
+def test_a_drop_in_the_middle_is_not_seen_by_the_reader(run_emulator, monkeypatch, capsys):
+    """Reconnecting is the client's business."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=2, times=3)])
+    started = run_emulator(faults=plan, settings=Settings(events_per_response=5))
+    point_at(started, monkeypatch)
+    started.publish(TOPIC, orders(60))
+    assert run(["subscribe", "--managed", NAME, "--max-events", "60"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["payload"]["Order_Number__c"] for line in lines] == [str(i) for i in range(60)]
+    plan.assert_consumed()
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=lambda c: " ".join(c))
+def test_every_command_has_help(command, capsys):
+    """--help explains the command and each of its options."""
+    assert run([*command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: sfpubsub" in out
+    assert "Options:" in out
+
+
+def test_the_version_is_the_packages(capsys):
+    """sfpubsub --version."""
+    import sfpubsub
+
+    assert run(["--version"]) == 0
+    assert sfpubsub.__version__ in capsys.readouterr().out

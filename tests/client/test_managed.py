@@ -1,0 +1,321 @@
+"""Managed subscriptions over real gRPC: every event once, in order, committed when it is done."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sfpubsub.config import Timings
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import (
+    CommitError,
+    LocalProtocolError,
+    SubscriptionBusyError,
+    TopicNotFoundError,
+)
+
+from ..conftest import PATIENCE, until
+
+TOPIC = "/event/Order_Event__e"
+NAME = "My_Managed_Subscription"
+
+
+def orders(count: int, first: int = 0) -> list[dict]:
+    return [{"Order_Number__c": str(first + index)} for index in range(count)]
+
+
+def numbers(batches) -> list[int]:
+    return [int(event.value["Order_Number__c"]) for batch in batches for event in batch]
+
+
+def collect(subscription, count: int) -> list[int]:
+    """Take batches until *count* events have come."""
+    seen: list[int] = []
+    while len(seen) < count:
+        batch = subscription.next_batch(PATIENCE)
+        assert batch is not None, f"{len(seen)} of {count}: {subscription.health()}"
+        seen += numbers([batch])
+    return seen
+
+
+def committed(emulator) -> bytes | None:
+    """The position that the service remembers."""
+    position = emulator.managed.get(NAME).committed
+    return None if position is None else emulator.bus.ids.mint(position)
+
+
+ANSWERS = [
+    Settings(commit_answer_tip=tip, commit_answer_pending=pending)
+    for tip in ("none", "sent", "org")
+    for pending in (True, False)
+]
+
+
+@pytest.mark.parametrize(
+    "settings", ANSWERS, ids=lambda s: f"{s.commit_answer_tip}-{s.commit_answer_pending}"
+)
+def test_a_thousand_events_on_one_stream(run_emulator, connect, settings):
+    """T3, T4b: credit of 100 never runs dry, whatever commit answers carry beside their answer."""
+    emulator = run_emulator(settings=settings)
+    emulator.publish(TOPIC, orders(1000))
+    subscription = connect(emulator).subscribe_managed(NAME)
+    with subscription:
+        assert collect(subscription, 1000) == list(range(1000))
+        subscription.next_batch(0)  # acks the last batch
+        subscription.commit()
+        health = subscription.health()
+    assert health.reconnects == 0
+    assert health.gaps == ()
+    assert health.committed == health.last_position
+
+
+def test_a_second_run_goes_on_with_the_next_event(run_emulator, connect):
+    """What was acked is committed by the drain, and nothing else is."""
+    emulator = run_emulator(settings=Settings(events_per_response=10))
+    emulator.publish(TOPIC, orders(30))
+    client = connect(emulator)
+    with client.subscribe_managed(NAME) as subscription:
+        assert collect(subscription, 20) == list(range(20))  # asking for batch 2 acked batch 1
+    with client.subscribe_managed(NAME) as subscription:
+        assert collect(subscription, 20) == list(range(10, 30))
+
+
+def test_only_the_contiguous_acked_prefix_is_committed(run_emulator, connect):
+    """Acks in any order: the position stays below the oldest event that is not done."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(10))
+    client = connect(emulator)
+    with client.subscribe_managed(NAME, ack="manual") as subscription:
+        events = list(subscription.next_batch(PATIENCE))
+        for index in (9, 2, 0, 1, 5):
+            events[index].ack()
+        receipt = subscription.commit()
+    assert receipt.replay_id == events[2].replay_id
+    assert bytes(receipt.replay_id) == results[2].replay_id
+    with client.subscribe_managed(NAME) as subscription:
+        assert collect(subscription, 7) == list(range(3, 10))
+
+
+def test_a_drop_between_commit_and_answer_costs_nothing(run_emulator, connect):
+    """The commit had been carried out: the new stream shows it, nothing comes twice."""
+    plan = FaultPlan([Fault("drop_before_commit_answer")])
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=20))
+    emulator.publish(TOPIC, orders(200))
+    with connect(emulator).subscribe_managed(NAME) as subscription:
+        assert collect(subscription, 200) == list(range(200))
+        subscription.next_batch(0)
+        subscription.commit()
+        health = subscription.health()
+    plan.assert_consumed()
+    assert health.reconnects == 1
+    assert health.gaps == ()
+    assert health.committed == health.last_position
+
+
+def test_events_that_come_again_are_not_handed_out_again(run_emulator, connect):
+    """After a drop the service repeats what was not committed; the application sees it once."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=3, times=2)])
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
+    emulator.publish(TOPIC, orders(100))
+    with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
+        batches = []
+        while sum(map(len, batches)) < 100:
+            batches.append(subscription.next_batch(PATIENCE))
+        assert numbers(batches) == list(range(100))
+        for batch in reversed(batches):
+            batch.ack()
+        receipt = subscription.commit()
+        health = subscription.health()
+    plan.assert_consumed()
+    assert health.redelivered >= 30
+    assert receipt.replay_id == batches[-1].last_replay_id
+
+
+def test_coalesced_answers_settle_every_caller(run_emulator, connect):
+    """T4: one answer may stand for several commits."""
+    plan = FaultPlan([Fault("coalesce_commits", count=2, within_s=0.05)])
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
+    emulator.publish(TOPIC, orders(20))
+    with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
+        first, second = subscription.next_batch(PATIENCE), subscription.next_batch(PATIENCE)
+        first.ack()
+        receipts = []
+        thread = threading.Thread(target=lambda: receipts.append(subscription.commit()))
+        thread.start()
+        second.ack()
+        receipts.append(subscription.commit())
+        thread.join(PATIENCE)
+    plan.assert_consumed()
+    assert len(receipts) == 2
+
+
+def test_a_refused_commit_is_an_error_and_the_next_one_works(run_emulator, connect):
+    """The caller of commit learns of the refusal; nothing moves, the stream stays open."""
+    plan = FaultPlan()
+    settings = Settings(commit_answer_delay_s=0.2)  # so that the commit below waits for its answer
+    emulator = run_emulator(faults=plan, settings=settings)
+    emulator.publish(TOPIC, orders(5))
+    with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
+        batch = subscription.next_batch(PATIENCE)
+        plan.add(Fault("fail_commit", message="not now"))
+        next(iter(batch)).ack()
+        with pytest.raises(CommitError, match="not now"):
+            subscription.commit()
+        assert committed(emulator) is None
+        batch.ack()
+        assert subscription.commit().replay_id == batch.last_replay_id
+        assert subscription.health().reconnects == 0
+    plan.assert_consumed()
+
+
+def test_three_refusals_in_a_row_end_the_subscription(run_emulator, connect):
+    """A position that cannot be kept is not silently given up."""
+    plan = FaultPlan([Fault("fail_commit", times=3)])
+    settings = Settings(events_per_response=1, commit_answer_delay_s=0.1)
+    emulator = run_emulator(faults=plan, settings=settings)
+    emulator.publish(TOPIC, orders(3))
+    subscription = connect(emulator).subscribe_managed(NAME, ack="manual")
+    for _ in range(3):
+        subscription.next_batch(PATIENCE).ack()
+        with pytest.raises(CommitError):
+            subscription.commit()
+    with pytest.raises(CommitError, match="3 commits failed in a row"):
+        subscription.next_batch(PATIENCE)
+    plan.assert_consumed()
+
+
+def test_commit_before_any_ack_is_the_callers_mistake(run_emulator, connect):
+    """There is nothing to commit; the error says so at once."""
+    emulator = run_emulator()
+    with (
+        connect(emulator).subscribe_managed(NAME) as subscription,
+        pytest.raises(LocalProtocolError, match="nothing to commit"),
+    ):
+        subscription.commit()
+
+
+def test_a_held_slot_is_waited_for(run_emulator, connect):
+    """ALREADY_EXISTS is not an end: the subscription opens as soon as the slot is free."""
+    plan = FaultPlan([Fault("hold_slot", seconds=0.3)])
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(2))
+    client = connect(emulator)
+    with client.subscribe_managed(NAME) as subscription:
+        collect(subscription, 2)
+    with client.subscribe_managed(NAME) as subscription:
+        assert collect(subscription, 2) == [0, 1]
+    plan.assert_consumed()
+
+
+def test_a_slot_that_stays_held_is_an_error_in_the_end(run_emulator, connect):
+    """Two consumers on one position (U13): the second is told, in bounded time."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    with connect(emulator).subscribe_managed(NAME) as holder:
+        collect(holder, 1)
+        timings = Timings(slot_initial=0.02, slot_max=0.05, slot_timeout=0.2)
+        with (
+            pytest.raises(SubscriptionBusyError, match="held by another client"),
+            connect(emulator, timings=timings).subscribe_managed(NAME) as second,
+        ):
+            second.next_batch(PATIENCE)
+
+
+def test_an_unknown_name_is_an_error_and_not_a_retry(run_emulator, connect):
+    """A wrong name ends the subscription with what to do about it."""
+    emulator = run_emulator()
+    with (
+        pytest.raises(TopicNotFoundError, match="Nobody"),
+        connect(emulator).subscribe_managed("Nobody") as subscription,
+    ):
+        subscription.next_batch(PATIENCE)
+
+
+def test_the_record_id_is_as_good_as_the_name(run_emulator, connect):
+    """A managed subscription is found by the id of its Tooling record as well."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    record_id = emulator.managed.get(NAME).subscription_id
+    with connect(emulator).subscribe_managed(record_id) as subscription:
+        assert collect(subscription, 1) == [0]
+
+
+def test_a_restarted_service_has_nothing_lost_for_its_clients(run_emulator, connect, tmp_path):
+    """The client goes on where it was when the service comes back at the same address."""
+    first = run_emulator(data_dir=tmp_path / "data", settings=Settings(events_per_response=10))
+    first.publish(TOPIC, orders(50))
+    port = int(first.grpc_target.rpartition(":")[2])
+    with connect(first).subscribe_managed(NAME) as subscription:
+        seen = collect(subscription, 20)
+        first.stop()
+        second = run_emulator(data_dir=tmp_path / "data", grpc_port=port)
+        second.publish(TOPIC, orders(10, first=50))
+        seen += collect(subscription, 60 - len(seen))
+    assert seen == list(range(60))
+
+
+def test_an_idle_stream_stays_healthy(run_emulator, connect):
+    """Keepalives move the committed position of a topic without events (T5b)."""
+    emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
+    emulator.publish(TOPIC, orders(1))
+    with connect(emulator).subscribe_managed(NAME) as subscription:
+        collect(subscription, 1)
+        subscription.next_batch(0)
+        subscription.commit()
+        before = committed(emulator)
+        emulator.publish("/data/AccountChangeEvent", [ACCOUNT])  # the org's tip moves on
+        until(lambda: committed(emulator) != before, "a commit of a keepalive's position")
+
+
+ACCOUNT = {
+    "ChangeEventHeader": {
+        "entityName": "Account",
+        "recordIds": ["001000000000001AAA"],
+        "changeType": "DELETE",
+        "changeOrigin": "",
+        "transactionKey": "0001",
+        "sequenceNumber": 1,
+        "commitTimestamp": 1_700_000_000_000,
+        "commitNumber": 1,
+        "commitUser": "005000000000001AAA",
+        "nulledFields": [],
+        "diffFields": [],
+        "changedFields": [],
+    }
+}
+
+
+def test_a_drain_waits_for_the_last_answer(run_emulator, connect):
+    """Leaving the block with everything acked leaves nothing uncommitted."""
+    emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
+    results = emulator.publish(TOPIC, orders(7))
+    with connect(emulator).subscribe_managed(NAME, ack="manual") as subscription:
+        subscription.next_batch(PATIENCE).ack()
+    assert committed(emulator) == results[-1].replay_id
+
+
+def test_a_drain_without_an_answer_says_what_comes_again(run_emulator, connect):
+    """A commit that was never confirmed is an error, not a silent end."""
+    plan = FaultPlan([Fault("leave_commit_unanswered")])
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(7))
+    timings = Timings(drain_timeout=0.2)
+    with (
+        pytest.raises(CommitError, match="7 acked events"),
+        connect(emulator, timings=timings).subscribe_managed(NAME, ack="manual") as subscription,
+    ):
+        subscription.next_batch(PATIENCE).ack()
+    plan.assert_consumed()
+
+
+def test_aborting_is_at_once_and_commits_nothing_more(run_emulator, connect):
+    """The other end: for a second Ctrl-C."""
+    emulator = run_emulator(settings=Settings(commit_answer_delay_s=60.0))
+    emulator.publish(TOPIC, orders(1))
+    subscription = connect(emulator).subscribe_managed(NAME)
+    collect(subscription, 1)
+    subscription.abort()
+    assert subscription.next_batch() is None
+    assert subscription.health().state == "closed"

@@ -1,0 +1,234 @@
+"""Plain subscriptions over real gRPC: positions, failures, stores."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.client.replay_store import ReplayStore
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import (
+    PermissionDeniedError,
+    ReplayIdRejectedError,
+    SessionExpiredError,
+    StreamUnavailableError,
+    TopicNotFoundError,
+)
+from sfpubsub.types import ReplayId, StartPosition
+
+from ..conftest import PATIENCE, until
+from .test_managed import ACCOUNT, TOPIC, collect, orders
+
+
+class MemoryStore(ReplayStore):
+    """Positions in a dict, and a record of every call."""
+
+    def __init__(self, start: StartPosition | None = None) -> None:
+        self.start = start
+        self.positions: dict[str, ReplayId] = {}
+        self.calls: list[ReplayId] = []
+
+    def get(self, topic):
+        if topic in self.positions:
+            return StartPosition.after(self.positions[topic])
+        return self.start
+
+    def set(self, topic, replay_id):
+        self.positions[topic] = replay_id
+        self.calls.append(replay_id)
+
+
+def test_earliest_latest_and_after(run_emulator, connect):
+    """Each start position delivers what it promises."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(5))
+    client = connect(emulator)
+    with client.subscribe(TOPIC, replay="earliest") as subscription:
+        assert collect(subscription, 5) == [0, 1, 2, 3, 4]
+    with client.subscribe(TOPIC, replay=ReplayId(results[2].replay_id)) as subscription:
+        assert collect(subscription, 2) == [3, 4]
+    with client.subscribe(TOPIC, replay=results[3].replay_id.hex()) as subscription:
+        assert collect(subscription, 1) == [4]
+    with client.subscribe(TOPIC) as subscription:
+        until(lambda: emulator.bus.topic(TOPIC) and subscription.health().state != "new")
+        assert subscription.next_batch(0.05) is None
+
+
+@pytest.mark.parametrize("length", [8, 10, 12, 24])
+def test_replay_ids_of_any_length_resume(run_emulator, connect, length):
+    """T1: ids are bytes; their length and order mean nothing."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=2, times=3)])
+    emulator = run_emulator(
+        faults=plan, settings=Settings(replay_id_bytes=length, events_per_response=7)
+    )
+    emulator.publish(TOPIC, orders(100))
+    with connect(emulator).subscribe(TOPIC, replay="earliest") as subscription:
+        assert collect(subscription, 100) == list(range(100))
+        assert subscription.health().reconnects == 3
+        assert len(bytes(subscription.health().last_position)) == length
+    plan.assert_consumed()
+
+
+def test_a_drop_resumes_after_the_last_received_event(run_emulator, connect):
+    """T2: never LATEST after a failure; what was published in between is delivered."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(3))
+    with connect(emulator).subscribe(TOPIC, replay="earliest") as subscription:
+        assert collect(subscription, 3) == [0, 1, 2]
+        plan.add(Fault("drop_stream", after_responses=1))
+        plan.add(Fault("drop_call", rpc="Subscribe", times=4))
+        emulator.publish(TOPIC, orders(3, first=3))
+        assert collect(subscription, 3) == [3, 4, 5]
+        assert subscription.health().gaps == ()
+    plan.assert_consumed()
+
+
+@pytest.mark.parametrize("status", ["OK", "RESET", "UNAVAILABLE", "INTERNAL", "UNKNOWN"])
+def test_every_end_of_a_stream_without_a_code_is_retried(run_emulator, connect, status):
+    """U2: a clean close by the service and a network failure are both only a drop."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=1, status=status)])
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=5))
+    emulator.publish(TOPIC, orders(20))
+    with connect(emulator).subscribe(TOPIC, replay="earliest") as subscription:
+        assert collect(subscription, 20) == list(range(20))
+    plan.assert_consumed()
+
+
+def test_a_drop_of_latest_before_its_first_position_is_reported(run_emulator, connect):
+    """Nothing is skipped silently: the user hears that LATEST had not been anchored."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=0)])
+    emulator = run_emulator(faults=plan)
+    gaps = []
+    with connect(emulator).subscribe(TOPIC, on_gap=gaps.append) as subscription:
+        until(lambda: gaps, "a gap")
+        assert [gap.reason for gap in subscription.health().gaps] == ["unanchored"]
+    plan.assert_consumed()
+
+
+def test_a_refused_position_stops_by_default(run_emulator, connect):
+    """T5: no loop, no silent restart elsewhere; the error holds the gap."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    with (
+        pytest.raises(ReplayIdRejectedError, match="Replay ID validation failed") as caught,
+        connect(emulator).subscribe(TOPIC, replay="00ff") as subscription,
+    ):
+        subscription.next_batch(PATIENCE)
+    assert caught.value.gap.after == ReplayId(b"\x00\xff")
+    assert caught.value.error_code.endswith("fetch.replayid.corrupted")
+    assert caught.value.rpc_id
+
+
+def test_a_refused_position_goes_on_where_the_caller_chose(run_emulator, connect):
+    """An explicit fallback is followed, and the gap is reported."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    gaps = []
+    with connect(emulator).subscribe(
+        TOPIC, replay="00ff", replay_fallback="earliest", on_gap=gaps.append
+    ) as subscription:
+        assert collect(subscription, 3) == [0, 1, 2]
+    assert [gap.reason for gap in gaps] == ["rejected"]
+
+
+def test_connection_timeout_bounds_the_retries(run_emulator, connect):
+    """A caller who will not wait for ever gets an error with the last reason."""
+    emulator = run_emulator()
+    client = connect(emulator)
+    emulator.stop()
+    with (
+        pytest.raises(StreamUnavailableError, match=r"no connection to .* for 0.2 s"),
+        client.subscribe(TOPIC, replay="earliest", connection_timeout=0.2) as subscription,
+    ):
+        subscription.next_batch(PATIENCE)
+
+
+def test_a_store_holds_what_is_acked_and_a_new_process_resumes_there(run_emulator, connect):
+    """U4: the position moves after the work, never before it."""
+    emulator = run_emulator(settings=Settings(events_per_response=5))
+    results = emulator.publish(TOPIC, orders(15))
+    store = MemoryStore(StartPosition.earliest())
+    client = connect(emulator)
+    with client.subscribe(TOPIC, replay=store) as subscription:
+        subscription.next_batch(PATIENCE)
+        assert store.positions == {}
+        subscription.next_batch(PATIENCE)
+        assert bytes(store.positions[TOPIC]) == results[4].replay_id
+    assert bytes(store.positions[TOPIC]) == results[4].replay_id
+    with client.subscribe(TOPIC, replay=store) as subscription:
+        assert collect(subscription, 10) == list(range(5, 15))
+
+
+def test_a_keepalives_position_is_stored_in_its_turn(run_emulator, connect):
+    """T5b: an idle topic's position does not age out; one with open work does not move."""
+    emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
+    emulator.publish(TOPIC, orders(2))
+    store = MemoryStore(StartPosition.earliest())
+    with connect(emulator).subscribe(TOPIC, replay=store, ack="manual") as subscription:
+        events = list(subscription.next_batch(PATIENCE))
+        emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
+        tip = events[-1].replay_id
+        until(lambda: subscription.health().last_position != tip, "a keepalive ahead")
+        assert subscription.next_batch(0) is None
+        assert store.calls == []
+        events[0].ack()
+        assert store.calls == [events[0].replay_id]
+        events[1].ack()
+        assert store.calls[-1] not in (events[0].replay_id, events[1].replay_id)
+    with connect(emulator).subscribe(TOPIC, replay=store) as subscription:
+        assert subscription.next_batch(0.1) is None
+
+
+def test_an_unknown_topic_and_a_bad_token_are_typed_errors(run_emulator, connect):
+    """T15: the service's words, its code and its rpc id reach the caller."""
+    emulator = run_emulator()
+    client = connect(emulator)
+    with pytest.raises(TopicNotFoundError, match="Nothing__e") as caught:
+        client.get_topic("/event/Nothing__e")
+    assert caught.value.error_code == "sfdc.platform.eventbus.grpc.topic.not.found"
+    assert caught.value.rpc_id
+    with (
+        pytest.raises(TopicNotFoundError),
+        client.subscribe("/event/Nothing__e") as subscription,
+    ):
+        subscription.next_batch(PATIENCE)
+
+
+def test_a_refused_token_is_an_error_and_is_not_in_it(run_emulator):
+    """A secret never reaches a message."""
+    from sfpubsub import PubSubClient
+    from sfpubsub.auth.session import Session
+
+    emulator = run_emulator()
+    secret = "00D000000000001!very-secret"
+    session = Session(secret, emulator.instance_url, emulator.tenant_id)
+    with PubSubClient(session, endpoint=emulator.grpc_target, insecure="1") as client:
+        with pytest.raises(SessionExpiredError) as caught:
+            client.get_topic(TOPIC)
+        assert secret not in repr(caught.value)
+        with (
+            pytest.raises(SessionExpiredError),
+            client.subscribe(TOPIC) as subscription,
+        ):
+            subscription.next_batch(PATIENCE)
+
+
+def test_a_change_events_topic_cannot_be_published_to(run_emulator, connect):
+    """The refusal is typed."""
+    emulator = run_emulator()
+    client = connect(emulator)
+    assert not client.get_topic("/data/AccountChangeEvent").can_publish
+    with pytest.raises(PermissionDeniedError):
+        client.publish("/data/AccountChangeEvent", [ACCOUNT])
+
+
+def test_the_topic_of_a_channels_events_is_the_one_subscribed_to(run_emulator, connect):
+    """An event says through which topic it came, and what it is."""
+    emulator = run_emulator()
+    emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
+    with connect(emulator).subscribe("/data/ChangeEvents", replay="earliest") as subscription:
+        (event,) = subscription.next_batch(PATIENCE)
+    assert event.topic == "/data/ChangeEvents"
+    assert event.event_name == "AccountChangeEvent"
+    assert event.event_time == 1_700_000_000_000

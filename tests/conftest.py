@@ -1,0 +1,72 @@
+"""What every test may use: emulators in this process, and clients for them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfpubsub.auth.session import Session
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.config import Timings
+from sfpubsub.emulator.server import EmulatorServer
+
+# Longest wait for anything that must happen, in seconds; a passing test waits milliseconds.
+PATIENCE = 20.0
+
+# The client's times for a service on loopback: retries at once, everything else as it is.
+QUICK = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.02, slot_max=0.1)
+
+
+def pytest_report_header() -> str:
+    import grpc
+    from google import protobuf
+
+    return (
+        f"python {sys.version.split()[0]}, grpc {grpc.__version__}, protobuf {protobuf.__version__}"
+    )
+
+
+@pytest.fixture
+def run_emulator(tmp_path: Path) -> Iterator[Callable[..., EmulatorServer]]:
+    """Start an emulator in this process; all are stopped with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**arguments: Any) -> EmulatorServer:
+            arguments.setdefault("data_dir", tmp_path / "emulator")
+            return stack.enter_context(EmulatorServer(**arguments))
+
+        yield start
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., PubSubClient]]:
+    """Make a client of an emulator; all are closed with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(emulator: EmulatorServer, **arguments: Any) -> PubSubClient:
+            arguments.setdefault("timings", QUICK)
+            arguments.setdefault("insecure", "1")
+            return stack.enter_context(
+                PubSubClient(
+                    Session(emulator.access_token, emulator.instance_url, emulator.tenant_id),
+                    endpoint=emulator.grpc_target,
+                    **arguments,
+                )
+            )
+
+        yield make
+
+
+def until(condition: Callable[[], Any], what: str = "the condition", patience: float = PATIENCE):
+    """Wait for *condition*; fail when it does not come true in time."""
+    deadline = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true in {patience} s"
+        time.sleep(0.005)  # looks again; a deadline bounds it
+    return value

@@ -1,0 +1,103 @@
+"""The layer map of the project, read from the imports of every module."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "sfpubsub"
+
+# Package -> what it may import from sfpubsub, apart from itself, types and errors.
+MAY_IMPORT = {
+    "types": set(),
+    "errors": {"types"},
+    "config": set(),
+    "protocol": {"config"},
+    "avro": set(),
+    "auth": {"config"},
+    "transports": {"protocol", "config", "sfpubsub_grpc"},
+    "client": {"transports", "protocol", "avro", "auth", "config"},
+    "spark": {"client", "avro", "auth", "config"},
+    "emulator": {"sfpubsub_grpc"},
+    "testing": {"emulator", "transports"},
+    "cli": {"client", "config", "spark", "emulator", "avro", "auth", "transports", "protocol"},
+}
+
+# Package -> what it must not import from elsewhere. types and errors take nothing but the standard
+# library, which the allow-list below checks.
+_IO = {"threading", "asyncio", "queue", "concurrent", "time", "random", "socket", "os"}
+MUST_NOT_IMPORT = {
+    "config": {"grpc", "requests", "pyspark"},
+    "protocol": {"grpc", "google", "fastavro", "requests", "pyspark", "pyarrow", *_IO},
+    "avro": {"grpc", "requests", "pyspark", "asyncio"},
+    "auth": {"grpc", "fastavro", "pyspark"},
+    "transports": {"fastavro", "requests", "pyspark"},
+    "client": {"pyspark"},
+    "emulator": {"pyspark", "requests"},
+    "spark": {"grpc"},
+}
+
+MODULES = sorted(SRC.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield every imported module, type-checking-only imports included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports in src are absolute"
+            yield node.module or ""
+            # `from sfpubsub import x` may name a package of ours.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_a_module_imports_only_what_its_layer_may(path: Path):
+    """The dependency rules of the layer map hold for every import of every module."""
+    package = package_of(path)
+    if package in ("__init__", "__main__"):
+        return
+    allowed = MAY_IMPORT[package] | {package, "types", "errors"}
+    forbidden = MUST_NOT_IMPORT.get(package, set())
+    for name in imports(path):
+        top, *rest = name.split(".")
+        assert top not in forbidden, f"{path} imports {name}"
+        if top == "sfpubsub_grpc":
+            assert "sfpubsub_grpc" in allowed, f"{path} imports {name}"
+        if top == "sfpubsub" and rest and rest[0] in {*MAY_IMPORT, "streaming", "tooling"}:
+            assert rest[0] in allowed, f"{path} imports {name}"
+
+
+def test_only_the_wire_module_knows_the_messages():
+    """transports/wire.py is the one file of the client that imports the protobuf messages."""
+    users = {
+        str(path.relative_to(SRC))
+        for path in MODULES
+        if package_of(path) != "emulator"
+        and any(name.endswith("pubsub_api_pb2") for name in imports(path))
+    }
+    assert users == {"transports/wire.py"}
+
+
+def test_every_package_is_on_the_map():
+    """A new package cannot escape the map."""
+    packages = {package_of(path) for path in MODULES} - {"__init__", "__main__"}
+    assert packages <= MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("name", ["types.py", "errors.py"])
+def test_values_and_errors_need_the_standard_library_only(name: str):
+    """types and errors can be imported anywhere, because they import nothing."""
+    import sys
+
+    for module in imports(SRC / name):
+        top = module.split(".")[0]
+        assert top == "sfpubsub" or top in sys.stdlib_module_names

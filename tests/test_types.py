@@ -1,0 +1,92 @@
+"""The values that layers hand to each other."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfpubsub.types import ReplayId, ReplayPreset, StartPosition, dedupe_key, start_position
+
+ids = st.binary(min_size=1, max_size=24)
+
+
+@given(ids)
+def test_a_replay_id_survives_its_text_forms(value: bytes):
+    """Any bytes, of any length, come back from hex, base64 and pickle as they were (T1)."""
+    replay_id = ReplayId(value)
+    assert bytes(replay_id) == value
+    assert ReplayId.from_hex(replay_id.hex()) == replay_id
+    assert ReplayId.from_base64(replay_id.base64()) == replay_id
+    assert pickle.loads(pickle.dumps(replay_id)) == replay_id
+    assert hash(ReplayId(value)) == hash(replay_id)
+
+
+def test_replay_ids_have_no_order_and_are_no_numbers():
+    """Comparing or converting an opaque id is an error, not an answer."""
+    one, other = ReplayId(b"\x01"), ReplayId(b"\x02")
+    with pytest.raises(TypeError):
+        _ = one < other
+    with pytest.raises(TypeError):
+        int(one)
+    assert one != other
+    assert one != b"\x01"
+
+
+@pytest.mark.parametrize("text", ["", "0", "zz", "01 02", "0x01", "01-02"])
+def test_what_is_not_hex_is_refused(text: str):
+    """A mangled id is an error that shows it."""
+    with pytest.raises(ValueError, match="not a replay id"):
+        ReplayId.from_hex(text)
+
+
+@pytest.mark.parametrize("text", ["", "!", "AAA"])
+def test_what_is_not_base64_is_refused(text: str):
+    """The same for the other form."""
+    with pytest.raises(ValueError, match="not a replay id in base64"):
+        ReplayId.from_base64(text)
+
+
+def test_an_empty_replay_id_is_refused():
+    """No bytes is the absence of an id."""
+    with pytest.raises(ValueError, match="at least one byte"):
+        ReplayId(b"")
+
+
+def test_a_start_position_is_what_it_says():
+    """Presets have no id, CUSTOM has one."""
+    assert start_position("latest") == StartPosition.latest()
+    assert start_position("earliest") == StartPosition.earliest()
+    assert start_position("0aff") == StartPosition.after(ReplayId(b"\x0a\xff"))
+    assert start_position(ReplayId(b"a")) == StartPosition.after(ReplayId(b"a"))
+    assert start_position(StartPosition.latest()) == StartPosition.latest()
+    assert str(StartPosition.after(ReplayId(b"\x0a"))) == "after 0a"
+    assert str(StartPosition.earliest()) == "earliest"
+    with pytest.raises(ValueError, match="CUSTOM"):
+        StartPosition(ReplayPreset.CUSTOM)
+    with pytest.raises(ValueError, match="CUSTOM"):
+        StartPosition(ReplayPreset.LATEST, ReplayId(b"a"))
+    with pytest.raises(ValueError, match="not a replay id"):
+        start_position("Latest")
+
+
+def test_the_dedupe_key_of_an_event_with_an_id_is_that_of_the_id():
+    """A re-issue of the event under a new schema or payload encoding is the same event."""
+    key = dedupe_key("5a7d8c1e", "schema", b"payload")
+    assert len(key) == 16
+    assert key == dedupe_key("5a7d8c1e", "other", b"other")
+    assert key != dedupe_key("5a7d8c1f", "schema", b"payload")
+
+
+@given(st.text(max_size=8), st.binary(max_size=8), st.text(max_size=8), st.binary(max_size=8))
+def test_the_dedupe_key_without_an_id_is_total(s1: str, p1: bytes, s2: str, p2: bytes):
+    """Every event has a key; two are equal only if schema id and payload are."""
+    assert (dedupe_key("", s1, p1) == dedupe_key("", s2, p2)) == ((s1, p1) == (s2, p2))
+
+
+def test_the_dedupe_key_never_changes():
+    """Keys are stored in tables: these values are for good."""
+    assert dedupe_key("e9a1", "x", b"y").hex() == "ea89ca8126523daec6889d27ab95cbb3"
+    assert dedupe_key("", "schema", b"\x00\x01").hex() == "d0e3f9cdcb336799d7b41649c64027bf"

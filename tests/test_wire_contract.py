@@ -1,0 +1,109 @@
+"""The wire contract against the service's own tables, and the generated code against the proto."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+S, B, BOOL, I32, I64 = "string", "bytes", "bool", "int32", "int64"
+
+MESSAGES = {
+    "TopicInfo": [
+        (1, "topic_name", S), (2, "tenant_guid", S), (3, "can_publish", BOOL),
+        (4, "can_subscribe", BOOL), (5, "schema_id", S), (6, "rpc_id", S),
+    ],
+    "TopicRequest": [(1, "topic_name", S)],
+    "EventHeader": [(1, "key", S), (2, "value", B)],
+    "ProducerEvent": [
+        (1, "id", S), (2, "schema_id", S), (3, "payload", B), (4, "headers", "[EventHeader]"),
+    ],
+    "ConsumerEvent": [(1, "event", "ProducerEvent"), (2, "replay_id", B)],
+    "PublishResult": [(1, "replay_id", B), (2, "error", "Error"), (3, "correlation_key", S)],
+    "Error": [(1, "code", "ErrorCode"), (2, "msg", S)],
+    "FetchRequest": [
+        (1, "topic_name", S), (2, "replay_preset", "ReplayPreset"), (3, "replay_id", B),
+        (4, "num_requested", I32), (5, "auth_refresh", S),
+    ],
+    "FetchResponse": [
+        (1, "events", "[ConsumerEvent]"), (2, "latest_replay_id", B), (3, "rpc_id", S),
+        (4, "pending_num_requested", I32),
+    ],
+    "SchemaRequest": [(1, "schema_id", S)],
+    "SchemaInfo": [(1, "schema_json", S), (2, "schema_id", S), (3, "rpc_id", S)],
+    "PublishRequest": [
+        (1, "topic_name", S), (2, "events", "[ProducerEvent]"), (3, "auth_refresh", S),
+    ],
+    "PublishResponse": [(1, "results", "[PublishResult]"), (2, "schema_id", S), (3, "rpc_id", S)],
+    "ManagedFetchRequest": [
+        (1, "subscription_id", S), (2, "developer_name", S), (3, "num_requested", I32),
+        (4, "auth_refresh", S), (5, "commit_replay_id_request", "CommitReplayRequest"),
+    ],
+    "ManagedFetchResponse": [
+        (1, "events", "[ConsumerEvent]"), (2, "latest_replay_id", B), (3, "rpc_id", S),
+        (4, "pending_num_requested", I32), (5, "commit_response", "CommitReplayResponse"),
+    ],
+    "CommitReplayRequest": [(1, "commit_request_id", S), (2, "replay_id", B)],
+    "CommitReplayResponse": [
+        (1, "commit_request_id", S), (2, "replay_id", B), (3, "error", "Error"),
+        (4, "process_time", I64),
+    ],
+}  # fmt: skip
+
+METHODS = {
+    "Subscribe": ("FetchRequest", "FetchResponse", True, True),
+    "GetSchema": ("SchemaRequest", "SchemaInfo", False, False),
+    "GetTopic": ("TopicRequest", "TopicInfo", False, False),
+    "Publish": ("PublishRequest", "PublishResponse", False, False),
+    "PublishStream": ("PublishRequest", "PublishResponse", True, True),
+    "ManagedSubscribe": ("ManagedFetchRequest", "ManagedFetchResponse", True, True),
+}
+
+_SCALARS = {9: S, 12: B, 8: BOOL, 5: I32, 3: I64}  # descriptor.proto, FieldDescriptorProto.Type
+
+
+def type_name(field) -> str:
+    named = field.message_type or field.enum_type
+    name = named.name if named else _SCALARS[field.type]
+    return f"[{name}]" if field.is_repeated else name
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_has_the_services_fields(name: str):
+    """Field names, numbers and types are those of the service, none more and none less."""
+    fields = pb.DESCRIPTOR.message_types_by_name[name].fields
+    assert [(field.number, field.name, type_name(field)) for field in fields] == MESSAGES[name]
+
+
+def test_there_are_no_other_messages_and_enums():
+    """Nothing of ours is on the wire."""
+    assert set(pb.DESCRIPTOR.message_types_by_name) == set(MESSAGES)
+    assert {
+        name: dict(pb.DESCRIPTOR.enum_types_by_name[name].values_by_name)
+        and {v.name: v.number for v in pb.DESCRIPTOR.enum_types_by_name[name].values}
+        for name in pb.DESCRIPTOR.enum_types_by_name
+    } == {
+        "ErrorCode": {"UNKNOWN": 0, "PUBLISH": 1, "COMMIT": 2},
+        "ReplayPreset": {"LATEST": 0, "EARLIEST": 1, "CUSTOM": 2},
+    }
+
+
+def test_the_service_has_its_six_methods():
+    """Method paths, messages and directions are those of the service."""
+    service = pb.DESCRIPTOR.services_by_name["PubSub"]
+    assert service.full_name == "eventbus.v1.PubSub"
+    assert {
+        method.name: (
+            method.input_type.name,
+            method.output_type.name,
+            method.client_streaming,
+            method.server_streaming,
+        )
+        for method in service.methods
+    } == METHODS
+
+
+def test_the_file_keeps_the_name_that_other_packages_register():
+    """A process has one pool of descriptors: the same name with the same content coexists."""
+    assert pb.DESCRIPTOR.name == "pubsub_api.proto"
+    assert pb.DESCRIPTOR.GetOptions().java_package == "com.salesforce.eventbus.protobuf"

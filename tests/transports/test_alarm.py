@@ -1,0 +1,62 @@
+"""One thread, many deadlines."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from sfpubsub.transports.alarm import AlarmClock
+
+from ..conftest import PATIENCE
+
+
+@pytest.fixture
+def alarm():
+    clock = AlarmClock(time.monotonic)
+    yield clock
+    clock.close()
+
+
+def test_deadlines_ring_in_order(alarm):
+    """The earliest rings first, whoever set it first."""
+    rung: list[str] = []
+    done = threading.Event()
+    now = time.monotonic()
+    alarm.set("late", now + 0.06, lambda: (rung.append("late"), done.set()))
+    alarm.set("early", now + 0.02, lambda: rung.append("early"))
+    assert done.wait(PATIENCE)
+    assert rung == ["early", "late"]
+
+
+def test_an_owner_has_one_deadline(alarm):
+    """A new one replaces the old; None removes it."""
+    rung: list[str] = []
+    done = threading.Event()
+    now = time.monotonic()
+    alarm.set("a", now + 0.01, lambda: rung.append("replaced"))
+    alarm.set("a", now + 0.02, lambda: rung.append("kept"))
+    alarm.set("b", now + 0.01, lambda: rung.append("removed"))
+    alarm.set("b", None, lambda: None)
+    alarm.set("c", now + 0.05, done.set)
+    assert done.wait(PATIENCE)
+    assert rung == ["kept"]
+
+
+def test_a_callback_may_set_the_next_deadline(alarm):
+    """That is how a driver re-arms."""
+    done = threading.Event()
+    alarm.set("a", 0.0, lambda: alarm.set("a", 0.0, done.set))
+    assert done.wait(PATIENCE)
+
+
+def test_nothing_rings_after_close():
+    """Closing ends the thread and forgets the deadlines."""
+    alarm = AlarmClock(time.monotonic)
+    rung: list[int] = []
+    alarm.set("a", time.monotonic() + 3600, lambda: rung.append(1))
+    alarm.close()
+    alarm.set("a", 0.0, lambda: rung.append(2))
+    assert not any(thread.name == "sfpubsub-alarm" for thread in threading.enumerate())
+    assert rung == []

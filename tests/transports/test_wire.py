@@ -1,0 +1,122 @@
+"""Values of the protocol to messages and back: nothing added, nothing lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.errors import RemoteProtocolError
+from sfpubsub.protocol.commands import CommitRequest, OpenStream, SendRequest
+from sfpubsub.transports import wire
+from sfpubsub.transports.base import Target
+from sfpubsub.types import ProducerEvent, ReplayId, StartPosition
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+TOPIC = Target("/event/X__e", managed=False)
+NAMED = Target("Orders", managed=True)
+RAW = b"\x00\xff\xfe\n\x00"
+
+
+def test_the_first_request_carries_the_start_position():
+    """Preset and id as asked for; the id as raw bytes."""
+    request = wire.fetch_opening(TOPIC, OpenStream(1, 100, StartPosition.after(ReplayId(RAW))))
+    assert request == pb.FetchRequest(
+        topic_name="/event/X__e", replay_preset=pb.CUSTOM, replay_id=RAW, num_requested=100
+    )
+    for start, preset in (
+        (StartPosition.latest(), pb.LATEST),
+        (StartPosition.earliest(), pb.EARLIEST),
+    ):
+        assert wire.fetch_opening(TOPIC, OpenStream(1, 1, start)).replay_preset == preset
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("Orders", "developer_name"),
+        ("18x_is_no_id", "developer_name"),
+        ("18xSB0000000001", "subscription_id"),
+        ("18xSB0000000001YAA", "subscription_id"),
+        ("18xSB0000000001YA", "developer_name"),
+    ],
+)
+def test_exactly_one_name_of_a_managed_subscription_is_sent(name, field):
+    """A record id goes as an id, everything else as a developer name; never both."""
+    request = wire.managed_opening(Target(name, managed=True), OpenStream(1, 100, None))
+    assert {f.name for f, _ in request.ListFields()} == {field, "num_requested"}
+    assert getattr(request, field) == name
+
+
+def test_a_commit_may_travel_with_credit_or_alone():
+    """num_requested of 0 is legal beside a commit."""
+    request = wire.managed_request(NAMED, SendRequest(1, 0, CommitRequest("1-1", ReplayId(RAW))))
+    assert request.commit_replay_id_request.replay_id == RAW
+    assert request.commit_replay_id_request.commit_request_id == "1-1"
+    assert request.num_requested == 0
+    assert not wire.managed_request(NAMED, SendRequest(1, 50)).HasField("commit_replay_id_request")
+    assert wire.fetch_request(TOPIC, SendRequest(1, 50)).num_requested == 50
+
+
+def test_a_response_keeps_everything():
+    """Events, headers, tip, figure and ids arrive as they were sent."""
+    event = pb.ProducerEvent(
+        id="e1", schema_id="s", payload=b"\x00", headers=[pb.EventHeader(key="k", value=b"v")]
+    )
+    message = pb.FetchResponse(
+        events=[pb.ConsumerEvent(event=event, replay_id=RAW)],
+        latest_replay_id=RAW,
+        rpc_id="r",
+        pending_num_requested=3,
+    )
+    response = wire.response(message)
+    (raw,) = response.events
+    assert (raw.id, raw.schema_id, raw.payload, raw.headers) == ("e1", "s", b"\x00", (("k", b"v"),))
+    assert bytes(raw.replay_id) == RAW
+    assert response.latest_replay_id == ReplayId(RAW)
+    assert (response.pending, response.rpc_id, response.commit) == (3, "r", None)
+
+
+def test_an_absent_tip_is_none():
+    """T4b: a commit answer may come without latest_replay_id."""
+    message = pb.ManagedFetchResponse(
+        commit_response=pb.CommitReplayResponse(
+            commit_request_id="1-1", replay_id=RAW, process_time=7
+        )
+    )
+    response = wire.response(message)
+    assert response.latest_replay_id is None
+    assert response.commit.request_id == "1-1"
+    assert response.commit.error is None
+    assert response.commit.process_time == 7
+
+
+@pytest.mark.parametrize(("msg", "text"), [("too old", "too old"), ("", "COMMIT")])
+def test_a_commit_error_has_a_text(msg, text):
+    """An error without words is still an error."""
+    message = pb.ManagedFetchResponse(
+        commit_response=pb.CommitReplayResponse(error=pb.Error(code=pb.COMMIT, msg=msg))
+    )
+    assert wire.response(message).commit.error == text
+
+
+def test_an_event_without_a_position_breaks_the_contract():
+    """There would be nothing to resume from: that is the service's fault, and is said so."""
+    message = pb.FetchResponse(events=[pb.ConsumerEvent(event=pb.ProducerEvent(id="e"))])
+    with pytest.raises(RemoteProtocolError, match="without a replay id"):
+        wire.response(message)
+
+
+def test_publishing():
+    """Requests keep order and ids; results keep errors."""
+    request = wire.publish_request("/event/X__e", [ProducerEvent("s", b"1", "a")])
+    assert request.events[0] == pb.ProducerEvent(id="a", schema_id="s", payload=b"1")
+    results = wire.publish_results(
+        pb.PublishResponse(
+            results=[
+                pb.PublishResult(replay_id=RAW, correlation_key="a"),
+                pb.PublishResult(correlation_key="b", error=pb.Error(code=pb.PUBLISH, msg="no")),
+            ]
+        )
+    )
+    assert [result.ok for result in results] == [True, False]
+    assert results[0].replay_id == ReplayId(RAW)
+    assert results[1].error == "no"
