@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sfpubsub.auth.session import Session
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.replay_store import ReplayStore
@@ -29,6 +30,7 @@ _HOMES = {
     "PublishResult": "sfpubsub.types",
     "ReplayId": "sfpubsub.types",
     "ReplayStore": "sfpubsub.client.replay_store",
+    "Session": "sfpubsub.auth.session",
     "SfPubSubError": "sfpubsub.errors",
     "StartPosition": "sfpubsub.types",
     "Subscription": "sfpubsub.client.subscription",
@@ -45,6 +47,7 @@ __all__ = [
     "PublishResult",
     "ReplayId",
     "ReplayStore",
+    "Session",
     "SfPubSubError",
     "StartPosition",
     "Subscription",

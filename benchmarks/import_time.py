@@ -1,0 +1,48 @@
+"""How long `import sfpubsub` takes, as a ratio to `import grpc` in the same run.
+
+Prints one JSON line. Each import is a fresh interpreter; the two are interleaved. Medians of the
+import alone are compared, without the start of the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+ROUNDS = 15  # enough for a stable median on a busy machine
+
+CODE = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+
+
+def seconds(module: str) -> float:
+    """Return how long a fresh interpreter takes to import *module*."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(module)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def main() -> None:
+    """Measure and print."""
+    times: dict[str, list[float]] = {"grpc": [], "sfpubsub": [], "sfpubsub.client.client": []}
+    for _ in range(ROUNDS):
+        for module, values in times.items():
+            values.append(seconds(module))
+    medians = {module: statistics.median(values) for module, values in times.items()}
+    print(
+        json.dumps(
+            {
+                "python": sys.version.split()[0],
+                "rounds": ROUNDS,
+                **{f"{module}_ms": round(1000 * median, 1) for module, median in medians.items()},
+                "ratio_package": round(medians["sfpubsub"] / medians["grpc"], 3),
+                "ratio_client": round(medians["sfpubsub.client.client"] / medians["grpc"], 3),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

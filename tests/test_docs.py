@@ -1,0 +1,81 @@
+"""What the documentation shows is executed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.cli.main import cli
+
+from .cli.test_cli import point_at
+from .client.test_managed import TOPIC, orders
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "docs" / "client.md"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+EXAMPLES = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, code in enumerate(blocks(page, "python"), 1)
+]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_a_python_example_runs(code, run_emulator, monkeypatch, capsys):
+    """Every Python block of the pages runs against the emulator as it stands there."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    emulator.publish(TOPIC, orders(3))
+
+    class EnoughError(Exception):
+        pass
+
+    # The README's loop is endless: its print is where a test can step out.
+    def printed(*_values):
+        raise EnoughError
+
+    namespace = {"__name__": "example"}
+    if "for batch in subscription" in code:
+        with pytest.raises(EnoughError):
+            exec(compile(code, "example", "exec"), {**namespace, "print": printed})
+    else:
+        exec(compile(code, "example", "exec"), namespace)
+
+
+def test_the_command_lines_of_the_readme_parse():
+    """Every sfpubsub line uses commands and options that exist."""
+    lines = [
+        line.partition("#")[0].strip()
+        for block in blocks(ROOT / "README.md", "sh")
+        for line in block.splitlines()
+        if line.startswith("sfpubsub ")
+    ]
+    assert len(lines) >= 6
+    for line in lines:
+        _, command, *arguments = shlex.split(line)
+        with cli.make_context("sfpubsub", [command, *arguments]) as context:
+            found = cli.get_command(context, command)
+            assert found is not None
+            if "--file" not in arguments:  # parsing it would open the file
+                found.make_context(command, arguments, parent=context).close()
+
+
+def test_the_readme_names_its_evidence():
+    """The tests that the promises point to exist."""
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "README.md").read_text()):
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_page_that_is_linked_exists():
+    """No dead link between our own pages."""
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
