@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sfpubsub.config import Settings
 from sfpubsub.errors import ConfigurationError, SessionExpiredError
 
 # Characters of an organisation id at the start of an access token, before the exclamation mark.
@@ -53,6 +54,15 @@ class Session:
             ("instanceurl", self.instance_url),
             ("tenantid", self.tenant_id),
         )
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Session:
+        """Return the ready session that the settings name.
+
+        Raises:
+            ConfigurationError: A part is missing.
+        """
+        return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def __repr__(self) -> str:
         return f"Session(access_token=***, instance_url={self.instance_url!r})"

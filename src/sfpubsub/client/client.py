@@ -98,9 +98,8 @@ class PubSubClient:
             ConfigurationError: A setting is missing or wrong.
         """
         settings = Settings.load(options)
-        session = Session(settings.access_token, settings.instance_url, settings.tenant_id)
         return cls(
-            session,
+            Session.from_settings(settings),
             endpoint=settings.endpoint,
             insecure=settings.insecure,
             ca_file=settings.ca_file,

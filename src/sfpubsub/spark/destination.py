@@ -1,0 +1,198 @@
+"""Where a raw table may be, and whose it is.
+
+A destination belongs to one subscription or topic for good: its position, and the order of its
+rows, would mean nothing with two. Nothing here needs Spark, so a wrong destination is refused at
+once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.durable import replace_file, sync
+from sfpubsub.spark.lease import LEASE_NAME
+
+IDENTITY_NAME = "_table.json"
+STAGING_NAME = "_staging"
+POSITION_NAME = "_position"
+HOUR_PREFIX = "ingest_hour="
+
+FORMATS = ("parquet",)
+
+# Spark's destinations: ``s3a://…``, ``hdfs://…``, and also ``dbfs:/…``.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+# Version of the identity file and of the layout that it stands for.
+_LAYOUT = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a table's rows come from."""
+
+    kind: Literal["managed", "topic"]
+    name: str
+
+    @classmethod
+    def choose(cls, subscription: str | None, topic: str | None) -> Source:
+        """Return the one that was given.
+
+        Raises:
+            ConfigurationError: Both were, or neither.
+        """
+        if subscription and not topic:
+            return cls("managed", subscription)
+        if topic and not subscription:
+            return cls("topic", topic)
+        raise ConfigurationError("a table takes either a managed subscription or a topic")
+
+    def __str__(self) -> str:
+        return f"{'managed subscription' if self.kind == 'managed' else 'topic'} {self.name}"
+
+
+def local_path(destination: str | os.PathLike[str]) -> Path:
+    """Return the directory that *destination* names: a path, or a URL of scheme ``file``.
+
+    Raises:
+        ConfigurationError: Another scheme, or nothing at all.
+    """
+    text = os.fspath(destination)
+    if not text:
+        raise ConfigurationError("the destination is empty: name a directory")
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return Path(text).expanduser().absolute()
+    url = urlsplit(text)
+    if url.scheme == "file" and url.netloc in {"", "localhost"}:
+        return Path(unquote(url.path)).absolute()
+    raise ConfigurationError(
+        f"cannot write parquet to {text}: a batch is published by one rename, which {scheme[1]} "
+        f"does not have; use a local directory"
+    )
+
+
+def check_format(name: str) -> None:
+    """Make sure that the format exists.
+
+    Raises:
+        ConfigurationError: It does not, or not yet.
+    """
+    if name not in FORMATS:
+        raise ConfigurationError(f"format {name!r} is not available; there is {', '.join(FORMATS)}")
+
+
+def check_destination(path: Path, source: Source) -> None:
+    """Make sure that *path* can become, or already is, the table of *source*. Changes nothing.
+
+    Raises:
+        ConfigurationError: It is something else, belongs to another source, or cannot be written.
+    """
+    try:
+        if path.exists():
+            _check_existing(path, source)
+        elif path.is_symlink():
+            raise ConfigurationError(f"{path} is a link to a directory that does not exist")
+        else:
+            parent = next(parent for parent in path.parents if parent.exists())
+            if not parent.is_dir():
+                raise ConfigurationError(f"{path} cannot be made: {parent} is not a directory")
+            _check_writable(parent, f"{path} cannot be made: {parent} is not writable")
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def claim(path: Path, source: Source) -> None:
+    """Make the directory where it is missing, and write on it whose it is. Call under the lease.
+
+    Raises:
+        ConfigurationError: As `check_destination`; or the directory or the file cannot be written.
+    """
+    check_destination(path, source)
+    if _identity(path) != source:
+        try:
+            replace_file(
+                path / IDENTITY_NAME,
+                json.dumps({"layout": _LAYOUT, "format": "parquet", source.kind: source.name}),
+            )
+        except OSError as error:
+            raise _refusal(path, error) from error
+
+
+def make_directory(path: Path) -> None:
+    """Make the table's directory durable, with those above it.
+
+    Raises:
+        ConfigurationError: It cannot be made.
+    """
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            sync(place.parent)
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def _check_existing(path: Path, source: Source) -> None:
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is not a directory: name another destination")
+    _check_writable(path, f"{path} is not writable")
+    owner = _identity(path)
+    if owner is None:
+        foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
+        if foreign:
+            raise ConfigurationError(
+                f"{path} is not empty and not a table of sfpubsub (it holds {foreign[0]!r}): name "
+                f"another destination"
+            )
+    elif owner != source and _is_written(path):
+        raise ConfigurationError(
+            f"{path} belongs to {owner} and cannot take events of {source}: name another "
+            f"destination"
+        )
+
+
+def _check_writable(path: Path, message: str) -> None:
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"{message}: change its permissions or name another destination")
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a start that did not get as far as the identity file may have made it."""
+    return name in {LEASE_NAME, STAGING_NAME} or name.startswith(IDENTITY_NAME)
+
+
+def _is_written(path: Path) -> bool:
+    """Whether it holds rows or a position. Until then a mistyped topic must not keep a path."""
+    return any(name.startswith(HOUR_PREFIX) or name == POSITION_NAME for name in os.listdir(path))
+
+
+def _identity(path: Path) -> Source | None:
+    try:
+        text = (path / IDENTITY_NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+        if found["layout"] == _LAYOUT and found["format"] in FORMATS:
+            return Source.choose(found.get("managed"), found.get("topic"))
+        reason = f"layout {found['layout']}, format {found['format']}"
+    except (ValueError, KeyError, TypeError, ConfigurationError) as error:
+        reason = f"unreadable: {error}"
+    raise ConfigurationError(
+        f"{path / IDENTITY_NAME} is not of this version of sfpubsub ({reason}): name another "
+        f"destination"
+    )
+
+
+def _refusal(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be written ({error.strerror}): name another destination"
+    )

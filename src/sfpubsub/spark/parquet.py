@@ -1,0 +1,301 @@
+"""The raw table as a directory of Parquet files, for any reader of directories.
+
+::
+
+    _table.json                                               whose table this is (destination.py)
+    _lease                                                    who writes (lease.py)
+    _staging/<batch>.<attempt>/                               a write under way, or one that died
+    _position                                                 if newer than the newest batch's
+    ingest_hour=2026-11-20-23/batch=b…042/part-….parquet      rows
+    ingest_hour=2026-11-20-23/batch=b…042/_position           where a topic resumes after them
+
+Readers skip names that begin with ``_`` or ``.``, so they see each published batch whole and
+nothing else. A batch's id is its first ``ingest_seq``, padded, so that names sort in order of
+arrival; ids begin with a letter, or readers would take them for numbers of differing types. The
+hour is the one of writing and never goes back, not even with the clock: the newest batch is the
+last name in the last directory. Modification times decide nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import WriteError
+from sfpubsub.spark.dedupe import KEY_BYTES
+from sfpubsub.spark.destination import HOUR_PREFIX, POSITION_NAME, STAGING_NAME, Source
+from sfpubsub.spark.durable import replace_file, sync, sync_directory_and_files
+from sfpubsub.spark.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.tables import RawTable
+from sfpubsub.types import ReplayId
+
+_BATCH = "batch="
+_HOUR_FORMAT = "%Y-%m-%d-%H"
+_HOUR_SECONDS = 3600.0
+
+_READ_ERRORS = (OSError, pa.ArrowException)
+
+_WRITE_OPTIONS = {
+    "compression": "snappy",
+    # The file that says that the write went to its end, whatever the cluster's default.
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
+    # A minimum and a maximum would be an order, and replay ids have none.
+    "parquet.column.statistics.enabled#replay_id": "false",
+}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name.removeprefix(_BATCH)
+
+    @property
+    def first_seq(self) -> int:
+        return int(self.id.removeprefix("b"))
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.path.glob("part-*.parquet"))
+
+    @property
+    def rows(self) -> int:
+        return sum(pq.read_metadata(file).num_rows for file in self.files)
+
+
+class ParquetTable(RawTable):
+    """A raw table in a directory of a local (POSIX) file system. Not thread-safe.
+
+    Args:
+        spark: The session that writes; its settings are left alone.
+        path: The table's directory; exists, and is leased to this process.
+        source: Whose table it is. Positions are kept for a topic.
+    """
+
+    def __init__(self, spark: SparkSession, path: Path, source: Source) -> None:
+        self.path = path
+        self._source = source
+        self._next_seq = 0
+        self._position: ReplayId | None = None
+        self._newest: _Batch | None = None
+        self._spark = spark.newSession()  # so that these settings are nobody else's
+        self._spark.conf.set("spark.sql.session.timeZone", "UTC")
+        # Spark's default, INT96, is read back without its zone.
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+    @property
+    def next_seq(self) -> int:
+        """See `RawTable`."""
+        return self._next_seq
+
+    @property
+    def position(self) -> ReplayId | None:
+        """See `RawTable`."""
+        return self._position
+
+    @property
+    def newest_time(self) -> float:
+        """See `RawTable`. The beginning of the newest batch's hour."""
+        return _hour_start(self._newest.path.parent) if self._newest else 0.0
+
+    def recover(self) -> None:
+        """See `RawTable`.
+
+        1. Remove staging directories: nobody else writes (lease.py), and a task of a failed write
+           that still runs has a directory that no later write uses.
+        2. Flush the directories that name the newest batch. Its writer may have died between
+           rename and flush; what is acked from now on relies on it.
+        3. Read where the newest batch ends, and the newer one of the two positions.
+        """
+        try:
+            shutil.rmtree(self.path / STAGING_NAME, ignore_errors=False)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise WriteError(f"{self.path / STAGING_NAME} cannot be removed: {error}") from error
+        try:
+            self._newest = self._newest_batch()
+            if self._newest is not None:
+                sync(self._newest.path.parent)
+            sync(self.path)
+            self._next_seq = self._newest.first_seq + self._newest.rows if self._newest else 0
+            self._position = self._read_position() if self._source.kind == "topic" else None
+        except (*_READ_ERRORS, ValueError, KeyError) as error:
+            raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
+
+    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
+        """See `RawTable`. The time is the end of the rows' hour."""
+        first = _hour_name(oldest)
+        try:
+            for hour in self._hours():
+                if hour.name >= first:
+                    end = _hour_start(hour) + _HOUR_SECONDS
+                    for keys in _scan_keys(_files(hour)):
+                        yield end, keys
+        except _READ_ERRORS as error:
+            raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
+
+    def stored_until(self, oldest: float, keys: Collection[bytes]) -> set[bytes]:
+        """See `RawTable`."""
+        last = _hour_name(oldest)
+        files = [file for hour in self._hours() if hour.name <= last for file in _files(hour)]
+        if not files or not keys:
+            return set()
+        wanted = ds.field("dedupe_key").isin(pa.array(keys, pa.binary()))
+        try:
+            found = _keys_of(files).to_table(filter=wanted)
+        except _READ_ERRORS as error:
+            raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
+        return set(found["dedupe_key"].to_pylist())
+
+    def append(self, rows: pa.Table, position: ReplayId | None, now: float) -> str:
+        """See `RawTable`.
+
+        1. Stage: Spark writes one file into a directory of this attempt alone. A failure leaves
+           files there that no reader sees and no later write touches.
+        2. Check that Spark says it is complete, and that the rows are there.
+        3. Put the position beside them.
+        4. Flush the files and their directory.
+        5. Publish by one rename. Before it nothing is visible; after it everything is, with its
+           position.
+        6. Flush the directories on both sides; only now is the batch durable.
+
+        A failure after 5 leaves the batch in the table, which is why the caller then recovers.
+        """
+        batch = f"b{self._next_seq:019d}"
+        staged = self.path / STAGING_NAME / f"{batch}.{uuid.uuid4().hex}"
+        hour = self.path / _hour_name(now)
+        try:
+            self._stage(rows, staged)
+            _check(staged, len(rows))
+            if position is not None:
+                text = self._position_text(position)
+                (staged / POSITION_NAME).write_text(text, encoding="utf-8")
+            sync_directory_and_files(staged)
+            published = _Batch(hour / f"{_BATCH}{batch}")
+            self._publish(staged, published.path)
+        except (*SPARK_ERRORS, pa.ArrowException) as error:
+            raise WriteError(
+                f"batch {batch} of {len(rows)} events was not written to {self.path}, and none of "
+                f"it is acked: {first_line(error)}"
+            ) from error
+        self._newest = published
+        self._next_seq += len(rows)
+        self._position = position
+        return batch
+
+    def move(self, position: ReplayId) -> None:
+        """See `RawTable`."""
+        try:
+            replace_file(self.path / POSITION_NAME, self._position_text(position, self._newest))
+        except OSError as error:
+            raise WriteError(
+                f"the position of {self.path} was not written: {error.strerror}"
+            ) from error
+        self._position = position
+
+    def _stage(self, rows: pa.Table, staged: Path) -> None:
+        frame = self._spark.createDataFrame(rows).coalesce(1)
+        # With its scheme, or a cluster's default file system would take the path. Spark does not
+        # decode it, so this is no percent-encoded URL.
+        frame.write.options(**_WRITE_OPTIONS).mode("error").parquet(f"file://{staged}")
+
+    def _publish(self, staged: Path, target: Path) -> None:
+        hour = target.parent
+        if not hour.exists():
+            hour.mkdir()
+            sync(self.path)
+        os.rename(staged, target)  # refuses a target with files in it
+        sync(hour)
+        sync(staged.parent)
+
+    def _hours(self) -> list[Path]:
+        hours = sorted(path for path in self.path.iterdir() if path.name.startswith(HOUR_PREFIX))
+        for hour in hours:
+            try:
+                _hour_start(hour)
+            except ValueError as error:
+                raise WriteError(
+                    f"{hour} is not a directory that sfpubsub made: readers take it for a part of "
+                    f"the table; remove it"
+                ) from error
+        return hours
+
+    def _newest_batch(self) -> _Batch | None:
+        for hour in reversed(self._hours()):
+            batches = _batches(hour)  # none, if a write died between making and filling the hour
+            if batches:
+                return batches[-1]
+        return None
+
+    def _position_text(self, position: ReplayId, after: _Batch | None = None) -> str:
+        record = {"v": 1, "topic": self._source.name, "replay_id": position.base64()}
+        return json.dumps(record | ({"batch": after.id} if after else {}))
+
+    def _read_position(self) -> ReplayId | None:
+        """Return the newer one of the newest batch's position and the one beside the batches.
+
+        The latter names the batch that it came after; a batch published since is newer.
+        """
+        beside = self.path / POSITION_NAME
+        moved = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else None
+        newest = self._newest
+        if moved is not None and (newest is None or moved.get("batch", "") >= newest.id):
+            return ReplayId.from_base64(moved["replay_id"])
+        if newest is None:
+            return None
+        own = json.loads((newest.path / POSITION_NAME).read_text(encoding="utf-8"))
+        return ReplayId.from_base64(own["replay_id"])
+
+
+def _check(staged: Path, expected: int) -> None:
+    found = _Batch(staged).rows
+    if not (staged / "_SUCCESS").exists() or found != expected:
+        raise WriteError(
+            f"spark wrote {found} of {expected} events to {staged}: do its executors share this "
+            f"file system?"
+        )
+
+
+def _hour_name(time: float) -> str:
+    return HOUR_PREFIX + datetime.fromtimestamp(time, timezone.utc).strftime(_HOUR_FORMAT)
+
+
+def _hour_start(hour: Path) -> float:
+    text = hour.name.removeprefix(HOUR_PREFIX)
+    return datetime.strptime(text, _HOUR_FORMAT).replace(tzinfo=timezone.utc).timestamp()
+
+
+def _batches(hour: Path) -> list[_Batch]:
+    return [_Batch(path) for path in sorted(hour.iterdir()) if path.name.startswith(_BATCH)]
+
+
+def _files(hour: Path) -> list[Path]:
+    return [file for batch in _batches(hour) for file in batch.files]
+
+
+def _keys_of(files: Collection[Path]) -> ds.Dataset:
+    column = pa.schema([("dedupe_key", pa.binary())])
+    return ds.dataset([str(file) for file in files], schema=column, format="parquet")
+
+
+def _scan_keys(files: Collection[Path]) -> Iterator[bytes]:
+    if not files:
+        return
+    for batch in _keys_of(files).to_batches():
+        keys = batch.column(0).cast(pa.binary(KEY_BYTES))
+        start = keys.offset * KEY_BYTES
+        yield bytes(memoryview(keys.buffers()[1])[start : start + len(keys) * KEY_BYTES])

@@ -1,0 +1,226 @@
+"""Writes batches of events to a raw table, each event once.
+
+Responsible for what is new and for the order of the steps; the table's format does the transaction
+(parquet.py). Acks nothing: the caller does, after `EventWriter.write` has returned.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sfpubsub.client.batch import Event
+from sfpubsub.errors import ConfigurationError, LocalProtocolError
+from sfpubsub.spark.dedupe import DEFAULT_WINDOW, KeyWindow, drop_repeats, drop_stored
+from sfpubsub.spark.destination import (
+    Source,
+    check_destination,
+    check_format,
+    claim,
+    local_path,
+    make_directory,
+)
+from sfpubsub.spark.lease import Lease
+from sfpubsub.spark.parquet import ParquetTable
+from sfpubsub.spark.tables import RawTable, Received, Row, arrow_table, read
+from sfpubsub.types import ReplayId
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """What became of one write. All of it is durable."""
+
+    rows: int
+    """Events written."""
+    duplicates: int
+    """Events dropped because the table has them, or because they came twice."""
+    undecodable: int
+    """Events among the rows whose payload does not fit its schema."""
+    batch_id: str | None
+    """The table's name for the batch; None if every event was a duplicate."""
+    first_seq: int | None
+    """``ingest_seq`` of the first row."""
+    position: ReplayId | None
+    """Where a plain subscription resumes; None with a managed one."""
+
+
+class EventWriter:
+    """The one writer of one raw table. A context manager; not thread-safe.
+
+    Making it takes the table's lease, removes what a dead writer left, and reads the keys of the
+    window from the table.
+
+    Args:
+        spark: A classic session (not Spark Connect), on this machine or with a shared file system.
+        path: The table's directory; made if it is missing.
+        format: ``parquet``.
+        subscription: Name or id of the managed subscription whose events come, or else
+        topic: The topic; then the table keeps the position as well (`TableReplayStore`).
+        window: Seconds for which a key is kept in memory.
+        clock: Seconds since 1970 UTC; decides on the window and on the hour of a batch.
+
+    Raises:
+        ConfigurationError: The destination is of no use or another's, or another writer lives.
+        WriteError: The table cannot be read, or Spark has ended.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "parquet",  # noqa: A002  # Spark's own word
+        subscription: str | None = None,
+        topic: str | None = None,
+        window: float = DEFAULT_WINDOW,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        check_format(format)
+        self.topic = topic
+        self._trusted = False  # whether window, numbers and position are those of the table
+        self._clock = clock
+        self._window = KeyWindow(window)
+        source = Source.choose(subscription, topic)
+        directory = local_path(path)
+        jvm_pid = _jvm_pid(spark)
+        check_destination(directory, source)  # before anything of ours is in it
+        make_directory(directory)
+        self._lease = Lease.acquire(directory, jvm_pid)
+        with ExitStack() as unless_done:
+            unless_done.callback(self._lease.release)
+            claim(directory, source)
+            self._table: RawTable = ParquetTable(spark, directory, source)
+            self._latest = 0.0
+            self._recover()
+            unless_done.pop_all()
+
+    def write(self, batches: Received | Iterable[Received]) -> WriteResult:
+        """Make the events of *batches* durable, each once.
+
+        1. Drop events whose key came before in these batches or is in the window.
+        2. Decode the others. One that cannot be decoded is kept, without JSON.
+        3. Ask the table for those whose own time is older than the window, and drop what it has.
+        4. Hand rows and position to the table, which publishes them at once and returns when they
+           are durable. With no rows left, the position alone: a redelivered tail is done too.
+        5. Remember the keys. Only then return, and only then may the caller ack.
+
+        If a step fails, nothing may be acked, and the next write begins by reading window, numbers
+        and position from the table again: it alone knows whether the batch is in it.
+
+        Args:
+            batches: One or more, in order of arrival, of this table's subscription.
+
+        Raises:
+            WriteError: Nothing is acked; the same batches may be written again.
+        """
+        taken = [batches] if isinstance(batches, Received) else list(batches)
+        if not self._trusted:
+            self._recover()
+        self._trusted = False  # until the last step is done
+        now = self._now()
+        received = [(event, batch.received_at) for batch in taken for event in batch]
+        rows = self._new_rows(received, now)
+        position = received[-1][0].replay_id if received and self.topic else None
+        first_seq = self._table.next_seq
+        batch_id = None
+        if rows:
+            batch_id = self._table.append(arrow_table(rows, first_seq), position, now)
+        elif position is not None and position != self._table.position:
+            self._table.move(position)
+        self._window.add(b"".join(row.event.dedupe_key for row in rows), now)
+        self._trusted = True
+        return WriteResult(
+            rows=len(rows),
+            duplicates=len(received) - len(rows),
+            undecodable=sum(row.payload_json is None for row in rows),
+            batch_id=batch_id,
+            first_seq=first_seq if rows else None,
+            position=position,
+        )
+
+    @property
+    def position(self) -> ReplayId | None:
+        """Where a plain subscription resumes: the last durable position, None if there is none."""
+        return self._table.position
+
+    def move(self, position: ReplayId) -> None:
+        """Make *position* durable without events, as after a keepalive.
+
+        Raises:
+            LocalProtocolError: The table is a managed subscription's; its position is the
+                service's.
+            WriteError: It was not made durable.
+        """
+        if self.topic is None:
+            raise LocalProtocolError("the position of a managed subscription is the service's")
+        self._table.move(position)
+
+    def check(self) -> None:
+        """Make sure that Spark can still write. Cheap.
+
+        Raises:
+            WriteError: Its JVM has ended.
+        """
+        self._lease.check()
+
+    def close(self) -> None:
+        """Give the table up. Does nothing the second time."""
+        self._lease.release()
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _new_rows(self, received: list[tuple[Event, float]], now: float) -> list[Row]:
+        self._window.expire(now)
+        kept = drop_repeats([event.dedupe_key for event, _ in received], self._window)
+        rows = [read(*received[index]) for index in kept]
+        oldest = now - self._window.length
+        kept = drop_stored(
+            [row.event.dedupe_key for row in rows],
+            [row.event_time for row in rows],
+            oldest=oldest,
+            stored=lambda keys: self._table.stored_until(oldest, keys),
+        )
+        return [rows[index] for index in kept]
+
+    def _recover(self) -> None:
+        self._trusted = False
+        self._table.recover()
+        self._window.clear()
+        for written_at, keys in self._table.keys_since(self._now() - self._window.length):
+            self._window.add(keys, written_at)
+        self._trusted = True
+
+    def _now(self) -> float:
+        """Read the clock, which must not go back: a batch's hour says where its keys are found."""
+        self._latest = max(self._latest, self._table.newest_time, self._clock())
+        return self._latest
+
+
+def _jvm_pid(spark: SparkSession) -> int:
+    """Return the pid of the JVM that will write, which the lease names."""
+    try:
+        jvm = spark.sparkContext._jvm
+    except PySparkException as error:  # Spark Connect: its driver is another's process
+        raise ConfigurationError(
+            "the parquet writer needs a Spark session whose driver this process started, not Spark "
+            "Connect: leave out .remote(…)"
+        ) from error
+    if jvm is None:
+        raise ConfigurationError("the Spark session has been stopped: start another one")
+    return int(jvm.java.lang.ProcessHandle.current().pid())

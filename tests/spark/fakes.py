@@ -1,0 +1,76 @@
+"""A subscription without a service, with the methods that the ingest job and command use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.types import Health
+from tests.spark.sample_events import batch_of
+
+
+class Clock:
+    """Seconds that pass when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeSubscription:
+    """Hands out batches of the given sizes; an exception among them is raised; then silence.
+
+    Waiting for longer than `patience` in silence fails the test: the job should have ended.
+    """
+
+    def __init__(
+        self,
+        script: Iterable[int | float | BaseException | Callable[[], None]],
+        clock: Clock | None = None,
+        topic: str | None = None,
+        patience: float = 10_000.0,
+    ) -> None:
+        self.script = list(script)
+        self.clock = clock or Clock()
+        self.topic = topic
+        self.patience = patience
+        self.next_seq = 0
+        self.acked: list[tuple[int, int]] = []
+        self.state = "streaming"
+        self.log: list[str] = []
+
+    def next_batch(self, timeout: float | None = None) -> EventBatch | None:
+        assert timeout is not None, "a job that sleeps for ever cannot be stopped"
+        step = self.script.pop(0) if self.script else None
+        if isinstance(step, BaseException):
+            raise step
+        if isinstance(step, int):
+            return self._batch(step)
+        if callable(step):
+            step()
+        self.clock.now += step if isinstance(step, float) else timeout
+        self.patience -= timeout
+        assert self.patience > 0, "the job did not end"
+        return None
+
+    def _batch(self, size: int) -> EventBatch:
+        first = self.next_seq
+        self.next_seq += size
+        return batch_of(
+            range(first, first + size), topic=self.topic, first_seq=first, ack=self._ack
+        )
+
+    def _ack(self, first: int, last: int) -> None:
+        self.acked.append((first, last))
+        self.log.append("ack")
+
+    def health(self) -> Health:
+        return Health(self.state, None, 100, 0, 0, 0, 0, 0, 0, None, None)
+
+    def __enter__(self) -> FakeSubscription:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self.log.append("drain" if kind is None else f"leave after {kind.__name__}")

@@ -1,0 +1,65 @@
+"""Batches of events as the client hands them out, without a client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.types import RawEvent, ReplayId
+
+TOPIC = "/event/Order_Event__e"
+MANAGED = "My_Managed_Subscription"
+
+SCHEMA_JSON = json.dumps(
+    {
+        "type": "record",
+        "name": "Order_Event__e",
+        "namespace": "com.sforce.eventbus",
+        "fields": [
+            {"name": "CreatedDate", "type": "long"},
+            {"name": "CreatedById", "type": "string"},
+            {"name": "Number__c", "type": ["null", "double"], "default": None},
+        ],
+    }
+)
+CODEC = Codec("schema-1", SCHEMA_JSON)
+
+# 2026-11-20 23:00 UTC in seconds: the beginning of an hour, so that tests can cross it.
+NOW = 1_795_215_600.0
+
+
+def replay_id(number: int) -> ReplayId:
+    """Positions without order, of differing length."""
+    return ReplayId(hashlib.sha256(b"%d" % number).digest()[: 8 + number % 5])
+
+
+def raw_event(number: int, *, at: float = NOW, payload: bytes | None = None) -> RawEvent:
+    """Event *number*, which happened *at* that second."""
+    if payload is None:
+        value = {"CreatedDate": round(at * 1000), "CreatedById": "005", "Number__c": number}
+        payload = CODEC.encode(value)
+    return RawEvent(f"event-{number}", "schema-1", payload, replay_id(number))
+
+
+def batch_of(
+    events: Sequence[RawEvent] | range,
+    *,
+    topic: str | None = TOPIC,
+    first_seq: int = 0,
+    received_at: float = NOW,
+    ack: Callable[[int, int], None] = lambda first, last: None,
+) -> EventBatch:
+    """A response with these events, or with those of these numbers."""
+    raw = tuple(e if isinstance(e, RawEvent) else raw_event(e) for e in events)
+    return EventBatch(
+        subscription=topic or MANAGED,
+        topic=topic,
+        events=raw,
+        codecs={"schema-1": CODEC},
+        first_seq=first_seq,
+        received_at=received_at,
+        ack=ack,
+    )
