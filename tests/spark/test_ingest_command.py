@@ -44,10 +44,10 @@ def look():
     assert os.environ["SFPUBSUB_ACCESS_TOKEN"] == "s3cret"
 
 class Client:
-    def subscribe_managed(self, name, ack, max_unacked, on_gap):
+    def subscribe_managed(self, name, ack, max_unacked):
         assert ack == "manual" and max_unacked > 100
         return subscription
-    def subscribe(self, topic, replay, ack, max_unacked, on_gap):
+    def subscribe(self, topic, replay, ack, max_unacked):
         print("start", replay.get(topic), file=sys.stderr)
         subscription.topic = topic
         return subscription

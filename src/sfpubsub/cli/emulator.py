@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from sfpubsub.cli.main import INTERRUPTED
+
 if TYPE_CHECKING:
     from sfpubsub.emulator.server import EmulatorServer
 
@@ -23,9 +25,6 @@ _GRPC_PORT = 7011
 
 _HTTP_PORT = 7012
 """Default of --http-port: the next one."""
-
-_INTERRUPTED = 130
-"""What a shell expects of a command that Ctrl-C ended."""
 
 
 @click.command()
@@ -93,7 +92,7 @@ def emulator(
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     if received == signal.SIGINT:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfpubsub.auth.session import Session
-from sfpubsub.cli.service import connected_client, service_options
+from sfpubsub.cli.main import INTERRUPTED
+from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.config import WINDOW, Limits, Settings
 from sfpubsub.errors import MissingExtraError
 
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.spark.destination import Source
     from sfpubsub.spark.job import IngestJob, Progress, Summary
-    from sfpubsub.types import Gap
-
-# Exit code after Ctrl-C and a clean drain: 128 + SIGINT, as shells count.
-INTERRUPTED = 130
 
 
 @click.command("ingest")
@@ -114,13 +109,19 @@ def ingest(
         "idle_timeout": idle_timeout,
         "on_progress": report.progress,
     }
-    with _running_job(source, path, format_, master, service, settings) as job:
-        interrupted = _stop_on_signals(job.stop)
+    stop = StopRequest()
+    with _running_job(source, path, format_, master, service, stop, settings) as job:
+        stop.tell(lambda: _stop(job))
         summary = job.run()
-    # After the blocks: the drain is over, so what the summary says is committed.
+    # After the block: the drain is over, so what the summary says is committed.
     report.summary(source, summary)
-    if interrupted():
+    if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
+
+
+def _stop(job: IngestJob) -> None:
+    click.echo("stopping: writing what was received", err=True)
+    job.stop()
 
 
 def _require_spark() -> None:
@@ -136,6 +137,7 @@ def _running_job(
     format_: str,
     master: str | None,
     service: dict[str, str | None],
+    stop: StopRequest,
     settings: dict[str, Any],
 ) -> Iterator[IngestJob]:
     """Open everything in order, and close it in the other order.
@@ -154,6 +156,8 @@ def _running_job(
     with ExitStack() as opened:
         click.echo("starting Spark", err=True)
         spark = opened.enter_context(spark_session(master, app_name=f"sfpubsub ingest {path.name}"))
+        # Replaces the handler of Spark's session, which would cancel the write under way.
+        opened.enter_context(stop.installed())
         writer = opened.enter_context(
             EventWriter(
                 spark,
@@ -167,44 +171,14 @@ def _running_job(
         click.echo(f"reading {source} into {path}", err=True)
         if source.kind == "managed":
             subscription: Subscription = client.subscribe_managed(
-                source.name, ack="manual", max_unacked=unacked, on_gap=_warn
+                source.name, ack="manual", max_unacked=unacked
             )
         else:
             store = TableReplayStore(writer)
             subscription = client.subscribe(
-                source.name, replay=store, ack="manual", max_unacked=unacked, on_gap=_warn
+                source.name, replay=store, ack="manual", max_unacked=unacked
             )
         yield IngestJob(opened.enter_context(subscription), writer, **settings)
-
-
-def _warn(gap: Gap) -> None:
-    """Say at once that events may be missing: a job may run for months before its summary."""
-    click.echo(f"warning: {gap}", err=True)
-
-
-def _stop_on_signals(stop: Callable[[], None]) -> Callable[[], bool]:
-    """Make SIGTERM and the first Ctrl-C call *stop*; a second Ctrl-C aborts.
-
-    Replaces the handler that Spark's session installed, which would cancel the write under way. The
-    handlers stay: the drain that follows is no time to be killed either.
-
-    Returns:
-        Tells whether Ctrl-C was pressed.
-    """
-    pressed = False
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if number == signal.SIGINT:
-            if pressed:
-                raise KeyboardInterrupt
-            pressed = True
-        click.echo("stopping: writing what was received", err=True)
-        stop()
-
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-    return lambda: pressed
 
 
 class _Report:

@@ -54,17 +54,19 @@ def connected_client(**options: str | None) -> Iterator[PubSubClient]:
 
 
 class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a flag, and lets the second one end the process.
+    """Turns SIGTERM and the first Ctrl-C into a flag; a second Ctrl-C raises KeyboardInterrupt.
 
     A flag, not an exception, so that no event is caught between being written and being acked.
     """
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.requested = False
+        self.interrupted = False
+        self._tell: Callable[[], None] | None = None
 
     @contextmanager
     def installed(self) -> Iterator[StopRequest]:
-        """Handle both signals in the block. For the main thread."""
+        """Handle both signals in the block, the drain at its end included. For the main thread."""
         previous = {
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -75,17 +77,17 @@ class StopRequest:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Call *callback* when the request comes, in a signal handler; at once if it has come."""
+        self._tell = callback
+        if self.requested:
+            callback()
+
     def _handle(self, number: int, _frame: object) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = number
-
-    @property
-    def requested(self) -> bool:
-        """Whether to stop."""
-        return self.signal is not None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was Ctrl-C."""
-        return self.signal == signal.SIGINT
+        if number == signal.SIGINT:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+        self.requested = True
+        if self._tell is not None:
+            self._tell()

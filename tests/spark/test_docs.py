@@ -1,0 +1,42 @@
+"""What the Spark page shows is executed."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pyarrow.dataset as ds
+
+import sfpubsub.spark
+from sfpubsub.client.subscription import Subscription
+
+from ..cli.test_cli import point_at
+from ..client.test_managed import TOPIC, orders
+from ..conftest import until
+from ..test_docs import ROOT, blocks
+
+
+def test_the_program_of_the_page_runs(spark, run_emulator, tmp_path, monkeypatch):
+    """The loop of the page writes what comes; here it is ended once the rows are there."""
+    *_, code = blocks(ROOT / "docs" / "spark.md", "python")
+    table = tmp_path / "orders"
+    code = code.replace("/data/orders", str(table))
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    results = emulator.publish(TOPIC, orders(3))
+    opened: list[Subscription] = []
+
+    @contextmanager
+    def shared_session():
+        yield spark
+
+    monkeypatch.setattr(sfpubsub.spark, "spark_session", shared_session, raising=False)
+    enter = Subscription.__enter__
+    monkeypatch.setattr(Subscription, "__enter__", lambda self: opened.append(self) or enter(self))
+    thread = threading.Thread(target=exec, args=(compile(code, "page", "exec"), {}))
+    thread.start()
+    until(lambda: list(table.glob("ingest_hour=*/batch=*/*.parquet")), "rows", patience=60)
+    opened[0].abort()
+    thread.join(60)
+    rows = ds.dataset(table).to_table(columns=["event_id"]).column("event_id").to_pylist()
+    assert rows == [result.event_id for result in results]
