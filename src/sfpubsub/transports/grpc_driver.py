@@ -102,12 +102,35 @@ class StreamDriver:
         self._queue: deque[Arrival] = deque()
         self._woken = False
         self._finish: Finish | None = None
+        self._changed: Callable[[], None] = lambda: None
 
     # For the application's threads.
 
     def start(self) -> None:
         """Open the first stream."""
         self._apply(self._protocol.start)
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call *changed* whenever `poll` may have something new to say, and at the end.
+
+        It is called in any thread, under a lock: it must not wait, and must not call back.
+        """
+        with self._arrivals:
+            self._changed = changed
+            changed()
+
+    def poll(self) -> Arrival | None:
+        """Return the next batch if there is one; never waits.
+
+        Raises:
+            SfPubSubError: The subscription has failed and everything received was taken.
+        """
+        taken: list[Arrival] = []
+        self._apply(lambda now: self._pop(taken, now))
+        if taken:
+            return taken[0]
+        self.raise_failure()
+        return None
 
     def take(self, timeout: float | None) -> Arrival | None:
         """Wait for the next batch.
@@ -124,18 +147,15 @@ class StreamDriver:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._arrivals:
-                if not self._wait_for_arrival(deadline):
-                    return None
-            taken: list[Arrival] = []
-            self._apply(lambda now, taken=taken: self._pop(taken, now))  # type: ignore[misc]
-            if taken:
-                return taken[0]
+                waiting = self._wait_for_arrival(deadline)
+            arrival = self.poll()
+            if arrival is not None or not waiting:
+                return arrival
+            # Discarded since we looked: wait on.
 
     def _wait_for_arrival(self, deadline: float | None) -> bool:
         while not self._queue:
             if self._finish is not None:
-                if self._finish.error is not None:
-                    raise self._finish.error
                 return False
             if self._woken:
                 self._woken = False
@@ -147,7 +167,7 @@ class StreamDriver:
         return True
 
     def _pop(self, taken: list[Arrival], now: float) -> list[Command]:
-        if not self._queue:  # discarded since we looked
+        if not self._queue:
             return []
         taken.append(self._queue.popleft())
         item = taken[0].batch
@@ -184,6 +204,18 @@ class StreamDriver:
             LocalProtocolError: There is nothing to commit.
             SfPubSubError: The subscription failed meanwhile.
         """
+        future = self.begin_commit()
+        try:
+            return future.result(timeout)
+        except FutureTimeoutError:
+            raise self.unconfirmed(timeout) from None
+
+    def begin_commit(self) -> Future[CommitReceipt]:
+        """Ask for a commit of what is acked; the future gets the receipt or the error.
+
+        Raises:
+            LocalProtocolError: There is nothing to commit.
+        """
         future: Future[CommitReceipt] = Future()
 
         def ask(now: float) -> list[Command]:
@@ -192,15 +224,15 @@ class StreamDriver:
             return commands
 
         self._apply(ask)
-        try:
-            return future.result(timeout)
-        except FutureTimeoutError:
-            health = self.health()
-            reason = health.reason or f"the stream is {health.state}"
-            raise CommitError(
-                f"the commit on {self._target.name} was not confirmed within {timeout:g} s: "
-                f"{reason}"
-            ) from None
+        return future
+
+    def unconfirmed(self, timeout: float) -> CommitError:
+        """Return the error for a commit whose caller waited *timeout* seconds in vain."""
+        health = self.health()
+        reason = health.reason or f"the stream is {health.state}"
+        return CommitError(
+            f"the commit on {self._target.name} was not confirmed within {timeout:g} s: {reason}"
+        )
 
     def drain(self) -> None:
         """End in order and wait for the end.
@@ -208,21 +240,24 @@ class StreamDriver:
         Raises:
             SfPubSubError: What ended the subscription, such as a last commit that failed.
         """
+        self.begin_drain()
+        # The protocol bounds this: its deadlines end a drain.
+        with self._arrivals:
+            self._arrivals.wait_for(lambda: self.over)
+        self.raise_failure()
+
+    def begin_drain(self) -> None:
+        """Start to end in order; `over` tells when it has."""
         self._apply(self._protocol.drain)
-        self._await_end()
+
+    def raise_failure(self) -> None:
+        """Raise what ended the subscription, if it ended with an error."""
+        if self._finish is not None and self._finish.error is not None:
+            raise self._finish.error
 
     def abort(self) -> None:
         """End now."""
         self._apply(lambda _now: self._protocol.abort())
-
-    def _await_end(self) -> None:
-        # The protocol bounds this: its deadlines end a drain.
-        with self._arrivals:
-            while self._finish is None:
-                self._arrivals.wait()
-            error = self._finish.error
-        if error is not None:
-            raise error
 
     def join(self, timeout: float) -> None:
         """Wait for the threads of calls that have ended, so that no call outlives its channel."""
@@ -254,7 +289,7 @@ class StreamDriver:
         if isinstance(command, Deliver):
             with self._arrivals:
                 self._queue.append(Arrival(command, time.time()))
-                self._arrivals.notify_all()
+                self._notify()
         elif isinstance(command, SendRequest):
             if self._call is not None:
                 self._call.send(command)
@@ -287,8 +322,12 @@ class StreamDriver:
                 self._woken = True
             elif isinstance(command, Finish):
                 self._finish = command
-            self._arrivals.notify_all()
+            self._notify()
         return True
+
+    def _notify(self) -> None:
+        self._arrivals.notify_all()
+        self._changed()
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, ReportGap):
@@ -297,6 +336,8 @@ class StreamDriver:
             self._on_gap(command.gap)
         elif isinstance(command, SettleCommit):
             future = self._tickets.pop(command.ticket)
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has given up
             if isinstance(command.outcome, SfPubSubError):
                 future.set_exception(command.outcome)
             else:
