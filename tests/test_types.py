@@ -49,8 +49,10 @@ def test_what_is_not_base64_is_refused(text: str):
         ReplayId.from_base64(text)
 
 
-def test_an_empty_replay_id_is_refused():
-    """No bytes is the absence of an id."""
+def test_an_empty_replay_id_or_a_number_is_refused():
+    """No bytes is the absence of an id; a number is not an id."""
+    with pytest.raises(TypeError, match="not int"):
+        ReplayId(8)
     with pytest.raises(ValueError, match="at least one byte"):
         ReplayId(b"")
 

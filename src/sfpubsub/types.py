@@ -25,12 +25,15 @@ class ReplayId:
         value: The bytes as the service sent them; not empty.
 
     Raises:
+        TypeError: *value* is not bytes.
         ValueError: *value* is empty.
     """
 
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise TypeError(f"a replay id is bytes, not {type(value).__name__}")
         if not value:
             raise ValueError("a replay id has at least one byte")
         self._value = bytes(value)

@@ -9,7 +9,9 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
    Three failures in a row end the subscription.
 4. A commit that was sent and never answered may have been carried out. It is remembered as *maybe*
    until the next stream shows where it begins, or a later commit is confirmed.
-5. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one.
+5. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one,
+   if the service is known to stand there on this stream. Had it moved the subscription back, that
+   position would pass over events.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Commits:
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
         self.receipt: CommitReceipt | None = None
+        self._standing = False  # this stream has shown that the service stands at the receipt
         self.failures = 0
         self.last_error: str | None = None
         self.unanswered: Sent | None = None
@@ -59,10 +62,13 @@ class Commits:
         if self.unanswered is not None:
             self.maybe.append(self.unanswered)
         self.maybe.extend(self._late.values())
-        self.maybe.sort(key=lambda sent: sent.order)
+        # One an order is enough, and keeps a stream that always breaks from piling them up.
+        by_order = {sent.order: sent for sent in self.maybe}
+        self.maybe = [by_order[order] for order in sorted(by_order)]
         self._late.clear()
         self.unanswered = None
         self._stream = stream
+        self._standing = False
         self._last_sent = now
         self._refused = 0
 
@@ -83,7 +89,7 @@ class Commits:
         if now >= self._last_sent + self._timings.commit_interval:
             if candidate is not None:
                 return self._send(candidate.replay_id, candidate.order, now)
-            if self.receipt is not None:
+            if self.receipt is not None and self._standing:
                 return self._send(self.receipt.replay_id, 0, now)
         return None
 
@@ -92,6 +98,7 @@ class Commits:
         request_id = f"{self._stream}-{self._count}"
         self.unanswered = Sent(request_id, replay_id, order, now)
         self._last_sent = now
+        self._refused = min(self._refused, order - 1)  # asked again, so not refused for now
         return CommitRequest(request_id, replay_id)
 
     def answered(self, answer: CommitAnswer) -> int | None:
@@ -115,8 +122,6 @@ class Commits:
             self._refused = max(self._refused, sent.order)
             self._failed(answer.error)
             return None
-        self.failures = 0
-        self.last_error = None
         self._confirmed(sent, answer.process_time)
         return sent.order
 
@@ -125,14 +130,24 @@ class Commits:
         self.last_error = reason
 
     def _confirmed(self, sent: Sent, process_time: int | None) -> None:
+        self.failures = 0
+        self.last_error = None
+        self._standing = True
         self.receipt = CommitReceipt(sent.replay_id, process_time)
         self._late = {key: late for key, late in self._late.items() if late.order > sent.order}
         self.maybe = [other for other in self.maybe if other.order > sent.order]
 
+    def began_after_receipt(self) -> None:
+        """Learn from the beginning of a stream that the service stands where it last confirmed.
+
+        Or behind a keepalive after it, whose commit was not answered: that looks the same.
+        """
+        self._standing = not any(sent.order for sent in self.maybe)
+
     def began_after(self, sent: Sent) -> None:
         """Learn from the beginning of a stream that *sent* had been carried out."""
-        self.failures = 0
         self._confirmed(sent, None)
+        self._standing = not self.maybe
 
     def check_timeout(self, now: float) -> None:
         """Give up a commit that was unanswered for too long."""
@@ -156,7 +171,7 @@ class Commits:
         """Return when `check_timeout` or `next_request` has something to do."""
         if self.unanswered is not None:
             return self.unanswered.at + self._timings.commit_timeout
-        if candidate is not None or self.receipt is not None:
+        if candidate is not None or (self.receipt is not None and self._standing):
             return self._last_sent + self._timings.commit_interval
         return None
 

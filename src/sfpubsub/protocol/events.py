@@ -33,11 +33,6 @@ class Response:
     commit: CommitAnswer | None = None
 
     @property
-    def size(self) -> int:
-        """Payload bytes."""
-        return sum(len(event.payload) for event in self.events)
-
-    @property
     def keepalive(self) -> ReplayId | None:
         """The position of a keepalive; None for every other message.
 

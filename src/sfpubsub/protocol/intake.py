@@ -104,8 +104,7 @@ class Intake:
                 out.append(Wake())
         new = response.events
         if self._ledger is not None:
-            known = self._ledger.is_known
-            new = tuple([event for event in new if not known(event)])
+            new = self._note(new, self._ledger)
             self.redelivered += len(response.events) - len(new)
         if new:
             out.append(self._deliver(new, response.rpc_id))
@@ -116,12 +115,18 @@ class Intake:
         self.gaps.append(gap)
         return ReportGap(gap)
 
+    def _note(self, events: tuple[RawEvent, ...], ledger: Ledger) -> tuple[RawEvent, ...]:
+        # One at a time: an event may stand twice in one response.
+        new: list[RawEvent] = []
+        for event in events:
+            if not ledger.is_known(event):
+                ledger.add_event(event, self._next_seq + len(new))
+                new.append(event)
+        return tuple(new)
+
     def _deliver(self, events: tuple[RawEvent, ...], rpc_id: str) -> Deliver:
         first_seq = self._next_seq
         self._next_seq += len(events)
-        if self._ledger is not None:
-            for seq, event in enumerate(events, first_seq):
-                self._ledger.add_event(event, seq)
         size = sum([len(event.payload) for event in events])
         self.queued_count += len(events)
         self.queued_bytes += size
@@ -137,6 +142,7 @@ class Intake:
             return []
         first = response.events[0] if response.events else None
         if ledger.begins_right_after(0, first):
+            commits.began_after_receipt()
             return []
         for sent in commits.maybe:
             if ledger.begins_right_after(sent.order, first):

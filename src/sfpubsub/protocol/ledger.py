@@ -11,7 +11,9 @@ is done. Order is order of arrival; replay ids are only compared for equality.
 
 After a reconnect the service sends again what was not committed. Such a *redelivery*, equal in
 event id and replay id to an entry, is not a new entry: the old one is bound to the new stream.
-A position counts as seen on a stream only if its entry is bound to it.
+A position counts as seen on a stream only if its entry is bound to it. Where a service that has
+moved the subscription back sends an entry behind newer ones, the entry stays unbound: its position
+would pass over theirs.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Ledger:
         self._by_seq: dict[int, Entry] = {}
         self._orders = 0
         self._stream = 0
+        self._newest_seen = 0  # order of the newest entry seen on the current stream
         self._candidate: Entry | None = None
 
     # What arrives.
@@ -56,15 +59,18 @@ class Ledger:
     def new_stream(self, stream: int) -> None:
         """Bind what comes from here on to *stream*; nothing has been seen on it yet."""
         self._stream = stream
+        self._newest_seen = 0
         self._candidate = None
 
     def is_known(self, event: RawEvent) -> bool:
-        """Whether *event* is a redelivery of an entry; binds the entry to the current stream."""
+        """Whether *event* is a redelivery of an entry; if so, the entry is seen on this stream."""
         entry = self._by_key.get((event.id, event.replay_id))
         if entry is None:
             return False
-        entry.stream = self._stream
-        self._consider(entry)
+        if entry.order > self._newest_seen:
+            self._newest_seen = entry.order
+            entry.stream = self._stream
+            self._consider(entry)
         return True
 
     def add_event(self, event: RawEvent, seq: int) -> None:
@@ -88,6 +94,7 @@ class Ledger:
 
     def _append(self, replay_id: ReplayId, key: Key | None, seq: int) -> Entry:
         self._orders += 1
+        self._newest_seen = self._orders
         return Entry(self._orders, replay_id, self._stream, key, seq)
 
     # What the application says.
@@ -114,8 +121,7 @@ class Ledger:
         # Called for every entry that becomes acked prefix or is seen on the current stream.
         if entry.stream != self._stream or (self._open and entry.order >= self._open[0].order):
             return
-        if self._candidate is None or entry.order > self._candidate.order:
-            self._candidate = entry
+        self._candidate = entry  # newer than the one before: both callers go forward only
 
     # What may be committed or stored.
 
@@ -128,6 +134,11 @@ class Ledger:
     def newest_done(self) -> Entry | None:
         """The newest entry of the acked prefix, seen on this stream or not."""
         return self._done[-1] if self._done else None
+
+    @property
+    def newest_done_event(self) -> Entry | None:
+        """The newest event of the acked prefix."""
+        return next((entry for entry in reversed(self._done) if entry.key is not None), None)
 
     @property
     def unacked(self) -> int:
@@ -143,8 +154,7 @@ class Ledger:
         """Forget everything up to *order*: it is committed or stored."""
         while self._done and self._done[0].order <= order:
             entry = self._done.popleft()
-            # The same key may have been received again under a newer entry only after it was
-            # forgotten, so the map holds this entry.
+            # `is_known` comes before `add_event`, so no two entries share a key.
             if entry.key is not None:
                 del self._by_key[entry.key]
         if self._candidate is not None and self._candidate.order <= order:

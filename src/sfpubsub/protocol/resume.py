@@ -57,7 +57,7 @@ class Resume:
         """
         refused = self.position.replay_id
         gap = Gap("rejected", self._name, refused, error_code=error_code, rpc_id=rpc_id)
-        if self._fallback is None or refused is None:
+        if self._fallback is None or refused in {None, self._fallback.replay_id}:
             return gap, False
         self._start, self._last = self._fallback, None
         self._reported = True  # what LATEST may miss from here on is part of this gap

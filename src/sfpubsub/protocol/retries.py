@@ -59,6 +59,10 @@ class Retries:
         self._renewals = 0
         self.reason = None
 
+    def renewed(self) -> None:
+        """Count a session that was fetched."""
+        self._renewals += 1
+
     def broken(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
         """Judge a failure of the transport or a passing one of the service."""
         return self._later(Signal.BROKEN, error, now, jitter)
@@ -85,7 +89,6 @@ class Retries:
         if failure.kind is FailureKind.SLOT_HELD:
             return self._busy(failure.error, now, jitter)
         if failure.kind is FailureKind.REAUTHENTICATE and self._renewals < MAX_RENEWALS:
-            self._renewals += 1
             self.reason = str(failure.error)
             return Verdict(Signal.EXPIRED)
         return Verdict(Signal.FATAL, error=failure.error)
@@ -111,9 +114,11 @@ class Retries:
         return Verdict(signal, now + self._backoff.next(jitter))
 
     def _busy(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        self._broken_since = None  # the service answers; only the slot is missing
         if self._busy_since is None:
             self._busy_since = now
+        elif self._broken_since is not None:
+            self._busy_since += now - self._broken_since  # an outage is no waiting for the slot
+        self._broken_since = None  # the service answers; only the slot is missing
         self.reason = str(error)
         if now - self._busy_since < self._timings.slot_timeout:
             return Verdict(Signal.BUSY, now + self._slot.next(jitter))

@@ -20,7 +20,8 @@ The end has two ways. ABORT is at once, from anywhere. DRAIN is orderly: DRAININ
 acked and waits for the answer, CLOSING has said that nothing more is asked for and waits for the
 service to end the stream. Without an open stream there is nothing to drain. A stream that ends
 while it is drained ends the subscription. FATAL is an end that no retry mends; the subscription's
-error says why. CLOSED absorbs everything, since words of a cancelled call may still arrive.
+error says why. CLOSED absorbs everything but a START, since words of a cancelled call may still
+arrive.
 
 An illegal pair raises and leaves the state as it was.
 """
@@ -120,7 +121,7 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
         Signal.FATAL: State.CLOSED,
         Signal.ABORT: State.CLOSED,
     },
-    State.CLOSED: dict.fromkeys(Signal, State.CLOSED),
+    State.CLOSED: dict.fromkeys(set(Signal) - {Signal.START}, State.CLOSED),
 }
 
 # States in which a call is alive.

@@ -89,6 +89,8 @@ class SubscriptionProtocol:
         self._tickets = 0
         self._paused: str | None = None
         self._last_message = 0.0
+        self._last_figure = 0.0  # of the last message that was more than a commit's answer
+        self._last_credit = 0.0
         self._reopen_at = 0.0
         self._close_by = 0.0  # end of draining, then of closing
         self._full_since: float | None = None  # max_unacked reached, and no ack since
@@ -99,7 +101,7 @@ class SubscriptionProtocol:
         """Open the first stream.
 
         Raises:
-            LocalProtocolError: It was started before.
+            LocalProtocolError: It was started before, or has ended.
         """
         self._step(Signal.START)
         return [self._open(now)]
@@ -109,10 +111,7 @@ class SubscriptionProtocol:
         self._intake.taken(count, size)
         if self._full_since is None and self._intake.too_many_unacked:
             self._full_since = now
-        if self.state is State.PAUSED and not self._intake.full:
-            self._step(Signal.ROOM)
-            return [self._open(now)]
-        return self._request(now)
+        return self._go_on(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
         """Take the word that a run of events is done. Unknown and repeated ones change nothing."""
@@ -120,7 +119,7 @@ class SubscriptionProtocol:
             self._full_since = now if self._intake.too_many_unacked else None
         if self.state is State.DRAINING:
             return self._drain_on(now)
-        return self._request(now)
+        return self._go_on(now)
 
     def commit(self, now: float) -> tuple[int, list[Command]]:
         """Ask for a commit of what is acked now.
@@ -131,7 +130,9 @@ class SubscriptionProtocol:
         Raises:
             LocalProtocolError: There is nothing to commit, or nobody to commit it to.
         """
-        newest, receipt = self._ledger.newest_done, self._commits.receipt
+        receipt = self._commits.receipt
+        # The position of a keepalive is worth waiting for only while nothing else is confirmed.
+        newest = self._ledger.newest_done_event if receipt else self._ledger.newest_done
         if not self.managed:
             raise LocalProtocolError(
                 f"{self.name} is a plain subscription: the service keeps no position for it"
@@ -192,6 +193,8 @@ class SubscriptionProtocol:
         self._step(Signal.RESPONSE)
         self._last_message = now
         answer = response.commit
+        if answer is None or response.events:
+            self._last_figure = now
         out = [] if answer is None else self._commit_answered(answer)
         self._window.received(len(response.events), None if answer else response.pending)
         if self.state is State.DRAINING:
@@ -235,6 +238,7 @@ class SubscriptionProtocol:
         if self.state is not State.RENEWING:
             return []
         self._step(Signal.RENEWED)
+        self._retries.renewed()
         return [self._open(now)]
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
@@ -270,21 +274,25 @@ class SubscriptionProtocol:
     def _alarms(self) -> list[Alarm]:
         times = self._timings
         alarms: list[Alarm] = []
-        if self.state in {State.OPENING, State.WAITING} and self._retries.give_up_at is not None:
-            alarms.append((self._retries.give_up_at, self._give_up))
         if self.state is State.WAITING:
+            # Not while opening: an idle topic's first response may take the keepalive interval.
+            if self._retries.give_up_at is not None:
+                alarms.append((self._retries.give_up_at, self._give_up))
             alarms.append((self._reopen_at, self._reopen))
         if self.state in {State.OPENING, State.STREAMING} and self._window.outstanding:
+            # A message is due only so long after something was asked for.
             silence = times.keepalive + times.keepalive_margin
-            alarms.append((self._last_message + silence, self._stalled))
+            since = max(self._last_message, self._last_credit)
+            alarms.append((since + silence, self._stalled))
         if self.state is State.STREAMING:
             if self._window.starving:
-                alarms.append((self._last_message + times.reserve, self._send_reserve))
+                # A commit and its answer may not count for the service's 60 s.
+                alarms.append((self._last_figure + times.reserve, self._send_reserve))
             commit_at = self._commits.deadline(self._ledger.candidate)
             if self.managed and commit_at is not None:
                 alarms.append((commit_at, self._commit_due))
-            if self._full_since is not None:
-                alarms.append((self._full_since + times.unacked_stall, self._never_acked))
+        if self.state in {State.STREAMING, State.PAUSED} and self._full_since is not None:
+            alarms.append((self._full_since + times.unacked_stall, self._never_acked))
         if self.state in {State.DRAINING, State.CLOSING}:
             alarms.append((self._close_by, self._close_due))
         return alarms
@@ -301,7 +309,8 @@ class SubscriptionProtocol:
         error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
         return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
 
-    def _send_reserve(self, _now: float, _jitter: float) -> list[Command]:
+    def _send_reserve(self, now: float, _jitter: float) -> list[Command]:
+        self._last_credit = now
         return [SendRequest(self._stream, self._window.reserve())]
 
     def _commit_due(self, now: float, _jitter: float) -> list[Command]:
@@ -334,7 +343,7 @@ class SubscriptionProtocol:
     def _open(self, now: float) -> OpenStream:
         self._stream += 1
         self._paused = None
-        self._last_message = now
+        self._last_message = self._last_figure = self._last_credit = now
         self._intake.new_stream()
         self._ledger.new_stream(self._stream)
         self._commits.new_stream(self._stream, now)
@@ -382,11 +391,19 @@ class SubscriptionProtocol:
 
     # Credit and commits.
 
+    def _go_on(self, now: float) -> list[Command]:
+        if self.state is State.PAUSED and not self._intake.full:
+            self._step(Signal.ROOM)
+            return [self._open(now)]
+        return self._request(now)
+
     def _request(self, now: float, *, again: bool = False) -> list[Command]:
         # Credit and a commit share a request: the service sees them in one order.
         if self.state is not State.STREAMING:
             return []
         credit = self._window.grant(held=self._intake.full)
+        if credit:
+            self._last_credit = now
         commit = None
         if self.managed:
             commit = self._commits.next_request(self._ledger.candidate, now, again=again)

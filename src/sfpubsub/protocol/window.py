@@ -6,8 +6,8 @@ what is outstanding and clamps the sum at 100 (Salesforce documentation, flow co
 1. *Opening*: ask for the whole window, or for 1 when the application has no room, since a
    subscription's first request must ask for something.
 2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, so that a busy
-   stream costs one request for every 50 events; or at once when nothing is outstanding, since then
-   the stream would stand still.
+   stream costs one request for every 50 events. With nothing outstanding all of it is owed, so a
+   stream never stands still.
 3. *Held* (the application has no room): nothing is returned. But a stream with nothing pending is
    closed by the service after 60 s, so 1 is asked for within 50 s: the *reserve*.
 4. *Disagreement*: if the service says that nothing is pending while we count credit, one of us is
@@ -27,7 +27,7 @@ class Window:
         self.outstanding = 0
         """Events that we may still receive."""
         self._dry = False  # the service's last word was "nothing pending", and nothing went since
-        self._probing = False  # a reserve was sent and no response came since
+        self._probing = False  # a reserve was sent last, and no response came since
 
     def open(self, *, held: bool) -> int:
         """Return what the first request of a new stream asks for."""
@@ -55,8 +55,10 @@ class Window:
     def grant(self, *, held: bool) -> int:
         """Return how many events to request now, or 0."""
         owed = WINDOW - self.outstanding
-        if held or (self.outstanding and owed < RETURN_CREDIT_AT):
+        if held or owed < RETURN_CREDIT_AT:
             return 0
+        # With this on its way too, the next figure is no answer to the reserve alone.
+        self._probing = False
         return self._send(owed)
 
     @property

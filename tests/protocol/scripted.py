@@ -1,0 +1,207 @@
+"""Builders of inputs, and a script that drives one subscription with a time of its own.
+
+`now` is a plain number that only `Script.wait` moves; nothing here sleeps. Positions are made from
+numbers by `rid`, whose bytes are not in the order of the numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeVar
+
+from sfpubsub.config import Limits, Timings
+from sfpubsub.errors import SfPubSubError, StreamUnavailableError
+from sfpubsub.protocol.commands import (
+    CancelStream,
+    Command,
+    CommitRequest,
+    Deliver,
+    Discard,
+    Finish,
+    OpenStream,
+    ReportGap,
+    SendRequest,
+    SettleCommit,
+)
+from sfpubsub.protocol.events import CommitAnswer, Failure, FailureKind, Response
+from sfpubsub.protocol.subscription import SubscriptionProtocol
+from sfpubsub.types import Gap, RawEvent, ReplayId, StartPosition
+
+C = TypeVar("C", bound=Command)
+
+NAME = "/event/Order_Event__e"
+TIMES = Timings()
+
+
+def rid(number: int) -> ReplayId:
+    """Return the position with that number; not in order as bytes."""
+    return ReplayId((number * 2_654_435_761 % 2**32).to_bytes(4, "big") + number.to_bytes(4, "big"))
+
+
+def event(number: int, *, size: int = 1, event_id: str | None = None) -> RawEvent:
+    """Return the event at that position."""
+    return RawEvent(
+        f"event-{number}" if event_id is None else event_id, "schema", b"x" * size, rid(number)
+    )
+
+
+def events(*numbers: int, pending: int = 50, size: int = 1) -> Response:
+    """Return a response that brings those events."""
+    found = tuple(event(number, size=size) for number in numbers)
+    return Response(found, found[-1].replay_id, pending, f"rpc-{numbers[0]}")
+
+
+def keepalive(number: int, *, pending: int = 100) -> Response:
+    """Return an empty response at that position."""
+    return Response((), rid(number), pending, f"rpc-keepalive-{number}")
+
+
+def answer(request: CommitRequest | str, error: str | None = None, **fields: Any) -> Response:
+    """Return the answer to a commit, with a stale position and pending figure as the worst case."""
+    request_id = request if isinstance(request, str) else request.request_id
+    replay_id = None if isinstance(request, str) else request.replay_id
+    commit = CommitAnswer(
+        fields.pop("request_id", request_id), fields.pop("replay_id", replay_id), error, 1234
+    )
+    return Response(**{"latest_replay_id": rid(999_999), "pending": 0, **fields, "commit": commit})
+
+
+def failure(kind: FailureKind = FailureKind.RETRY, error: SfPubSubError | None = None) -> Failure:
+    """Return a way for a stream to end."""
+    return Failure(kind, error or StreamUnavailableError("connection reset"))
+
+
+def of(kind: type[C], commands: list[Command]) -> list[C]:
+    """Return the commands of one kind."""
+    return [command for command in commands if isinstance(command, kind)]
+
+
+class Script:
+    """One subscription, its application and its clock.
+
+    Args:
+        start: None for a managed subscription.
+        limits: Bounds of memory.
+        options: Of `SubscriptionProtocol`.
+    """
+
+    def __init__(
+        self, start: StartPosition | None = None, *, limits: Limits | None = None, **options: Any
+    ) -> None:
+        self.protocol = SubscriptionProtocol(NAME, start=start, limits=limits, **options)
+        self.now = 1000.0
+        self.stream = 0
+        self.inbox: deque[Deliver] = deque()
+        self.delivered: list[int] = []  # numbers of all events handed over
+        self.gaps: list[Gap] = []
+        self.finish: Finish | None = None
+        self.settled: dict[int, object] = {}
+        self.seqs: dict[int, int] = {}  # number -> delivery_seq
+
+    # Inputs; each returns the commands and keeps book of them.
+
+    def start(self) -> list[Command]:
+        return self._did(self.protocol.start(self.now))
+
+    def respond(self, response: Response, *, stream: int | None = None) -> list[Command]:
+        return self._did(
+            self.protocol.response(self.stream if stream is None else stream, response, self.now)
+        )
+
+    def end(self, why: Failure | None = None, *, jitter: float = 0.5) -> list[Command]:
+        return self._did(self.protocol.ended(self.stream, why, self.now, jitter))
+
+    def take(self) -> list[Command]:
+        """The application reads one batch."""
+        batch = self.inbox.popleft()
+        return self._did(self.protocol.taken(len(batch.events), batch.size, self.now))
+
+    def ack(self, *numbers: int) -> list[Command]:
+        out: list[Command] = []
+        for number in numbers:
+            seq = self.seqs[number]
+            out += self._did(self.protocol.acked(seq, seq, self.now))
+        return out
+
+    def read(self, response: Response) -> list[Command]:
+        """A response comes and the application reads it."""
+        out = self.respond(response)
+        return out + self.take()
+
+    def commit(self) -> tuple[int, list[Command]]:
+        ticket, commands = self.protocol.commit(self.now)
+        return ticket, self._did(commands)
+
+    def drain(self) -> list[Command]:
+        return self._did(self.protocol.drain(self.now))
+
+    def wait(self, seconds: float, *, jitter: float = 0.5) -> list[Command]:
+        """Let time pass, and the timer ring whenever it is due."""
+        until = self.now + seconds
+        out: list[Command] = []
+        for _ in range(1000):
+            due = self.protocol.deadline()
+            if due is None or due > until:
+                self.now = until
+                return out
+            self.now = max(self.now, due)
+            out += self._did(self.protocol.timer(self.now, jitter))
+        raise AssertionError(f"the timer spins in state {self.protocol.state}")
+
+    def reopen(self, *, jitter: float = 0.5) -> OpenStream:
+        """The stream breaks, and is opened again after its delay."""
+        self.end(failure(), jitter=jitter)
+        (opened,) = of(OpenStream, self.wait(TIMES.backoff_max, jitter=jitter))
+        return opened
+
+    def _did(self, commands: list[Command]) -> list[Command]:
+        assert self.finish is None or not commands, "something follows the end"
+        for command in commands:
+            if isinstance(command, OpenStream):
+                assert command.stream == self.stream + 1
+                self.stream = command.stream
+            elif isinstance(command, Deliver):
+                self.inbox.append(command)
+                for seq, raw in enumerate(command.events, command.first_seq):
+                    number = int.from_bytes(bytes(raw.replay_id)[4:], "big")
+                    self.seqs[number] = seq
+                    self.delivered.append(number)
+            elif isinstance(command, Discard):
+                self.inbox.clear()
+            elif isinstance(command, ReportGap):
+                self.gaps.append(command.gap)
+            elif isinstance(command, SettleCommit):
+                assert command.ticket not in self.settled, "a caller is answered once"
+                self.settled[command.ticket] = command.outcome
+            elif isinstance(command, (SendRequest, CancelStream)):
+                assert command.stream == self.stream
+            elif isinstance(command, Finish):
+                self.finish = command
+        return commands
+
+
+def streaming(start: StartPosition | None = None, **options: Any) -> Script:
+    """Return a script whose first stream is open and has brought the keepalive 1."""
+    script = Script(start, **options)
+    script.start()
+    script.respond(keepalive(1))
+    if start is None:
+        settle(script)
+    return script
+
+
+def settle(script: Script) -> None:
+    """Answer the commit that is out."""
+    out = script.protocol._commits.unanswered
+    assert out is not None
+    script.respond(answer(CommitRequest(out.request_id, out.replay_id)))
+
+
+def commits(commands: list[Command]) -> list[CommitRequest]:
+    """Return the commits that the commands send."""
+    return [sent.commit for sent in of(SendRequest, commands) if sent.commit is not None]
+
+
+def credit(commands: list[Command]) -> int:
+    """Return the credit that the commands ask for on an open stream."""
+    return sum(sent.num_requested for sent in of(SendRequest, commands))

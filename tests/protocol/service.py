@@ -1,0 +1,170 @@
+"""A small model of the service, for the random walk: it shares no code with the protocol.
+
+Positions are numbers of one bus, where other topics move the tip too. Requests and responses wait
+in `inbox` and `outbox` until the walk carries them; a call that ends takes both with it. Every rule
+that the client must keep is an assertion here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from sfpubsub.protocol.commands import OpenStream, SendRequest
+from sfpubsub.protocol.events import CommitAnswer, Response
+from sfpubsub.types import ReplayId, ReplayPreset
+from tests.protocol.scripted import event, rid
+
+MOST_OUTSTANDING = 100
+IDLE_LIMIT = 60.0
+KEEPALIVE = 270.0
+
+
+class Service:
+    """One topic, and one managed subscription on it with defaultReplay EARLIEST."""
+
+    def __init__(self, chance: random.Random, *, managed: bool) -> None:
+        self.chance = chance
+        self.managed = managed
+        self.tip = 0
+        self.log: list[int] = []  # positions of the events
+        self.committed = 0
+        self.earliest = 0  # retention has passed the events up to here
+        self.stream = 0  # 0: no call
+        self.inbox: deque[SendRequest] = deque()
+        self.outbox: deque[Response] = deque()
+        self.deaf = False  # the network swallows everything, without a word
+        self.outstanding = 0
+        self.cursor = 0
+        self.seen: set[int] = set()  # positions sent on this call
+        self.answers: list[CommitAnswer] = []
+        self.asked_at = self.told_at = 0.0
+        self.refusals = 0
+        self.moves = 0  # how often the subscription was moved back
+        self.most_refusals = 0.1
+
+    def publish(self, count: int) -> None:
+        """Publish events, between those of other topics."""
+        for _ in range(count):
+            self.tip += self.chance.choice((1, 1, 1, 5))
+            self.log.append(self.tip)
+
+    def open(self, opening: OpenStream, now: float) -> None:
+        """Take a first request."""
+        self.close()
+        self.stream = opening.stream
+        self.outstanding = opening.num_requested
+        assert 1 <= self.outstanding <= MOST_OUTSTANDING
+        if opening.start is None:
+            assert self.managed
+            self.cursor = self.committed
+        elif opening.start.preset is ReplayPreset.CUSTOM:
+            assert opening.start.replay_id is not None
+            self.cursor = position(opening.start.replay_id)
+        else:
+            earliest = opening.start.preset is ReplayPreset.EARLIEST
+            self.cursor = self.earliest if earliest else self.tip
+        self.asked_at = self.told_at = now
+
+    def close(self, *, carry_out: bool = False) -> None:
+        """End the call; what was on its way is lost, or its requests still count."""
+        while carry_out and self.inbox and not self.deaf:
+            self.read(0.0)
+        self.stream = 0
+        self.deaf = False
+        self.inbox.clear()
+        self.outbox.clear()
+        self.answers.clear()
+        self.seen.clear()
+
+    def read(self, now: float) -> None:
+        """Carry out one request."""
+        request = self.inbox.popleft()
+        self.asked_at = now
+        assert request.num_requested or request.commit
+        self.outstanding += request.num_requested
+        assert self.outstanding <= MOST_OUTSTANDING, "over-asked"
+        if request.commit is None:
+            return
+        assert self.managed
+        wanted = position(request.commit.replay_id)
+        assert wanted in self.seen or wanted == self.committed, "not seen on this stream"
+        assert wanted >= self.committed, "backwards"
+        error = None
+        if self.chance.random() < self.most_refusals:
+            self.refusals += 1
+            error = "the commit failed"
+        else:
+            self.committed = wanted
+        self.answers.append(
+            CommitAnswer(request.commit.request_id, request.commit.replay_id, error, 1)
+        )
+
+    @property
+    def backlog(self) -> list[int]:
+        """Events not sent on this call, as far as credit goes."""
+        if not self.stream:
+            return []
+        behind = [number for number in self.log[-400:] if number > self.cursor]
+        if len(behind) == 400:  # the rare long way back
+            behind = [number for number in self.log if number > self.cursor]
+        return behind[: self.outstanding]
+
+    def deliver(self, now: float, most: int) -> bool:
+        """Send events, or a keepalive where there are none."""
+        if not self.stream or not self.outstanding:
+            return False
+        numbers = self.backlog[:most]
+        if not numbers and self.chance.random() < 0.5:
+            self.tip += 1  # another topic's event
+        self.cursor = numbers[-1] if numbers else self.tip
+        self.outstanding -= len(numbers)
+        self.seen.update(numbers or [self.tip])
+        found = tuple(event(number) for number in numbers)
+        self._send(Response(found, rid(self.cursor), self.outstanding, "rpc"))
+        self.told_at = now
+        return True
+
+    def answer(self) -> None:
+        """Answer the newest commit for all that wait, or the oldest; or lose the answer."""
+        how = self.chance.random()
+        if how < 0.1:
+            self.answers.clear()
+            return
+        if how < 0.8:
+            chosen = self.answers[-1]
+            self.answers.clear()
+        else:
+            chosen = self.answers.pop(0)
+        stale = self.chance.random() < 0.5
+        self._send(Response((), rid(self.tip) if stale else None, 0, "rpc", chosen))
+
+    def _send(self, response: Response) -> None:
+        if not self.deaf:
+            self.outbox.append(response)
+
+    def check_idle(self, now: float) -> None:
+        """The rule that a call with nothing pending must be asked for more within 60 s."""
+        idle = self.stream and not self.deaf and not self.outstanding
+        assert not idle or now - self.told_at <= IDLE_LIMIT, "idle and starving"
+
+    def keepalive_due(self, now: float) -> bool:
+        """Whether the service has to say something."""
+        return bool(self.stream and self.outstanding) and (
+            now - max(self.told_at, self.asked_at) >= KEEPALIVE
+        )
+
+    def move_back(self) -> None:
+        """Give up the committed position: the next call begins earlier."""
+        self.moves += 1
+        self.committed = min(self.committed, self.chance.choice([0, *self.log[-30:]]))
+
+    def expire(self, until: int) -> None:
+        """Let retention pass a position, and perhaps some events behind it."""
+        behind = [number for number in self.log if number > until][:3]
+        self.earliest = self.chance.choice([until, *behind])
+
+
+def position(replay_id: ReplayId) -> int:
+    """Return the number that `rid` made a position of."""
+    return int.from_bytes(bytes(replay_id)[4:], "big")

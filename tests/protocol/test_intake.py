@@ -1,0 +1,180 @@
+"""What comes in: each event once, every position noted, memory counted."""
+
+from __future__ import annotations
+
+from sfpubsub.config import Limits, Timings
+from sfpubsub.protocol.commands import Deliver, ReportGap, Wake
+from sfpubsub.protocol.commits import Commits
+from sfpubsub.protocol.events import Response
+from sfpubsub.protocol.intake import Intake
+from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.resume import Resume
+from sfpubsub.types import Gap, StartPosition
+from tests.protocol.scripted import NAME, event, events, keepalive, of, rid
+
+
+class Managed:
+    """An intake with its ledger and commits, on stream 1."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.ledger = Ledger()
+        self.commits = Commits(Timings())
+        self.intake = Intake(NAME, limits or Limits(), self.ledger, None, self.commits)
+        self.stream = 0
+        self.new_stream()
+
+    def new_stream(self) -> None:
+        self.stream += 1
+        self.intake.new_stream()
+        self.ledger.new_stream(self.stream)
+        self.commits.new_stream(self.stream, 0.0)
+
+
+def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
+    resume, ledger = Resume(NAME, StartPosition.latest(), None), Ledger()
+    return Intake(NAME, Limits(), ledger if tracked else None, resume, None), resume, ledger
+
+
+def test_events_are_delivered_in_order_of_arrival() -> None:
+    """With numbers of ours that never repeat."""
+    managed = Managed()
+    first, second = events(5, 3, size=4), events(8)
+
+    assert managed.intake.take_in(first) == [Deliver(first.events, 1, "rpc-5", 8)]
+    assert managed.intake.take_in(second) == [Deliver(second.events, 3, "rpc-8", 1)]
+    assert managed.intake.last_position == rid(8)
+
+
+def test_redeliveries_are_not_delivered_again() -> None:
+    """Only what is new goes to the application; the rest is counted."""
+    managed = Managed()
+    managed.intake.take_in(events(1, 2))
+    managed.new_stream()
+
+    (deliver,) = managed.intake.take_in(events(1, 2, 3))
+
+    assert isinstance(deliver, Deliver)
+    assert deliver.events == (event(3),)
+    assert managed.intake.redelivered == 2
+    managed.new_stream()
+    assert managed.intake.take_in(events(1, 2, 3)) == []
+
+
+def test_an_event_that_stands_twice_in_a_response_is_delivered_once() -> None:
+    """And can be confirmed without harm."""
+    managed = Managed()
+
+    (deliver,) = managed.intake.take_in(events(1, 1, 2))
+
+    assert isinstance(deliver, Deliver)
+    assert deliver.events == (event(1), event(2))
+    managed.ledger.ack(1, 2)
+    managed.ledger.confirm(9)
+    assert not managed.ledger.holds_events
+
+
+def test_a_response_without_position_changes_nothing() -> None:
+    """A bare commit answer or an odd empty message is no beginning of a stream."""
+    managed = Managed()
+    managed.intake.take_in(events(1))
+    managed.new_stream()
+
+    assert managed.intake.take_in(Response()) == []
+    assert managed.intake.last_position == rid(1)
+    assert managed.intake.take_in(events(9)) != [], "the first position is still checked"
+    assert managed.intake.gaps
+
+
+def test_a_keepalive_of_a_stored_subscription_wakes_the_application() -> None:
+    """An idle topic's position has to be stored, or it grows too old to resume from."""
+    intake, resume, ledger = plain(tracked=True)
+
+    assert intake.take_in(keepalive(4)) == [Wake()]
+    assert resume.last == rid(4)
+    assert ledger.newest_done is not None
+
+
+def test_an_untracked_subscription_keeps_no_ledger() -> None:
+    """Memory does not grow with what nobody asks for."""
+    intake, resume, ledger = plain(tracked=False)
+
+    assert intake.take_in(keepalive(4)) == []
+    (deliver,) = intake.take_in(events(5, 6))
+    assert isinstance(deliver, Deliver)
+    assert resume.last == rid(6)
+    assert ledger.newest_done is None
+    assert not ledger.holds_events
+    assert intake.unacked == 0
+
+
+def test_counts_bound_what_waits() -> None:
+    """Full at the count, room again when it was read."""
+    intake = Managed(Limits(max_pending_count=2)).intake
+    intake.take_in(events(1))
+    assert not intake.full
+    intake.take_in(events(2))
+    assert intake.full
+    intake.taken(1, 1)
+
+    assert not intake.full
+    assert intake.delivered == 1
+
+
+def test_bytes_bound_what_waits() -> None:
+    """Full at the bytes, too full for the stream itself at twice that."""
+    intake = Managed(Limits(max_bytes=10)).intake
+    intake.take_in(events(1, size=10))
+    assert intake.full
+    assert not intake.overfull
+    intake.take_in(events(2, size=10))
+    assert intake.overfull
+    intake.discarded()
+
+    assert not intake.full
+
+
+def test_unacked_events_bound_what_waits() -> None:
+    """Those in the queue do not count: the application cannot ack what it has not read."""
+    managed = Managed(Limits(max_unacked=2))
+    managed.intake.take_in(events(1, 2))
+    assert managed.intake.unacked == 0
+    assert not managed.intake.full
+    managed.intake.taken(2, 2)
+    assert managed.intake.too_many_unacked
+    assert managed.intake.full
+    managed.ledger.ack(1, 1)
+
+    assert not managed.intake.full
+
+
+def test_a_stream_that_begins_right_after_the_confirmed_position_is_in_order() -> None:
+    """Nothing was moved."""
+    managed = Managed()
+    managed.intake.take_in(events(1, 2))
+    managed.new_stream()
+
+    assert of(ReportGap, managed.intake.take_in(events(1))) == []
+
+
+def test_a_stream_that_begins_elsewhere_was_moved() -> None:
+    """The service gave up the position: that is said, with what is known."""
+    managed = Managed()
+    managed.intake.take_in(events(1, 2))
+    managed.new_stream()
+
+    (gap,) = of(ReportGap, managed.intake.take_in(events(7)))
+
+    assert gap.gap == Gap("repositioned", NAME, None, rid(7), rpc_id="rpc-7")
+    assert managed.intake.gaps == [gap.gap]
+    assert of(ReportGap, managed.intake.take_in(events(20))) == [], "once a stream"
+
+
+def test_a_stream_that_begins_with_a_keepalive_over_open_events_was_moved() -> None:
+    """A keepalive says that nothing is left to send, though the ledger holds an event."""
+    managed = Managed()
+    managed.intake.take_in(events(1))
+    managed.new_stream()
+
+    (gap,) = of(ReportGap, managed.intake.take_in(keepalive(9)))
+
+    assert gap.gap.before == rid(9)

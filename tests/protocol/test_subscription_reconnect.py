@@ -1,0 +1,297 @@
+"""Streams come and go; no event is lost or doubled and no position invented."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.errors import (
+    LocalProtocolError,
+    ReplayIdRejectedError,
+    SessionExpiredError,
+    StreamUnavailableError,
+)
+from sfpubsub.protocol.commands import Finish, OpenStream, RenewSession, ReportGap
+from sfpubsub.protocol.events import FailureKind
+from sfpubsub.protocol.states import State
+from sfpubsub.types import Gap, StartPosition
+from tests.protocol.scripted import (
+    NAME,
+    Script,
+    answer,
+    commits,
+    events,
+    failure,
+    keepalive,
+    of,
+    rid,
+    settle,
+    streaming,
+)
+
+EARLIEST, LATEST = StartPosition.earliest(), StartPosition.latest()
+
+
+def acked(*numbers: int) -> Script:
+    """A managed subscription that has read events, acked them all, and got no answer."""
+    script = streaming()
+    script.read(events(*numbers))
+    script.ack(*numbers)
+    return script
+
+
+@pytest.mark.parametrize("why", [failure(), None], ids=["broken", "ended-with-ok"])
+def test_a_stream_that_ends_is_opened_again(why: object) -> None:
+    """After a random delay, which grows until a response comes."""
+    script = streaming()
+    assert script.end(why) == []
+    assert script.protocol.state is State.WAITING
+    assert script.protocol.health().reason
+
+    assert script.wait(0.5) == [OpenStream(2, 100, None)]
+    script.end(why)
+    assert script.wait(0.9) == []
+    assert of(OpenStream, script.wait(0.2))
+    script.respond(keepalive(2))
+    assert script.protocol.health().reason is None
+    assert script.protocol.health().reconnects == 2
+
+
+def test_redelivered_events_are_committed_and_not_delivered_again() -> None:
+    """They are known, and seen on the new stream."""
+    script = acked(2, 3)
+    script.reopen()
+    assert commits(script.wait(5.0)) == [], "not seen on this stream yet"
+
+    (request,) = commits(script.respond(events(2, 3)))
+    assert request.replay_id == rid(3)
+    assert script.delivered == [2, 3]
+    assert script.protocol.health().redelivered == 2
+    assert script.gaps == []
+
+
+def test_a_partly_redelivered_prefix_is_committed_as_far_as_it_came() -> None:
+    """Position 3 is acked, but this stream has shown only 2."""
+    script = acked(2, 3)
+    script.reopen()
+
+    assert [request.replay_id for request in commits(script.respond(events(2)))] == [rid(2)]
+
+
+def test_an_unacked_redelivery_blocks() -> None:
+    """Acked out of order before the drop: 3 is not committed over 2 after it."""
+    script = streaming()
+    script.read(events(2, 3))
+    script.ack(3)
+    script.reopen()
+    assert commits(script.respond(events(2, 3, 4))) == []
+
+    assert script.delivered == [2, 3, 4]
+    assert [request.replay_id for request in commits(script.ack(2))] == [rid(3)]
+
+
+def test_a_commit_without_answer_may_have_been_carried_out() -> None:
+    """The new stream begins behind it: that is no gap, and answers its caller."""
+    script = acked(2)
+    script.read(events(3))
+    ticket, _ = script.commit()
+    script.reopen()
+    script.respond(events(3))
+
+    assert script.gaps == []
+    assert script.settled[ticket].replay_id == rid(2)  # type: ignore[attr-defined]
+    assert script.settled[ticket].process_time is None  # type: ignore[attr-defined]
+    assert script.protocol.health().committed == rid(2)
+    assert script.delivered == [2, 3]
+
+
+def test_a_commit_given_up_may_have_been_carried_out() -> None:
+    """Also one that timed out before the stream broke."""
+    script = acked(2)
+    script.read(events(3, 4))
+    script.ack(3)
+    (newer,) = commits(script.wait(30.0))
+    assert newer.replay_id == rid(3)
+    script.reopen()
+    script.respond(events(3))
+
+    assert script.gaps == []
+    assert script.protocol.health().committed == rid(2)
+
+
+def test_a_stream_that_begins_elsewhere_reports_a_gap() -> None:
+    """The service moved the subscription: it says so, and goes on."""
+    script = acked(2, 3)
+    settle(script)
+    settle(script)
+    script.read(events(4))
+    script.reopen()
+    (gap,) = of(ReportGap, script.respond(events(9)))
+
+    assert gap.gap == Gap("repositioned", NAME, rid(3), rid(9), rpc_id="rpc-9")
+    assert script.delivered == [2, 3, 4, 9]
+    assert script.protocol.health().gaps == (gap.gap,)
+
+
+def test_the_old_position_is_not_repeated_behind_a_move() -> None:
+    """It would pass over the events that the service sends again."""
+    script = streaming()
+    script.read(events(5))
+    script.reopen()
+    script.respond(events(2))
+    sent = []
+    for number in range(20):
+        sent += commits(script.wait(200.0))
+        script.respond(keepalive(10 + number))
+
+    assert sent == []
+    assert script.gaps
+
+
+def test_what_an_old_stream_still_says_is_ignored() -> None:
+    """Words of a call that was given up change nothing."""
+    script = streaming()
+    script.reopen()
+    script.respond(keepalive(5))
+    before = script.protocol.health()
+
+    assert script.respond(events(7), stream=1) == []
+    assert script.protocol.ended(1, failure(FailureKind.STOP), script.now, 0.5) == []
+    assert script.protocol.health() == before
+
+
+def test_words_of_a_dead_stream_are_ignored_while_waiting() -> None:
+    """Also before the next stream is there."""
+    script = streaming()
+    script.end(failure())
+
+    assert script.respond(events(7)) == []
+    assert script.end(failure()) == []
+
+
+def test_an_expired_session_is_renewed() -> None:
+    """At once, and the stream goes on at its position."""
+    script = streaming(EARLIEST)
+    assert script.end(failure(FailureKind.REAUTHENTICATE)) == [RenewSession()]
+    assert script.protocol.state is State.RENEWING
+    assert script.protocol.deadline() is None
+
+    (opened,) = script._did(script.protocol.session_renewed(script.now))
+    assert opened == OpenStream(2, 100, StartPosition.after(rid(1)))
+
+
+def test_sessions_that_are_refused_end_the_subscription() -> None:
+    """After three without a response in between."""
+    script = streaming()
+    expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
+    for _ in range(3):
+        script.end(expired)
+        script._did(script.protocol.session_renewed(script.now))
+    script.end(expired)
+
+    assert script.finish == Finish(expired.error)
+
+
+def test_a_login_that_is_down_is_tried_again() -> None:
+    """As a broken connection, and as often."""
+    script = streaming()
+    for _ in range(10):
+        script.end(failure(FailureKind.REAUTHENTICATE))
+        script._did(script.protocol.renewal_failed(failure(), script.now, 0.5))
+        assert script.protocol.state is State.WAITING
+        assert of(OpenStream, script.wait(60.0))
+
+    assert script.finish is None
+
+
+def test_a_login_that_is_refused_ends_the_subscription() -> None:
+    """Wrong credentials do not become right."""
+    script = streaming()
+    script.end(failure(FailureKind.REAUTHENTICATE))
+    refused = failure(FailureKind.STOP)
+    script._did(script.protocol.renewal_failed(refused, script.now, 0.5))
+
+    assert script.finish == Finish(refused.error)
+
+
+def test_a_late_word_about_a_session_is_ignored() -> None:
+    """The subscription was ended meanwhile."""
+    script = streaming()
+    script.end(failure(FailureKind.REAUTHENTICATE))
+    script._did(script.protocol.abort())
+
+    assert script.protocol.session_renewed(script.now) == []
+    assert script.protocol.renewal_failed(failure(), script.now, 0.5) == []
+
+
+def test_a_quiet_stream_that_was_opened_again_is_not_given_up() -> None:
+    """An idle topic's first response may be a keepalive, later than the connection timeout."""
+    script = streaming(connection_timeout=60.0)
+    script.end(failure())
+    script.wait(200.0)
+
+    assert script.protocol.state is State.OPENING
+    assert script.finish is None
+
+
+def test_the_connection_timeout_ends_it() -> None:
+    """No earlier, and with the last failure in the message."""
+    script = streaming(connection_timeout=100.0)
+    script.end(failure())
+    while script.finish is None and script.now < 1099.0:
+        script.wait(1.0)
+        script.end(failure())
+    assert script.finish is None
+    script.wait(2.0)
+
+    assert script.finish is not None
+    assert isinstance(script.finish.error, StreamUnavailableError)
+    assert "connection reset" in str(script.finish.error)
+
+
+def test_a_held_slot_is_waited_for() -> None:
+    """Without touching the connection timeout."""
+    script = streaming(connection_timeout=10.0)
+    for _ in range(20):
+        script.end(failure(FailureKind.SLOT_HELD))
+        assert of(OpenStream, script.wait(15.0))
+    script.respond(keepalive(4))
+
+    assert script.protocol.state is State.STREAMING
+
+
+def test_starting_twice_is_refused() -> None:
+    """And so is starting after the end: nobody would end that call."""
+    script = Script()
+    script.start()
+    with pytest.raises(LocalProtocolError):
+        script.start()
+    ended = Script()
+    ended.protocol.abort()
+    with pytest.raises(LocalProtocolError):
+        ended.protocol.start(0.0)
+
+
+def test_a_driver_that_crashes_ends_the_subscription() -> None:
+    """With its error, and its call cancelled; once."""
+    script = streaming()
+    error = ReplayIdRejectedError("any")
+    script._did(script.protocol.crashed(error))
+
+    assert script.finish == Finish(error)
+    assert script.protocol.crashed(error) == []
+
+
+def test_a_ring_that_is_too_early_does_nothing() -> None:
+    """The timer may be late or early; only what is due is done."""
+    script = streaming()
+
+    assert script.protocol.timer(script.now, 0.5) == []
+
+
+def test_an_answer_on_the_next_stream_is_not_believed() -> None:
+    """Answers come only on the stream of their request."""
+    script = acked(2)
+    script.reopen()
+    script.respond(answer("1-2", replay_id=rid(2)))
+
+    assert script.protocol.health().committed == rid(1)
