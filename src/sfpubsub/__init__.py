@@ -12,23 +12,40 @@ if TYPE_CHECKING:
     from sfpubsub.auth.session import Session
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
-    from sfpubsub.client.replay_store import ReplayStore
+    from sfpubsub.client.replay_store import (
+        DefaultMappingReplayStore,
+        FileReplayStore,
+        MappingReplayStore,
+        ReplayStore,
+    )
     from sfpubsub.client.subscription import ManagedSubscription, Subscription
     from sfpubsub.errors import SfPubSubError
-    from sfpubsub.types import CommitReceipt, Gap, Health, PublishResult, ReplayId, StartPosition
+    from sfpubsub.types import (
+        CommitReceipt,
+        Gap,
+        Health,
+        PublishResult,
+        ReplayId,
+        ReplayOption,
+        StartPosition,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CommitReceipt": "sfpubsub.types",
+    "DefaultMappingReplayStore": "sfpubsub.client.replay_store",
     "Event": "sfpubsub.client.batch",
     "EventBatch": "sfpubsub.client.batch",
+    "FileReplayStore": "sfpubsub.client.replay_store",
     "Gap": "sfpubsub.types",
     "Health": "sfpubsub.types",
     "ManagedSubscription": "sfpubsub.client.subscription",
+    "MappingReplayStore": "sfpubsub.client.replay_store",
     "PubSubClient": "sfpubsub.client.client",
     "PublishResult": "sfpubsub.types",
     "ReplayId": "sfpubsub.types",
+    "ReplayOption": "sfpubsub.types",
     "ReplayStore": "sfpubsub.client.replay_store",
     "Session": "sfpubsub.auth.session",
     "SfPubSubError": "sfpubsub.errors",
@@ -38,14 +55,18 @@ _HOMES = {
 
 __all__ = [
     "CommitReceipt",
+    "DefaultMappingReplayStore",
     "Event",
     "EventBatch",
+    "FileReplayStore",
     "Gap",
     "Health",
     "ManagedSubscription",
+    "MappingReplayStore",
     "PubSubClient",
     "PublishResult",
     "ReplayId",
+    "ReplayOption",
     "ReplayStore",
     "Session",
     "SfPubSubError",

@@ -136,22 +136,31 @@ class StartPosition:
         return f"after {self.replay_id.hex()}"
 
 
+class ReplayOption(enum.Enum):
+    """Where a subscription without a position starts, in the words of the Streaming API."""
+
+    NEW_EVENTS = "latest"
+    ALL_EVENTS = "earliest"
+
+
 # What `subscribe(replay=…)` takes, apart from a store.
-Replay: TypeAlias = str | ReplayId | StartPosition
+Replay: TypeAlias = str | ReplayId | ReplayOption | StartPosition
 
 
 def start_position(replay: Replay) -> StartPosition:
     """Turn what a caller wrote into a `StartPosition`.
 
     Args:
-        replay: ``"latest"``, ``"earliest"``, a `ReplayId`, its hexadecimal form, or a
-            `StartPosition`.
+        replay: ``"latest"``, ``"earliest"``, a `ReplayOption`, a `ReplayId`, its hexadecimal
+            form, or a `StartPosition`.
 
     Raises:
         ValueError: A string that is none of these.
     """
     if isinstance(replay, StartPosition):
         return replay
+    if isinstance(replay, ReplayOption):
+        replay = replay.value
     if isinstance(replay, ReplayId):
         return StartPosition.after(replay)
     if replay == "latest":

@@ -84,6 +84,26 @@ def test_subscribe_to_a_topic_from_a_position(emulator, capsys):
     assert all(isinstance(line["payload"], str) for line in lines)
 
 
+def test_a_replay_store_makes_a_topic_continue(emulator, tmp_path, capsys):
+    """The file remembers what was printed; --replay is for the first run."""
+    results = emulator.publish(TOPIC, orders(25))
+    file = tmp_path / "positions.json"
+    options = ["subscribe", "--topic", TOPIC, "--replay", "earliest", "--replay-store", str(file)]
+    assert run([*options, "--max-events", "13"]) == 0
+    assert run([*options, "--idle-timeout", "0.3"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event_id"] for line in lines] == [result.event_id for result in results]
+
+
+def test_a_fallback_goes_on_and_says_what_was_lost(emulator, capsys):
+    """The gap is a warning for people; the events from the fallback on are printed."""
+    emulator.publish(TOPIC, orders(2))
+    options = ["--replay", "00ff", "--fallback", "earliest", "--max-events", "2"]
+    assert run(["subscribe", "--topic", TOPIC, *options]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 2
+
+
 def test_subscribe_prints_events_soon_after_they_are_published(emulator):
     """A person who watches sees an event within 2 s, also through a pipe."""
     process = spawn(emulator, "subscribe", "--managed", NAME)
@@ -203,6 +223,8 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["subscribe", "--topic", TOPIC, "--replay", "00ff"], {}, 4, "Replay ID"),
         (["subscribe", "--managed", NAME, "--replay", "latest"], {}, 2, "--topic"),
         (["subscribe", "--managed", NAME, "--fallback", "latest"], {}, 2, "--topic"),
+        (["subscribe", "--managed", NAME, "--replay-store", "f"], {}, 2, "--topic"),
+        (["subscribe", "--topic", TOPIC, "--replay-store", "/proc/f"], {}, 1, "/proc/f"),
         (["subscribe", "--managed", NAME, "--topic", TOPIC], {}, 2, "either"),
         (["subscribe"], {}, 2, "either"),
         (["subscribe", "--topic"], {}, 2, "--topic"),

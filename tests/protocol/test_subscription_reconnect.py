@@ -118,6 +118,20 @@ def test_a_commit_given_up_may_have_been_carried_out() -> None:
     assert script.protocol.health().committed == rid(2)
 
 
+def test_the_newest_of_several_lost_commits_may_have_been_carried_out() -> None:
+    """Two gave no answer; the stream that begins behind the second settles both."""
+    script = acked(2)
+    script.read(events(3, 4))
+    script.ack(3)
+    (newer,) = commits(script.wait(30.0))
+    assert newer.replay_id == rid(3)
+    script.reopen()
+    script.respond(events(4))
+
+    assert script.gaps == []
+    assert script.protocol.health().committed == rid(3)
+
+
 def test_a_stream_that_begins_elsewhere_reports_a_gap() -> None:
     """The service moved the subscription: it says so, and goes on."""
     script = acked(2, 3)

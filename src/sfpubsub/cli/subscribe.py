@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 from typing import TextIO
 
 import click
@@ -13,6 +14,7 @@ from sfpubsub.cli.render import event_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
+from sfpubsub.client.replay_store import FileReplayStore
 from sfpubsub.client.subscription import Subscription
 from sfpubsub.types import start_position
 
@@ -35,6 +37,12 @@ _POLL = 0.2
     help="With --topic: where to start.  [default: latest]",
 )
 @click.option(
+    "--replay-store",
+    "store_file",
+    metavar="FILE",
+    help="With --topic: keep the position here; --replay is then for the first run.",
+)
+@click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
     help="With --topic: what to do when the position is refused.  [default: stop]",
@@ -50,27 +58,34 @@ def subscribe(
     idle_timeout: float | None,
     raw: bool,
     replay: str | None,
+    store_file: str | None,
     fallback: str | None,
     **service: str | None,
 ) -> None:
     """Print events as JSON lines on stdout.
 
-    With --managed the service keeps the position: a line is acked once it is flushed, and the next
-    run goes on behind it. Ctrl-C ends in order; a second one ends at once.
+    With --managed the service keeps the position, with --replay-store a file does: an event is
+    acked once its line is flushed, and the next run goes on behind it. Ctrl-C ends in order; a
+    second one ends at once.
     """
     if (managed is None) == (topic is None):
         raise click.UsageError("give either --managed or --topic")
-    if managed is not None and (replay is not None or fallback is not None):
+    if managed is not None and (replay or store_file or fallback):
         raise click.UsageError(
-            "--replay and --fallback go with --topic; the service keeps the position of --managed"
+            "--replay, --replay-store and --fallback go with --topic; the service keeps the "
+            "position of --managed"
         )
     _check_replay(replay)
-    with connected_client(**service) as client, StopRequest().installed() as stop:
-        if topic is not None:
-            client.get_topic(topic)  # a wrong name is an error now, and not a silent wait
-        with _open(client, managed, topic, replay, fallback) as subscription:
-            printer = _Printer(sys.stdout, raw=raw, max_events=max_events)
-            _run(subscription, printer, stop, idle_timeout)
+    printer = _Printer(sys.stdout, raw=raw, max_events=max_events)
+    with ExitStack() as opened:
+        first = replay or "latest"
+        start: str | FileReplayStore = first
+        if store_file is not None:
+            start = opened.enter_context(FileReplayStore(store_file, default=first))
+        client = opened.enter_context(connected_client(**service))
+        stop = opened.enter_context(StopRequest().installed())
+        subscription = opened.enter_context(_open(client, managed, topic, start, fallback))
+        _run(subscription, printer, stop, idle_timeout)
     click.echo(f"{printer.count} events", err=True)
     if stop.interrupted:
         ctx.exit(INTERRUPTED)
@@ -87,17 +102,14 @@ def _open(
     client: PubSubClient,
     managed: str | None,
     topic: str | None,
-    replay: str | None,
+    start: str | FileReplayStore,
     fallback: str | None,
 ) -> Subscription:
-    if managed is not None:
-        return client.subscribe_managed(managed, ack="manual")
-    assert topic is not None  # noqa: S101  # one of the two, checked above
-    return client.subscribe(
-        topic,
-        replay=replay or "latest",
-        replay_fallback=None if fallback in (None, "stop") else fallback,
-    )
+    if topic is None:
+        return client.subscribe_managed(str(managed), ack="manual")
+    client.get_topic(topic)  # a wrong name is an error now, and not a silent wait
+    go_on = None if fallback == "stop" else fallback
+    return client.subscribe(topic, replay=start, replay_fallback=go_on, ack="manual")
 
 
 class _Printer:

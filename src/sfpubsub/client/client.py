@@ -7,14 +7,14 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.publisher import publish
-from sfpubsub.client.replay_store import ReplayStore
+from sfpubsub.client.replay_store import ReplayStore, as_store
 from sfpubsub.client.subscription import AckMode, ManagedSubscription, Subscription
 from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
 from sfpubsub.errors import SessionExpiredError
@@ -178,7 +178,7 @@ class PubSubClient:
         self,
         topic: str,
         *,
-        replay: Replay | ReplayStore = "latest",
+        replay: Replay | MutableMapping[str, Any] | ReplayStore = "latest",
         replay_fallback: Replay | None = None,
         ack: AckMode = "auto",
         max_pending_count: int = Limits.max_pending_count,
@@ -191,7 +191,8 @@ class PubSubClient:
 
         Args:
             topic: Full path.
-            replay: Where to start: ``latest``, ``earliest``, a replay id, or a store.
+            replay: Where to start: ``latest``, ``earliest``, a `ReplayOption`, a replay id or its
+                hexadecimal form; or where the position is kept: a mapping or a `ReplayStore`.
             replay_fallback: Where to go on when the position is refused; None to stop.
             ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
                 acks. Matters only with a store.
@@ -204,11 +205,11 @@ class PubSubClient:
         Raises:
             ValueError: *replay* is a string that is no position.
         """
-        store = replay if isinstance(replay, ReplayStore) else None
-        if isinstance(replay, ReplayStore):
-            start = replay.get(topic) or StartPosition.latest()
+        store = as_store(replay)
+        if store is not None:
+            start = store.get(topic) or StartPosition.latest()
         else:
-            start = start_position(replay)
+            start = start_position(cast("Replay", replay))
         protocol = SubscriptionProtocol(
             topic,
             start=start,

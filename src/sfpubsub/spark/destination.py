@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.durable import replace_file, sync
 from sfpubsub.spark.lease import LEASE_NAME
 
 IDENTITY_NAME = "_table.json"

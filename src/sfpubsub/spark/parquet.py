@@ -32,10 +32,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.dedupe import KEY_BYTES
 from sfpubsub.spark.destination import HOUR_PREFIX, POSITION_NAME, STAGING_NAME, Source
-from sfpubsub.spark.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables import RawTable
 from sfpubsub.types import ReplayId

@@ -1,0 +1,198 @@
+"""Stores for the caller's own position: every form, and what survives a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import shelve
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sfpubsub import (
+    DefaultMappingReplayStore,
+    FileReplayStore,
+    MappingReplayStore,
+    ReplayId,
+    ReplayOption,
+    StartPosition,
+)
+from sfpubsub.errors import ConfigurationError
+
+from ..conftest import PATIENCE
+from .test_managed import TOPIC, collect, orders
+
+ONE, TWO = ReplayId(b"\x00\x01\xff\n"), ReplayId(b"\x02")
+
+
+def test_a_mapping_keeps_bytes_under_the_topic():
+    """A dict, or anything like one, is a store; ids stay opaque bytes."""
+    kept: dict = {}
+    store = MappingReplayStore(kept)
+    assert store.get(TOPIC) is None
+    store.set(TOPIC, ONE)
+    assert kept == {TOPIC: bytes(ONE)}
+    assert store.get(TOPIC) == StartPosition.after(ONE)
+    assert MappingReplayStore({TOPIC: ONE}).get(TOPIC) == StartPosition.after(ONE)
+
+
+@pytest.mark.parametrize("value", [-1, -2, 17, "00ff", b"", 1.5])
+def test_a_mapping_with_something_else_in_it_is_an_error(value):
+    """T1: a number from another client is not guessed at, and nothing starts somewhere else."""
+    with pytest.raises(ConfigurationError, match=TOPIC):
+        MappingReplayStore({TOPIC: value}).get(TOPIC)
+
+
+def test_a_default_is_for_the_first_run_only():
+    """All retained events once, then where the last run stopped."""
+    store = DefaultMappingReplayStore({}, ReplayOption.ALL_EVENTS)
+    assert store.get(TOPIC) == StartPosition.earliest()
+    store.set(TOPIC, TWO)
+    assert store.get(TOPIC) == StartPosition.after(TWO)
+
+
+def test_a_file_keeps_positions_across_processes(tmp_path):
+    """What was set is there for the next one; other topics are not touched."""
+    path = tmp_path / "positions.json"
+    with FileReplayStore(path, default="earliest") as store:
+        assert store.get(TOPIC) == StartPosition.earliest()
+        store.set(TOPIC, ONE)
+        store.set("/event/Other__e", TWO)
+        store.set(TOPIC, TWO)
+    with FileReplayStore(path) as store:
+        assert store.get(TOPIC) == StartPosition.after(TWO)
+        assert store.get("/event/Other__e") == StartPosition.after(TWO)
+        assert store.get("/event/New__e") == StartPosition.latest()
+
+
+def test_a_file_has_one_owner(tmp_path):
+    """U13: two consumers on one position corrupt it, so the second is refused."""
+    path = tmp_path / "positions.json"
+    with (
+        FileReplayStore(path),
+        pytest.raises(ConfigurationError, match="in use by another process"),
+    ):
+        FileReplayStore(path)
+    FileReplayStore(path).close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"positions": []}',
+        '{"positions": {"t": "zz"}}',
+        '{"positions": {"t": 1}}',
+    ],
+)
+def test_a_damaged_file_is_an_error_and_not_an_empty_store(tmp_path, text):
+    """Starting over would lose or repeat events; that is for a person to decide."""
+    path = tmp_path / "positions.json"
+    path.write_text(text)
+    for _ in range(2):  # the refusal leaves no lock behind
+        with pytest.raises(ConfigurationError, match="is damaged"):
+            FileReplayStore(path)
+    assert path.read_text() == text
+
+
+def test_a_torn_write_is_survived(tmp_path):
+    """A crash between writing the new file and the rename leaves the old positions."""
+    path = tmp_path / "positions.json"
+    with FileReplayStore(path) as store:
+        store.set(TOPIC, ONE)
+    (tmp_path / "positions.json.0123.tmp").write_text('{"positions": {"/event/Or')
+    with FileReplayStore(path) as store:
+        assert store.get(TOPIC) == StartPosition.after(ONE)
+
+
+def test_kill_9_at_any_moment_leaves_a_position_that_was_set(tmp_path):
+    """The file is whole, and holds the last position that set had returned for, or the next."""
+    path = tmp_path / "positions.json"
+    code = (
+        "import sys; from sfpubsub import FileReplayStore, ReplayId\n"
+        "store = FileReplayStore(sys.argv[1])\n"
+        "for n in range(1, 1 << 20):\n"
+        "    store.set('t', ReplayId(n.to_bytes(4, 'big')))\n"
+        "    print(n, flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    with process.stdout:
+        confirmed = [int(process.stdout.readline()) for _ in range(40)]
+        os.kill(process.pid, signal.SIGKILL)
+        confirmed += [int(line) for line in process.stdout if line.endswith("\n")]
+    process.wait(PATIENCE)
+    kept = int.from_bytes(bytes(FileReplayStore(path).get("t").replay_id), "big")
+    assert confirmed[-1] <= kept <= confirmed[-1] + 1
+
+
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
+    """And the old positions are still there."""
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        FileReplayStore(tmp_path / "nowhere" / "positions.json")
+    path = tmp_path / "positions.json"
+    store = FileReplayStore(path)
+    store.set(TOPIC, ONE)
+    os.rename(tmp_path, tmp_path.with_name("moved"))
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        store.set(TOPIC, TWO)
+    os.rename(tmp_path.with_name("moved"), tmp_path)
+    assert store.get(TOPIC) == StartPosition.after(ONE)
+    store.close()
+    with pytest.raises(ConfigurationError, match="is closed"):
+        store.set(TOPIC, TWO)
+    assert json.loads(path.read_text())["positions"] == {TOPIC: ONE.hex()}
+
+
+@pytest.mark.parametrize("form", ["dict", "file", "shelve"])
+def test_a_second_run_goes_on_behind_the_acked_events(run_emulator, connect, tmp_path, form):
+    """With every kind of store, a run continues where the one before had acked."""
+    from sfpubsub.emulator.settings import Settings
+
+    emulator = run_emulator(settings=Settings(events_per_response=5))
+    emulator.publish(TOPIC, orders(30))
+    client = connect(emulator)
+    shared: dict = {}
+    seen: list[int] = []
+    for _ in range(3):
+        if form == "dict":
+            store, close = DefaultMappingReplayStore(shared, "earliest"), lambda: None
+        elif form == "file":
+            store = FileReplayStore(tmp_path / "positions.json", default="earliest")
+            close = store.close
+        else:
+            mapping = shelve.open(str(tmp_path / "positions"))  # noqa: SIM115  # closed below
+            store, close = DefaultMappingReplayStore(mapping, "earliest"), mapping.close
+        with client.subscribe(TOPIC, replay=store) as subscription:
+            seen += collect(subscription, 10)
+            subscription.next_batch(0)  # acks what was taken
+        close()
+    assert seen == list(range(30))
+
+
+def test_a_plain_dict_is_a_store(run_emulator, connect):
+    """replay={} starts at LATEST and remembers from there on."""
+    emulator = run_emulator()
+    client = connect(emulator)
+    kept: dict = {TOPIC: bytes(ReplayId(emulator.publish(TOPIC, orders(1))[0].replay_id))}
+    emulator.publish(TOPIC, orders(2, first=1))
+    with client.subscribe(TOPIC, replay=kept) as subscription:
+        assert collect(subscription, 2) == [1, 2]
+        subscription.next_batch(0)
+    assert kept[TOPIC] == bytes(subscription.health().last_position)
+
+
+@pytest.mark.parametrize("option", list(ReplayOption))
+def test_the_options_of_the_streaming_api_are_understood(run_emulator, connect, option):
+    """NEW_EVENTS is latest, ALL_EVENTS is earliest."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    with connect(emulator).subscribe(TOPIC, replay=option) as subscription:
+        batch = subscription.next_batch(0.2 if option is ReplayOption.NEW_EVENTS else PATIENCE)
+    assert (batch is None) == (option is ReplayOption.NEW_EVENTS)
