@@ -1,11 +1,10 @@
 """One subscription, plain or managed: every decision, and nothing that waits.
 
-`SubscriptionProtocol` puts the pieces together: states say what may happen, the window what to ask
-for, the intake what is new, the ledger what is done, commits what to tell the service, resume where
-to go on, retries when. Each input takes ``now`` in seconds of any steady clock, and answers with
-the commands to carry out in order; afterwards `deadline` says when `timer` has to be called. Inputs
-of a stream that is no longer the current one are ignored. Not thread-safe: the driver serialises
-all calls.
+`SubscriptionProtocol` puts the pieces together: states say what may happen, the intake what is new,
+the ledger what is done, outgoing what to ask for and to commit, resume where to go on, retries
+when. Each input takes ``now`` in seconds of any steady clock, and answers with the commands to
+carry out in order; afterwards `deadline` says when `timer` has to be called. Inputs of a stream
+that is no longer the current one are ignored. Not thread-safe: the driver serialises all calls.
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ from sfpubsub.protocol.commands import (
     HalfClose,
     OpenStream,
     RenewSession,
-    SendRequest,
 )
-from sfpubsub.protocol.commits import Commits
-from sfpubsub.protocol.events import CommitAnswer, Failure, FailureKind, Response
+from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.protocol.intake import Intake
 from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.outgoing import Outgoing
 from sfpubsub.protocol.resume import Resume
 from sfpubsub.protocol.retries import Retries, Verdict
 from sfpubsub.protocol.states import ALIVE, Signal, State, step
-from sfpubsub.protocol.window import Window
 from sfpubsub.types import Health, ReplayId, StartPosition
 
 Alarm = tuple[float, Callable[[float, float], list[Command]]]
@@ -73,9 +70,9 @@ class SubscriptionProtocol:
         self.managed = start is None
         self.state = State.NEW
         self._timings = timings or Timings()
-        self._window = Window()
         self._ledger = Ledger()
-        self._commits = Commits(self._timings)
+        self._outgoing = Outgoing(name, self.managed, self._ledger, self._timings)
+        self._commits = self._outgoing.commits
         self._resume = None if start is None else Resume(name, start, fallback)
         self._retries = Retries(name, self._timings, connection_timeout)
         self._intake = Intake(
@@ -86,11 +83,8 @@ class SubscriptionProtocol:
             self._commits if self.managed else None,
         )
         self._stream = 0
-        self._tickets = 0
         self._paused: str | None = None
         self._last_message = 0.0
-        self._last_figure = 0.0  # of the last message that was more than a commit's answer
-        self._last_credit = 0.0
         self._reopen_at = 0.0
         self._close_by = 0.0  # end of draining, then of closing
         self._full_since: float | None = None  # max_unacked reached, and no ack since
@@ -130,22 +124,14 @@ class SubscriptionProtocol:
         Raises:
             LocalProtocolError: There is nothing to commit, or nobody to commit it to.
         """
-        receipt = self._commits.receipt
-        # The position of a keepalive is worth waiting for only while nothing else is confirmed.
-        newest = self._ledger.newest_done_event if receipt else self._ledger.newest_done
         if not self.managed:
             raise LocalProtocolError(
                 f"{self.name} is a plain subscription: the service keeps no position for it"
             )
         if self.state is State.CLOSED:
             raise LocalProtocolError(f"the subscription {self.name} is closed")
-        if newest is None and receipt is None:
-            raise LocalProtocolError(f"nothing to commit on {self.name}: no event has been acked")
-        self._tickets += 1
-        self._commits.wait_for(self._tickets, 0 if newest is None else newest.order)
-        if newest is None:
-            return self._tickets, [*self._commits.settle(0)]
-        return self._tickets, self._request(now, again=True)
+        ticket, settled = self._outgoing.ask()
+        return ticket, [*settled, *self._request(now, again=not settled)]
 
     def storable(self) -> ReplayId | None:
         """Return the newest position up to which everything is acked, once; else None.
@@ -171,7 +157,7 @@ class SubscriptionProtocol:
             return [Discard(), *self._drain_on(now, again=True)]
         if had_stream:
             return [Discard(), *self._half_close(now)]
-        return [Discard(), *self._finished(self._drain_error())]
+        return [Discard(), *self._finished(self._outgoing.uncommitted())]
 
     def abort(self) -> list[Command]:
         """End now. What is acked and not committed comes again."""
@@ -192,11 +178,7 @@ class SubscriptionProtocol:
             self._retries.recovered()
         self._step(Signal.RESPONSE)
         self._last_message = now
-        answer = response.commit
-        if answer is None or response.events:
-            self._last_figure = now
-        out = [] if answer is None else self._commit_answered(answer)
-        self._window.received(len(response.events), None if answer else response.pending)
+        out = self._outgoing.received(response, now)
         if self.state is State.DRAINING:
             return out + self._drain_on(now)
         if self.state is not State.STREAMING:
@@ -225,7 +207,7 @@ class SubscriptionProtocol:
             return []
         if self.state in {State.DRAINING, State.CLOSING}:
             self._step(Signal.ENDED)
-            return self._finished(self._drain_error())
+            return self._finished(self._outgoing.uncommitted())
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
             return self._follow(self._retries.broken(error, now, jitter))
@@ -279,18 +261,18 @@ class SubscriptionProtocol:
             if self._retries.give_up_at is not None:
                 alarms.append((self._retries.give_up_at, self._give_up))
             alarms.append((self._reopen_at, self._reopen))
-        if self.state in {State.OPENING, State.STREAMING} and self._window.outstanding:
+        sending = self._outgoing
+        if self.state in {State.OPENING, State.STREAMING} and sending.window.outstanding:
             # A message is due only so long after something was asked for.
             silence = times.keepalive + times.keepalive_margin
-            since = max(self._last_message, self._last_credit)
+            since = max(self._last_message, sending.last_credit)
             alarms.append((since + silence, self._stalled))
         if self.state is State.STREAMING:
-            if self._window.starving:
+            if sending.window.starving:
                 # A commit and its answer may not count for the service's 60 s.
-                alarms.append((self._last_figure + times.reserve, self._send_reserve))
-            commit_at = self._commits.deadline(self._ledger.candidate)
-            if self.managed and commit_at is not None:
-                alarms.append((commit_at, self._commit_due))
+                alarms.append((sending.last_figure + times.reserve, self._send_reserve))
+            if sending.commit_at is not None:
+                alarms.append((sending.commit_at, self._commit_due))
         if self.state in {State.STREAMING, State.PAUSED} and self._full_since is not None:
             alarms.append((self._full_since + times.unacked_stall, self._never_acked))
         if self.state in {State.DRAINING, State.CLOSING}:
@@ -310,8 +292,7 @@ class SubscriptionProtocol:
         return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
 
     def _send_reserve(self, now: float, _jitter: float) -> list[Command]:
-        self._last_credit = now
-        return [SendRequest(self._stream, self._window.reserve())]
+        return self._outgoing.reserve(now)
 
     def _commit_due(self, now: float, _jitter: float) -> list[Command]:
         self._commits.check_timeout(now)
@@ -333,7 +314,7 @@ class SubscriptionProtocol:
             return self._half_close(now)
         cancel = self._cancel()
         self._step(Signal.ENDED)
-        return [*cancel, *self._finished(self._drain_error())]
+        return [*cancel, *self._finished(self._outgoing.uncommitted())]
 
     # Streams.
 
@@ -343,11 +324,10 @@ class SubscriptionProtocol:
     def _open(self, now: float) -> OpenStream:
         self._stream += 1
         self._paused = None
-        self._last_message = self._last_figure = self._last_credit = now
+        self._last_message = now
         self._intake.new_stream()
         self._ledger.new_stream(self._stream)
-        self._commits.new_stream(self._stream, now)
-        num_requested = self._window.open(held=self._intake.full)
+        num_requested = self._outgoing.open(self._stream, now, held=self._intake.full)
         start = None if self._resume is None else self._resume.position
         return OpenStream(self._stream, num_requested, start)
 
@@ -398,34 +378,16 @@ class SubscriptionProtocol:
         return self._request(now)
 
     def _request(self, now: float, *, again: bool = False) -> list[Command]:
-        # Credit and a commit share a request: the service sees them in one order.
         if self.state is not State.STREAMING:
             return []
-        credit = self._window.grant(held=self._intake.full)
-        if credit:
-            self._last_credit = now
-        commit = None
-        if self.managed:
-            commit = self._commits.next_request(self._ledger.candidate, now, again=again)
-        return [SendRequest(self._stream, credit, commit)] if credit or commit else []
-
-    def _commit_answered(self, answer: CommitAnswer) -> list[Command]:
-        order = self._commits.answered(answer)
-        if order is None:
-            return [*self._commits.settle_refused()]
-        self._ledger.confirm(order)
-        return [*self._commits.settle(order)]
+        return self._outgoing.request(now, held=self._intake.full, again=again)
 
     # The orderly end.
 
     def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
-        commit = None
-        if self.managed:
-            commit = self._commits.next_request(self._ledger.candidate, now, again=again)
-        if commit is not None:
-            return [SendRequest(self._stream, 0, commit)]
-        if self._commits.unanswered is not None:
-            return []
+        request = self._outgoing.last_commit(now, again=again)
+        if request is not None:
+            return request
         self._step(Signal.SETTLED)
         return self._half_close(now)
 
@@ -433,23 +395,13 @@ class SubscriptionProtocol:
         self._close_by = now + self._timings.close_timeout
         return [HalfClose(self._stream)]
 
-    def _drain_error(self) -> CommitError | None:
-        uncommitted = self._ledger.done_events if self.managed else 0
-        if not uncommitted:
-            return None
-        reason = self._commits.last_error or "the stream was down, or gave no answer in time"
-        return CommitError(
-            f"{uncommitted} acked events of {self.name} were not committed and will come again: "
-            f"{reason}"
-        )
-
     def health(self) -> Health:
         """Return a snapshot."""
         intake, receipt = self._intake, self._commits.receipt
         return Health(
             state=self.state.value,
             reason=self._paused or self._retries.reason,
-            outstanding=self._window.outstanding if self.state in ALIVE else 0,
+            outstanding=self._outgoing.window.outstanding if self.state in ALIVE else 0,
             pending_count=intake.queued_count,
             pending_bytes=intake.queued_bytes,
             unacked=intake.unacked,

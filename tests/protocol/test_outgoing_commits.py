@@ -53,7 +53,7 @@ def test_credit_and_commit_share_a_request() -> None:
     script = Script()
     script.start()
     script.read(events(*range(2, 51), pending=51))
-    script.protocol._window.received(1, None)  # one more is owed, and not returned yet
+    script.protocol._outgoing.window.received(1, None)  # one more is owed, and not returned yet
     (request,) = of(SendRequest, script._did(script.protocol.acked(1, 49, script.now)))
     assert request.num_requested == 50
     assert request.commit is not None
