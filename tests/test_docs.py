@@ -29,10 +29,11 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_a_python_example_runs(code, run_emulator, monkeypatch, capsys):
+def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
     """Every Python block of the pages runs against the emulator as it stands there."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
+    monkeypatch.chdir(tmp_path)
     emulator.publish(TOPIC, orders(3))
 
     class EnoughError(Exception):
