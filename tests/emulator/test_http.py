@@ -96,6 +96,106 @@ def test_admin_jumps_the_clock(emulator, client):
     assert not stream.next().events
 
 
+def post(emulator, path, body, token=None):
+    bearer = f"Bearer {token or emulator.access_token}"
+    status, text = fetch(emulator, path, body, Authorization=bearer)
+    return status, json.loads(text)
+
+
+def test_admin_expires_and_renews_the_token(emulator, client):
+    """A void token still opens the admin endpoint, where a new one is to be had; the fault is
+    counted once a call was refused, and its report tells no token."""
+    old = emulator.access_token
+    status, answer = post(emulator, "/admin/faults", {"kind": "expire_token"})
+    assert (status, answer) == (200, {"number": 0})
+    request = pb.TopicRequest(topic_name=ORDERS)
+    assert client.refusal("GetTopic", request)[1] == "service.auth.error"
+    status, answer = post(emulator, "/admin/token", {}, token=old)
+    assert (status, set(answer)) == (200, {"access_token"})
+    client.metadata = (("accesstoken", answer["access_token"]), *emulator.metadata[1:])
+    assert client.call("GetTopic", request).topic_name == ORDERS
+    _, text = fetch(emulator, "/admin/faults", Authorization=f"Bearer {answer['access_token']}")
+    assert json.loads(text)["faults"][0]["happened"] == 1
+    assert old not in text
+    assert answer["access_token"] not in text
+
+
+def test_admin_ages_out_an_id(emulator, client):
+    """An id travels as hex; the one that was named is refused afterwards."""
+    published = emulator.publish(ORDERS, [{}, {}])
+    body = {"kind": "age_out", "replay_id": published[0].replay_id.hex()}
+    assert post(emulator, "/admin/faults", body)[0] == 200
+    stream = client.subscribe(replay_preset=pb.CUSTOM, replay_id=published[0].replay_id)
+    assert stream.refusal() == "subscription.fetch.replayid.corrupted"
+    emulator.faults.assert_consumed()
+
+
+def test_admin_stops_runs_and_deletes(emulator, client):
+    """STOP, RUN and delete over HTTP do what the model does, and the health page shows it."""
+    refused = "managed.subscription."
+    change = {"name": MANAGED, "state": "STOP"}
+    assert post(emulator, "/admin/managed", change) == (200, change)
+    assert health(emulator)["managed_subscriptions"][MANAGED]["state"] == "STOP"
+    assert client.managed().refusal() == refused + "config.stopped"
+    change = {"name": MANAGED, "state": "RUN"}
+    assert post(emulator, "/admin/managed", change) == (200, change)
+    emulator.publish(ORDERS, [{}])
+    stream = client.managed()
+    stream.events(1)
+    deleted = post(emulator, "/admin/managed", {"name": MANAGED, "delete": True})
+    assert deleted == (200, {"name": MANAGED, "state": None})
+    assert stream.refusal() == refused + "config.deleted"
+    assert MANAGED not in health(emulator)["managed_subscriptions"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/admin/faults", {"kind": "explode"}, "explode"),
+        ("/admin/faults", {"kind": "age_out", "replay": "00"}, "replay"),
+        ("/admin/faults", {"kind": "age_out", "replay_id": "zz"}, "replay_id"),
+        ("/admin/faults", {"kind": "corrupt_id", "replay_id": "00"}, "00"),
+        ("/admin/faults", {"kind": "stop_managed"}, "target"),
+        ("/admin/faults", {"kind": "stop_managed", "target": "Nobody"}, "Nobody"),
+        ("/admin/faults", {"kind": "split_response", "events": "1"}, "events"),
+        ("/admin/token", {"mode": "die"}, "{}"),
+        ("/admin/token", None, "{}"),
+        ("/admin/managed", {"name": "Nobody", "state": "RUN"}, "Nobody"),
+        ("/admin/managed", {"name": MANAGED, "state": "PAUSE"}, "state"),
+        ("/admin/managed", {"name": MANAGED}, "state"),
+        ("/admin/managed", {"name": MANAGED, "delete": 1}, "delete"),
+        ("/admin/managed", {"name": MANAGED, "state": "STOP", "delete": True}, "delete"),
+        ("/admin/managed", {"name": 3, "delete": True}, "name"),
+        ("/admin/managed", [], "name"),
+    ],
+)
+def test_admin_says_what_is_wrong(emulator, path, body, named):
+    """What cannot be done is a 400 whose JSON names the culprit, and changes nothing."""
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(
+        emulator.http_url + path,
+        data,
+        {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {emulator.access_token}",
+        },
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(request):
+        pass
+    with caught.value as error:
+        assert error.code == 400
+        assert named in json.loads(error.read())["error"]
+    assert emulator.faults.report() == []
+    assert emulator.managed.get(MANAGED).state == "RUN"
+
+
+def test_a_token_that_was_never_ours(emulator):
+    """Only tokens of this emulator open the new doors."""
+    for path, body in (("/admin/token", {}), ("/admin/managed", {"name": MANAGED, "delete": True})):
+        assert post(emulator, path, body, token="x")[0] == 401
+    assert emulator.managed.get(MANAGED) is not None
+
+
 @pytest.mark.parametrize(
     ("path", "body", "headers", "expected"),
     [

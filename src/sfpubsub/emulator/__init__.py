@@ -9,11 +9,13 @@ Start reading at `server.EmulatorServer`. Who does what:
     servicer   the wire: protobuf in, protobuf out, statuses and trailers; decides nothing
     stream, managed_stream
                one open call each: credit, positions, keepalives, deadlines, commits
-    bus, managed
-               the model: topics, log and positions; managed subscriptions, their slots and commits
+    bus, positions, managed
+               the model: topics and log; positions; managed subscriptions, their slots and commits
     store      SQLite
     schemas    Avro
-    faults     programmed failures, as data, counted
+    faults, fault_kinds
+               programmed failures, as data, counted; the table of what exists
+    org_faults carries out those that are done to the org at once
     settings   every time and size that the service knows
     http       health page and admin endpoint
     seed       what a fresh emulator contains

@@ -1,17 +1,15 @@
-"""The event bus of one org: topics, their schemas, one log, and its positions. No wire, no grpc.
+"""The event bus of one org: topics, their schemas, and one log of events. No wire, no grpc.
 
 All topics share one sequence of positions, as on the real bus: an event has the same position on
-its topic and on every channel that carries the topic, and the positions of one topic have gaps. A
-position p is alive once it has been minted and while nothing at or after it has aged out:
-`purged_through < p <= tip`.
+its topic and on every channel that carries the topic, and the positions of one topic have gaps.
+Which positions there are and which are forgotten is in `positions`.
 
 Locking: one lock guards the topics, the log and the tip; it is held for a read or an append, never
-while waiting. Streams learn of news through `bells`.
+while waiting. Streams learn of news through the bells of the positions.
 """
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,7 @@ from typing import Any
 
 from sfpubsub.emulator.clock import Clock
 from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.mailbox import Bells
-from sfpubsub.emulator.replay_ids import ReplayIds
+from sfpubsub.emulator.positions import Positions
 from sfpubsub.emulator.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.emulator.store import Event, Store
@@ -73,7 +70,7 @@ class Published:
     problem: str | None = None
 
 
-class Bus:
+class Bus(Positions):
     """One org's event bus. Thread-safe.
 
     Args:
@@ -84,14 +81,10 @@ class Bus:
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings, tenant: str) -> None:
-        self.bells = Bells()
+        super().__init__(store, clock, settings)
         self.tenant = tenant
-        self.ids = ReplayIds(settings.replay_id_bytes)
         self.tally = Tally()
-        self._store = store
-        self._clock = clock
-        self._settings = settings
-        self._lock = threading.RLock()  # guards all below, and the order of positions
+        # Guarded by the lock of the positions, as is the order of events.
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it
         self._schemas: dict[str, Schema] = {}
@@ -216,7 +209,7 @@ class Bus:
             self.bells.ring(item.name)
         return [Published(e.event_id, self.ids.mint(e.position), e.schema_id) for e in events]
 
-    # Positions.
+    # Reading.
 
     def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
         """The next events of a topic, and the position that a reader has then passed.
@@ -228,48 +221,21 @@ class Bus:
             events = self._store.events_after(topic.number, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
 
-    def tip(self) -> int:
-        """The newest position of the org."""
+    def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
+        """Mint positions of other traffic for a reader who has seen all of a topic.
+
+        Returns:
+            The last of them; None, and none is minted, if the topic has events after `after`.
+        """
         with self._lock:
+            if self._store.events_after(topic.number, after, 1):
+                return None
+            self.skip_positions(count)
             return self._tip
 
-    def freshen_tip(self) -> None:
-        """Mint a position if the newest is old, as other traffic of the org would."""
-        with self._lock:
-            if self._clock.now() - self._tip_at >= self._settings.tip_refresh_s:
-                self.skip_positions(1)
-
-    def skip_positions(self, count: int) -> None:
-        """Mint positions without events: traffic of the org that no topic here carries."""
-        with self._lock:
-            at = self._clock.now()
-            position = self._tip + count
-            with self._store.transaction():
-                self._store.run("INSERT INTO marks VALUES (?, ?)", position, at)
-                self._store.set_meta("tip", str(position))
-            self._moved_to(position, at)
-
-    def age_out(self, replay_id: bytes | None = None) -> None:
-        """Forget every event up to a position, or all; ids of these are refused from then on."""
-        with self._lock:
-            position = self._tip if replay_id is None else self.ids.read(replay_id)
-            if position is None:
-                raise ValueError(f"no replay id of this bus: {replay_id!r}")
-            with self._store.transaction():
-                self._store.forget_through(position)
-            self._purged_through = position
-            self._oldest = self._store.oldest()
-
-    def is_alive(self, position: int) -> bool:
-        """Whether a stream can start after a position."""
-        with self._lock:
-            self._purge()
-            return self._purged_through < position <= self._tip
-
-    def position(self, replay_id: bytes) -> int | None:
-        """The position of an id that a client sent; None unless it is alive."""
-        position = self.ids.read(replay_id)
-        return position if position is not None and self.is_alive(position) else None
+    def position_at(self, at: float) -> int | None:
+        """The newest retained position that was minted before `at`; None if there is none."""
+        return self._store.newest_before(at)
 
     # Inside.
 
@@ -290,15 +256,6 @@ class Bus:
                 self._schema_topics[schema_id] = topic_name
                 if schema_id not in self._schemas:
                     self._schemas[schema_id] = Schema(text)
-            self._tip = int(self._store.meta("tip", "0"))
-            self._purged_through = int(self._store.meta("purged_through", "0"))
-            self._oldest = self._store.oldest()
-            newest = self._store.rows(
-                "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?1"
-                " UNION ALL SELECT at FROM marks WHERE position = ?1)",
-                self._tip,
-            )
-            self._tip_at: float = newest[0][0] or 0.0
 
     def _put(self, name: str, schema_id: str, can_publish: bool, can_subscribe: bool) -> None:
         self._store.run(
@@ -321,20 +278,6 @@ class Bus:
         except SchemaProblem as problem:
             return f"The event can't be decoded: {problem}."
         return None
-
-    def _moved_to(self, position: int, at: float) -> None:
-        self._tip, self._tip_at = position, at
-        if self._oldest is None:
-            self._oldest = at
-
-    def _purge(self) -> None:
-        horizon = self._clock.now() - self._settings.retention_s
-        if self._oldest is None or self._oldest > horizon:
-            return
-        newest = self._store.purge(horizon)
-        if newest is not None:
-            self._purged_through = newest
-        self._oldest = self._store.oldest()
 
 
 def _event_id(draft: Draft) -> str:

@@ -2,8 +2,12 @@
 
 A test adds faults to a plan, runs, and asks the plan whether each of them happened; a test whose
 fault never fired proves nothing. What a fault does is written where it happens (stream,
-managed_stream, managed, servicer); this module knows only which kinds exist and what they take.
-Unknown kinds and parameters are refused when a fault is made, not ignored when it would be hit.
+managed_stream, managed, servicer, org_faults); which kinds exist and what they take is in
+fault_kinds. Unknown kinds and parameters are refused when a fault is made, not ignored when it
+would be hit.
+
+A fault that acts is carried out when it is added. It counts each time a client meets what it did,
+so its number can exceed `times`; what was done and never noticed has not happened.
 """
 
 from __future__ import annotations
@@ -11,86 +15,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from sfpubsub.emulator.failures import FAILURES, STATUSES
-
-RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "ManagedSubscribe")
-"""In the order of the proto."""
-
-_STREAMS = ("Subscribe", "ManagedSubscribe")
-_MANAGED = ("ManagedSubscribe",)
-
-_AT_START = ("refuse", "drop_call")
-_OPENED_LATER = (*_STREAMS, "PublishStream")
-"""At the start of a stream its target is not known yet: faults there cannot name one."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What one kind of fault takes.
-
-    Attributes:
-        rpcs: Where it can happen.
-        params: Parameter names and defaults; the type of a default is the type of the parameter.
-        text: What it does, for the docs and the admin endpoint.
-    """
-
-    rpcs: tuple[str, ...]
-    params: Mapping[str, object]
-    text: str
-
-
-KINDS: dict[str, Kind] = {
-    "refuse": Kind(
-        RPCS,
-        {"error_code": "service.unavailable", "status": ""},
-        "End a call at its start with an error code (suffix) and, if given, another status.",
-    ),
-    "drop_call": Kind(
-        RPCS,
-        {"status": "UNAVAILABLE"},
-        "End a call at its start as the infrastructure would: no trailers. RESET cuts the stream.",
-    ),
-    "drop_stream": Kind(
-        _STREAMS,
-        {"after_responses": 0, "status": "UNAVAILABLE"},
-        "End a stream once it has sent that many responses, without trailers. OK ends it cleanly, "
-        "RESET cuts the HTTP/2 stream.",
-    ),
-    "fail_stream": Kind(
-        _STREAMS,
-        {"after_responses": 0, "error_code": "service.unavailable", "status": ""},
-        "End a stream once it has sent that many responses, with an error code.",
-    ),
-    "drop_before_commit_answer": Kind(
-        _MANAGED,
-        {"status": "UNAVAILABLE"},
-        "Accept a commit durably, then end the stream instead of answering.",
-    ),
-    "fail_commit": Kind(
-        _MANAGED,
-        {"message": "The commit failed."},
-        "Answer a commit with an error; the committed position stays.",
-    ),
-    "leave_commit_unanswered": Kind(
-        _MANAGED, {}, "Accept a commit durably and never answer it; the stream goes on."
-    ),
-    "coalesce_commits": Kind(
-        _MANAGED,
-        {"count": 2, "within_s": 5.0},
-        "Hold answers until that many commits wait, or for that long, then answer all at once.",
-    ),
-    "hold_slot": Kind(
-        _MANAGED,
-        {"seconds": 1.0},
-        "Keep the slot of a managed subscription that long after its stream has ended.",
-    ),
-    "withhold_keepalive": Kind(
-        _STREAMS, {}, "Send nothing when a keepalive is due; each one left out counts."
-    ),
-}
-"""The kinds, by name."""
+from sfpubsub.emulator.fault_kinds import AT_START, KINDS, OF_A_SUBSCRIPTION, OPENED_LATER
+from sfpubsub.emulator.settings import AnswerTip
 
 
 @dataclass(frozen=True, init=False)
@@ -99,9 +28,11 @@ class Fault:
 
     Args:
         kind: Key of `KINDS`.
-        times: How often it happens; the plan is consumed when all have happened.
+        times: How often it happens; the plan is consumed when all have happened. For a kind that
+            acts: how often clients must meet it, at least.
         rpc: Only in this RPC; None is any that the kind allows.
         target: Only for this topic, or this managed subscription by developer name; None is any.
+            Of the kinds that act, those of a managed subscription need it, the others have none.
         **params: What the kind takes.
 
     Raises:
@@ -131,10 +62,11 @@ class Fault:
             raise ValueError(f"fault {kind}: times must be a whole number above 0, not {times!r}")
         if target is not None and not isinstance(target, str):
             raise ValueError(f"fault {kind}: target must be a name, not {target!r}")
-        if target is not None and kind in _AT_START and rpc in (None, *_OPENED_LATER):
-            raise ValueError(f"fault {kind}: a target needs the rpc of a unary call, not {rpc!r}")
+        _check_target(kind, rpc, target)
         for name, value in params.items():
             _check(kind, name, value)
+        if kind == "corrupt_id" and not params.get("replay_id"):
+            raise ValueError("fault corrupt_id needs a replay_id, in hex")
         values = {
             "kind": kind,
             "times": times,
@@ -167,25 +99,56 @@ class FaultPlan:
     """
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
-        self._lock = threading.Lock()  # guards _entries and their counts
+        self._adding = threading.RLock()  # held over an addition and what it does; before _lock
+        self._lock = threading.Lock()  # guards what is below
         self._entries: list[_Entry] = []
+        self._open: dict[str, list[_Entry]] = {}  # those that can still happen, by kind
         self._on_add: list[Callable[[], None]] = []
+        self._act: Callable[[Fault], None] | None = None
         for fault in faults:
             self.add(fault)
 
     def add(self, fault: Fault) -> int:
-        """Add a fault; it can happen from now on.
+        """Add a fault; it can happen from now on. One that acts is carried out before this returns.
 
         Returns:
             Its number in the plan.
+
+        Raises:
+            ValueError: It acts, and what it names does not exist; then it is not in the plan.
         """
+        entry = _Entry(fault)
+        with self._adding:
+            with self._lock:  # before it acts, so that whoever meets it finds it
+                self._entries.append(entry)
+                number = len(self._entries) - 1
+                if not KINDS[fault.kind].acts:
+                    self._open.setdefault(fault.kind, []).append(entry)
+            if KINDS[fault.kind].acts and self._act is not None:
+                try:
+                    self._act(fault)
+                except ValueError:
+                    with self._lock:
+                        self._entries.pop()
+                    raise
         with self._lock:
-            self._entries.append(_Entry(fault))
-            number = len(self._entries) - 1
             listeners = list(self._on_add)
         for listener in listeners:
             listener()
         return number
+
+    def carry_out_by(self, act: Callable[[Fault], None]) -> None:
+        """Give faults that act someone to carry them out; those that wait are done now.
+
+        Raises:
+            ValueError: As `add`, for one that waited.
+        """
+        with self._adding:
+            self._act = act
+            with self._lock:
+                waiting = [entry.fault for entry in self._entries if KINDS[entry.fault.kind].acts]
+            for fault in waiting:
+                act(fault)
 
     def on_add(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each addition, so that waiting streams look again."""
@@ -204,11 +167,21 @@ class FaultPlan:
             responses: What the stream has sent so far, for kinds with `after_responses`.
         """
         with self._lock:
-            for entry in self._entries:
-                if entry.fits(kind, rpc, target, responses):
+            entries = self._open.get(kind, [])
+            for entry in entries:
+                if entry.fits(rpc, target, responses):
                     entry.happened += 1
+                    if entry.happened == entry.fault.times:
+                        entries.remove(entry)
                     return entry.fault
         return None
+
+    def met(self, fault: Fault | None) -> None:
+        """Count that a client met what a fault did; None, and faults of no plan, do not count."""
+        with self._lock:
+            own = [entry for entry in self._entries if entry.fault is fault]
+            if own:  # the same fault may have been added twice
+                min(own, key=lambda entry: entry.happened).happened += 1
 
     def report(self) -> list[dict[str, Any]]:
         """Each fault with its arguments and how often it happened, for people and JSON."""
@@ -236,21 +209,29 @@ class FaultPlan:
             raise AssertionError(f"faults that did not happen: {left}")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Entry:
     fault: Fault
     happened: int = field(default=0)
 
-    def fits(self, kind: str, rpc: str, target: str | None, responses: int) -> bool:
+    def fits(self, rpc: str, target: str | None, responses: int) -> bool:
         fault = self.fault
         return (
-            fault.kind == kind
-            and self.happened < fault.times
-            and rpc in KINDS[kind].rpcs
+            rpc in KINDS[fault.kind].rpcs
             and fault.rpc in (None, rpc)
             and fault.target in (None, target)
             and responses >= fault.params.get("after_responses", 0)
         )
+
+
+def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
+    if kind in OF_A_SUBSCRIPTION:
+        if target is None:
+            raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
+    elif target is not None and KINDS[kind].acts:
+        raise ValueError(f"fault {kind} concerns the whole org: it has no target")
+    elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):
+        raise ValueError(f"fault {kind}: a target needs the rpc of a unary call, not {rpc!r}")
 
 
 def _check(kind: str, name: str, value: object) -> None:
@@ -261,10 +242,16 @@ def _check(kind: str, name: str, value: object) -> None:
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     if not fits or (isinstance(value, (int, float)) and not value >= 0):
         raise ValueError(f"fault {kind}: {name} cannot be {value!r}")
-    if name == "error_code" and value not in FAILURES:
-        raise ValueError(f"fault {kind}: unknown error_code {value!r}")
-    if name == "status" and value not in _statuses(kind):
-        raise ValueError(f"fault {kind}: unknown status {value!r}")
+    allowed = _ALLOWED.get(name)
+    if allowed is not None and not allowed(kind, value):
+        raise ValueError(f"fault {kind}: {name} cannot be {value!r}")
+
+
+def _is_hex(value: str) -> bool:
+    try:
+        return bytes.fromhex(value).hex() == value.lower()
+    except ValueError:
+        return False
 
 
 def _statuses(kind: str) -> frozenset[str]:
@@ -273,3 +260,17 @@ def _statuses(kind: str) -> frozenset[str]:
     if kind == "drop_call":
         return STATUSES | {"RESET"}  # a unary call cannot end well without a result
     return STATUSES | {"RESET", "OK"}
+
+
+_FAR = 1_000_000
+"""Positions that one keepalive can run ahead: a busy hour of a large org. Ids end at 2**53."""
+
+_ALLOWED: dict[str, Callable[[str, Any], bool]] = {
+    "error_code": lambda _, value: value in FAILURES,
+    "status": lambda kind, value: value in _statuses(kind),
+    "tip": lambda _, value: value in get_args(AnswerTip),
+    "replay_id": lambda _, value: _is_hex(value),
+    "events": lambda _, value: value >= 1,
+    "advance": lambda _, value: value <= _FAR,
+}
+"""What a parameter can be, besides being of its type."""

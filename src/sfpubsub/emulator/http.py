@@ -4,10 +4,12 @@
     GET  /admin/faults   the fault plan and what happened
     POST /admin/faults   add a fault: {"kind": …, "times": …, …}
     POST /admin/clock    jump: {"jump_s": …}
+    POST /admin/token    hand out one more access token: {}
+    POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
 
 `/admin/` asks for `Authorization: Bearer <access token>` and a JSON body, so that no web page open
-in a browser can use it. Sign-in and Tooling will be further rows of `_ROUTES`. Decides nothing
-about events.
+in a browser can use it; a token that a fault made void still opens it. Sign-in and Tooling will be
+further rows of `_ROUTES`. Decides nothing about events.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from typing import Any
 
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.problems import EmulatorProblem
-from sfpubsub.emulator.sessions import Sessions
 from sfpubsub.emulator.stream import World
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,6 @@ class HttpServer:
 
     Args:
         world: What is looked at and changed.
-        sessions: Whose token opens the admin endpoint.
         host: Address to listen on.
         port: 0 picks a free one.
 
@@ -52,8 +52,8 @@ class HttpServer:
         EmulatorProblem: The port is in use.
     """
 
-    def __init__(self, world: World, sessions: Sessions, host: str, port: int) -> None:
-        handler = type("Handler", (_Handler,), {"world": world, "sessions": sessions})
+    def __init__(self, world: World, host: str, port: int) -> None:
+        handler = type("Handler", (_Handler,), {"world": world})
         try:
             self._server = _server_class(host)((host, port), handler)
         except (OSError, OverflowError) as error:
@@ -138,7 +138,6 @@ class _Problem(Exception):  # noqa: N818 - an answer, not a bug
 
 class _Handler(BaseHTTPRequestHandler):
     world: World
-    sessions: Sessions
     timeout = _SOCKET_S
     protocol_version = "HTTP/1.1"
     server_version = "sfpubsub-emulator"
@@ -170,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _authorise(self) -> None:
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
-        if kind != "Bearer" or not self.sessions.knows(token):
+        if kind != "Bearer" or not self.world.sessions.is_ours(token):
             raise _Problem(HTTPStatus.UNAUTHORIZED, "give Authorization: Bearer <access token>")
 
     def _body(self) -> Any:
@@ -218,6 +217,33 @@ def _jump(world: World, body: Any) -> dict[str, Any]:
     return {"now": world.clock.now()}
 
 
+def _new_token(world: World, body: Any) -> dict[str, Any]:
+    if body != {}:
+        raise _Problem(HTTPStatus.BAD_REQUEST, "send {}: a token takes no parameters")
+    return {"access_token": world.sessions.new_token()}
+
+
+def _change_managed(world: World, body: Any) -> dict[str, Any]:
+    rest = dict(body) if isinstance(body, dict) else {}
+    name = rest.pop("name", None)
+    removed = set(rest) == {"delete"} and rest["delete"] is True
+    if not isinstance(name, str) or not (removed or rest in ({"state": "RUN"}, {"state": "STOP"})):
+        raise _Problem(
+            HTTPStatus.BAD_REQUEST,
+            'send {"name": …, "state": "RUN" or "STOP"} or {"name": …, "delete": true}',
+        )
+    try:
+        if removed:
+            world.managed.delete(name)
+            return {"name": name, "state": None}
+        world.managed.set_state(name, rest["state"])
+    except KeyError as error:
+        raise _Problem(
+            HTTPStatus.BAD_REQUEST, f"there is no managed subscription {name!r}"
+        ) from error
+    return {"name": name, "state": rest["state"]}
+
+
 _Route = Callable[[World, Any], dict[str, Any]]
 
 _ROUTES: dict[tuple[str, str], _Route] = {
@@ -226,6 +252,8 @@ _ROUTES: dict[tuple[str, str], _Route] = {
     ("GET", "/admin/faults"): _faults,
     ("POST", "/admin/faults"): _add_fault,
     ("POST", "/admin/clock"): _jump,
+    ("POST", "/admin/token"): _new_token,
+    ("POST", "/admin/managed"): _change_managed,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from sfpubsub.emulator.bus import Bus
 from sfpubsub.emulator.clock import Clock
 from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.faults import FaultPlan
+from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.sessions import eighteen
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.emulator.store import Store
@@ -48,6 +48,16 @@ class ManagedSubscription:
     created_at: float
 
 
+@dataclass(frozen=True)
+class _Ending:
+    """A STOP or a deletion: the streams opened before it end at `due` (seconds since 1970 UTC)."""
+
+    number: int
+    due: float
+    suffix: str
+    cause: Fault | None
+
+
 class ManagedSubscriptions:
     """The managed subscriptions of one org. Thread-safe.
 
@@ -70,6 +80,8 @@ class ManagedSubscriptions:
         self._lock = threading.RLock()  # guards the records' changes and the slots
         self._holders: dict[str, object] = {}
         self._held_until: dict[str, float] = {}
+        self._endings: dict[str, _Ending] = {}  # the last of each subscription, by id
+        self._deleted: dict[str, Fault | None] = {}  # by name and both forms of the id
 
     # Records.
 
@@ -109,6 +121,7 @@ class ManagedSubscriptions:
             values = tuple(vars(made).values())
             marks = ", ".join("?" * len(values))
             self._store.run(f"INSERT INTO managed VALUES ({marks})", *values)  # noqa: S608 - marks
+            self._deleted.pop(developer_name, None)
         return made
 
     def all(self) -> list[ManagedSubscription]:
@@ -126,14 +139,26 @@ class ManagedSubscriptions:
                 return item
         return None
 
-    def set_state(self, name_or_id: str, state: State) -> None:
-        """RUN or STOP it. STOP forgets the committed position and ends its stream.
+    def by_id(self, subscription_id: str) -> ManagedSubscription | None:
+        """The record of that id of 18 characters."""
+        rows = self._store.rows("SELECT * FROM managed WHERE id = ?", subscription_id)
+        return ManagedSubscription(*rows[0]) if rows else None
+
+    def set_state(self, name_or_id: str, state: State, cause: Fault | None = None) -> None:
+        """RUN or STOP it. STOP forgets the committed position at once and ends its stream soon.
+
+        Args:
+            name_or_id: Developer name, or id of 15 or 18 characters.
+            state: What it shall be.
+            cause: What is counted when a client notices.
 
         Raises:
             KeyError: There is no such subscription.
         """
         record = self._existing(name_or_id)
         with self._lock:
+            if state == "STOP":
+                self._end_streams(record, "config.stopped", cause)
             self._store.run(
                 "UPDATE managed SET state = ?, committed = CASE ? WHEN 'STOP' THEN NULL"
                 " ELSE committed END WHERE id = ?",
@@ -143,14 +168,15 @@ class ManagedSubscriptions:
             )
         self._bus.bells.ring(record.subscription_id)
 
-    def delete(self, name_or_id: str) -> None:
-        """Remove it and end its stream.
+    def delete(self, name_or_id: str, cause: Fault | None = None) -> None:
+        """Remove it and end its stream soon. Arguments as of `set_state`.
 
         Raises:
             KeyError: There is no such subscription.
         """
         record = self._existing(name_or_id)
         with self._lock:
+            self._end_streams(record, "config.deleted", cause)
             self._store.run("DELETE FROM managed WHERE id = ?", record.subscription_id)
         self._bus.bells.ring(record.subscription_id)
 
@@ -175,6 +201,7 @@ class ManagedSubscriptions:
             and (not subscription_id or record.subscription_id[:15] == subscription_id[:15])
         )
         if record is None or not propagated:
+            self._met_deletion(subscription_id or developer_name)
             suffix = "developer.name.not.found" if developer_name else "subscription.id.not.found"
             raise Refused(_PREFIX + suffix, subscription=subscription_id or developer_name)
         return record
@@ -185,22 +212,47 @@ class ManagedSubscriptions:
         Raises:
             Refused: It was stopped or deleted.
         """
-        rows = self._store.rows("SELECT * FROM managed WHERE id = ?", subscription_id)
-        if not rows:
+        record = self.by_id(subscription_id)
+        if record is not None and record.state == "RUN":
+            return record
+        with self._lock:
+            ending = self._endings.get(subscription_id)
+        if ending:
+            self._faults.met(ending.cause)
+        if record is None:
             raise Refused(_PREFIX + "config.deleted", subscription=subscription_id)
-        record = ManagedSubscription(*rows[0])
-        if record.state != "RUN":
-            raise Refused(_PREFIX + "config.stopped", subscription=record.developer_name)
-        return record
+        raise Refused(_PREFIX + "config.stopped", subscription=record.developer_name)
+
+    def endings(self, subscription_id: str) -> int:
+        """Number of the last STOP or deletion; a stream notes it before it begins."""
+        with self._lock:
+            ending = self._endings.get(subscription_id)
+            return ending.number if ending else 0
+
+    def end_of(self, subscription_id: str, seen: int) -> float | None:
+        """When a stream that noted `seen` must end; None if it need not."""
+        with self._lock:
+            ending = self._endings.get(subscription_id)
+            return ending.due if ending and ending.number > seen else None
+
+    def end(self, record: ManagedSubscription) -> Refused:
+        """What a stream is told whose time has come; counts it."""
+        with self._lock:
+            ending = self._endings[record.subscription_id]
+        self._faults.met(ending.cause)
+        return Refused(_PREFIX + ending.suffix, subscription=record.developer_name)
+
+    def start_preset(self, record: ManagedSubscription) -> Preset | None:
+        """Where a new stream begins; None is after the committed position."""
+        if record.committed is None:
+            return record.default_replay
+        return None if self._bus.is_alive(record.committed) else record.error_recovery_replay
 
     def start_position(self, record: ManagedSubscription) -> int:
         """After which position a new stream begins."""
-        if record.committed is None:
-            preset = record.default_replay
-        elif self._bus.is_alive(record.committed):
+        preset = self.start_preset(record)
+        if preset is None and record.committed is not None:
             return record.committed
-        else:
-            preset = record.error_recovery_replay
         return self._bus.tip() if preset == "LATEST" else 0
 
     def acquire(self, record: ManagedSubscription, holder: object) -> None:
@@ -243,6 +295,20 @@ class ManagedSubscriptions:
                 position,
                 subscription_id,
             )
+
+    def _end_streams(self, record: ManagedSubscription, suffix: str, cause: Fault | None) -> None:
+        key = record.subscription_id
+        number = self.endings(key) + 1
+        due = self._clock.now() + self._settings.state_delay_s
+        self._endings[key] = _Ending(number, due, suffix, cause)
+        if suffix == "config.deleted":
+            for name in (record.developer_name, key, key[:15]):
+                self._deleted[name] = cause
+
+    def _met_deletion(self, name: str) -> None:
+        with self._lock:
+            cause = self._deleted.get(name)
+        self._faults.met(cause)
 
     def _existing(self, name_or_id: str) -> ManagedSubscription:
         record = self.get(name_or_id)

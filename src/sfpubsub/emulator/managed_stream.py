@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sfpubsub.emulator.failures import Dropped, Refused
 from sfpubsub.emulator.mailbox import Arrival, Mailbox
@@ -48,14 +48,16 @@ class ManagedStream(EventStream[ManagedFetch]):
 
     rpc = "ManagedSubscribe"
 
-    def __init__(self, world: World, mailbox: Mailbox[ManagedFetch]) -> None:
-        super().__init__(world, mailbox)
+    def __init__(self, world: World, mailbox: Mailbox[ManagedFetch], token: str) -> None:
+        super().__init__(world, mailbox, token)
         self.record: ManagedSubscription | None = None
         self._shown: list[int] = []  # positions sent on this stream that are not yet committed
         self._answers: list[CommitAnswer] = []
         self._answers_due = 0.0
         self._wanted_answers = 1
+        self._with_events = False  # the next answer waits for events
         self._last_commit = 0.0
+        self._endings = 0
 
     def release(self) -> None:
         """Give the slot back; called at the connection's end, whatever the thread does."""
@@ -81,12 +83,17 @@ class ManagedStream(EventStream[ManagedFetch]):
         self.record = record
         if self.mailbox.gone:  # the connection ended before there was a slot to give back
             self.release()
+        self._endings = managed.endings(record.subscription_id)
         # Read again: the stream that had the slot may have committed since.
         record = managed.running(record.subscription_id)
         self.target = record.developer_name
         self.topic = self.world.bus.topic(record.topic)
         self.count = self.world.bus.tally.of_managed(record.subscription_id)
-        self.position = managed.start_position(record)
+        preset = managed.start_preset(record)
+        if preset is not None and record.committed is not None:
+            self.world.faults.met(self.world.bus.dead_by(record.committed))
+        late = preset == "LATEST"
+        self.position = self.start_latest(arrival.at) if late else managed.start_position(record)
         self._last_commit = arrival.at
         self.ask(fetch.num_requested)
 
@@ -110,8 +117,11 @@ class ManagedStream(EventStream[ManagedFetch]):
         return [self.topic.name, self._record.subscription_id]
 
     def check(self, now: float) -> None:
-        """Raise if the subscription stopped or the commit deadline passed."""
-        self.world.managed.running(self._record.subscription_id)
+        """Raise if the subscription was stopped or the commit deadline passed."""
+        managed, record = self.world.managed, self._record
+        end = managed.end_of(record.subscription_id, self._endings)
+        if end is not None and now >= end:
+            raise managed.end(record)
         limit = self.world.settings.commit_deadline_s
         if now >= self._last_commit + limit:
             raise Refused(_PREFIX + "commit.deadline.exceeded", seconds=f"{limit:g}")
@@ -123,25 +133,33 @@ class ManagedStream(EventStream[ManagedFetch]):
         complete = 1 < self._wanted_answers <= len(self._answers)
         if now < self._answers_due and not complete and not half_closed:
             return None
-        # A run of successes shares an answer; an error stands alone.
-        count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
-        answered = self._answers[: max(1, count)]
-        del self._answers[: max(1, count)]
-        if not self._answers:
-            self._wanted_answers = 1
+        answered = self._take_answer()
         settings, bus = self.world.settings, self.world.bus
-        tips = {"none": None, "sent": self.position, "org": bus.tip()}
-        tip = tips[settings.commit_answer_tip]
+        shape = {"pending": settings.commit_answer_pending, "tip": settings.commit_answer_tip}
+        fault = self.world.faults.take("shape_commit_answer", self.rpc, self.target)
+        if fault:
+            shape.update(fault.params)
+        tip = {"none": None, "sent": self.position, "org": bus.tip()}[str(shape["tip"])]
         return Reply(
             latest=None if tip is None else bus.ids.mint(tip),
-            pending=self.pending if settings.commit_answer_pending else None,
-            answer=answered[-1],
+            pending=self.pending if shape["pending"] else None,
+            answer=answered,
         )
 
+    def deliver(self, now: float) -> Reply | None:
+        """As `EventStream.deliver`; takes an answer along that waits for events."""
+        reply = super().deliver(now)
+        if reply is None or not reply.events or not self._with_events:
+            return reply
+        return replace(reply, answer=self._take_answer())
+
     def deadline(self) -> float | None:
-        """When an answer is due or the commit deadline passes."""
+        """When an answer is due, the commit deadline passes, or a STOP reaches the stream."""
         due = self._last_commit + self.world.settings.commit_deadline_s
-        return min(due, self._answers_due) if self._answers else due
+        if self._answers:
+            due = min(due, self._answers_due)
+        end = self.world.managed.end_of(self._record.subscription_id, self._endings)
+        return due if end is None else min(due, end)
 
     def shown(self, events: Sequence[Event], position: int) -> None:
         """Remember what may be committed."""
@@ -190,8 +208,11 @@ class ManagedStream(EventStream[ManagedFetch]):
 
     def _problem(self, commit: Commit, position: int | None) -> str:
         """Why a commit is refused; empty if it is not."""
-        bus = self.world.bus
-        committed = self.world.managed.running(self._record.subscription_id).committed
+        bus, managed, own = self.world.bus, self.world.managed, self._record.subscription_id
+        record = managed.by_id(own)
+        if record is None or managed.end_of(own, self._endings) is not None:
+            return "The managed subscription was stopped or deleted."
+        committed = record.committed
         if not commit.replay_id:
             return "The commit has no Replay ID."
         if committed is not None and bus.ids.read(commit.replay_id) == committed:
@@ -205,6 +226,18 @@ class ManagedStream(EventStream[ManagedFetch]):
             return "The Replay ID to commit was not delivered on this stream."
         return ""
 
+    def _take_answer(self) -> CommitAnswer:
+        """The next answer. A run of successes shares one, with the values of the newest; an error
+        stands alone."""
+        count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
+        answered = self._answers[: max(1, count)]
+        del self._answers[: max(1, count)]
+        self._with_events = False
+        self._answers_due = 0.0  # what is left has waited as long
+        if not self._answers:
+            self._wanted_answers = 1
+        return answered[-1]
+
     def _owe(self, answer: CommitAnswer) -> None:
         settings, faults = self.world.settings, self.world.faults
         if not self._answers:
@@ -212,5 +245,9 @@ class ManagedStream(EventStream[ManagedFetch]):
             fault = faults.take("coalesce_commits", self.rpc, self.target)
             if fault:
                 self._wanted_answers = fault.params["count"]
+                self._answers_due = answer.received_at + fault.params["within_s"]
+            fault = faults.take("answer_with_events", self.rpc, self.target)
+            if fault:
+                self._with_events = True
                 self._answers_due = answer.received_at + fault.params["within_s"]
         self._answers.append(answer)

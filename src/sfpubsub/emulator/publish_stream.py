@@ -25,19 +25,23 @@ class PublishStream(Generic[R]):
         world: The emulator.
         mailbox: Where the requests of this call arrive.
         topic_of: Reads the topic name of a request.
+        token: What the call was opened with.
     """
 
-    def __init__(self, world: World, mailbox: Mailbox[R], topic_of: Callable[[R], str]) -> None:
+    def __init__(
+        self, world: World, mailbox: Mailbox[R], topic_of: Callable[[R], str], token: str
+    ) -> None:
         self._world = world
         self._mailbox = mailbox
         self._topic_of = topic_of
+        self._token = token
         self._topic = ""
 
     def run(self) -> Iterator[tuple[str, R]]:
         """Yield each request with its topic until the call is over.
 
         Raises:
-            Refused: No topic, another topic, or nothing to publish for too long.
+            Refused: No topic, another topic, nothing to publish for too long, or the token expired.
         """
         bells = self._world.bus.bells
         bells.listen(_KEY, self._mailbox.wake)  # a jump of the clock rings everything
@@ -49,7 +53,11 @@ class PublishStream(Generic[R]):
     def _serve(self) -> Iterator[tuple[str, R]]:
         limit = self._world.settings.publish_stream_idle_s
         last = self._world.clock.now()
+        sessions = self._world.sessions
         while not self._mailbox.gone:
+            if sessions.has_expired(self._token):
+                self._world.faults.met(sessions.ended_by(self._token))
+                raise Refused("service.auth.error")
             arrivals, half_closed = self._mailbox.collect()
             for arrival in arrivals:
                 yield self._named(arrival.request), arrival.request

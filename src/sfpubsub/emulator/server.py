@@ -25,6 +25,7 @@ from sfpubsub.emulator.clock import Clock
 from sfpubsub.emulator.faults import FaultPlan
 from sfpubsub.emulator.http import HttpServer
 from sfpubsub.emulator.managed import ManagedSubscriptions
+from sfpubsub.emulator.org_faults import actor
 from sfpubsub.emulator.problems import EmulatorProblem
 from sfpubsub.emulator.schemas import Schema
 from sfpubsub.emulator.servicer import PubSubServicer
@@ -134,6 +135,7 @@ class EmulatorServer:
         self.faults.on_add(self.bus.bells.ring_all)
         if seed is not None:
             seeds.apply(seed, store, self.bus, self.managed)
+        self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
 
     # Addresses and secrets.
 
@@ -154,7 +156,8 @@ class EmulatorServer:
 
     @property
     def access_token(self) -> str:
-        """The token of the emulator's user; the same for the life of the data directory."""
+        """The newest token of the emulator's user, good or not; as long as it is good, the same for
+        the life of the data directory."""
         return self._sessions.access_token
 
     @property
@@ -185,10 +188,10 @@ class EmulatorServer:
             EmulatorProblem: A port is in use.
         """
         try:
-            self._http = HttpServer(self._world, self._sessions, self._host, self._ports[1])
+            self._http = HttpServer(self._world, self._host, self._ports[1])
             self._pool = futures.ThreadPoolExecutor(self.settings.max_streams, "emulator")
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)
-            servicer = PubSubServicer(self._world, self._sessions)
+            servicer = PubSubServicer(self._world)
             pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
             self._ports = (self._bind(self._grpc), self._http.port)
         except BaseException:
@@ -245,6 +248,10 @@ class EmulatorServer:
         """Publish bytes unchecked: payloads that cannot be decoded, unknown schema ids."""
         return self.bus.append(topic, drafts)
 
+    def new_token(self) -> str:
+        """Hand out an access token, as a sign-in would; those that are good stay good."""
+        return self._sessions.new_token()
+
     def change_schema(self, topic: str, schema_json: str) -> str:
         """Give a topic another schema, as a field added in the org would; old events keep theirs.
 
@@ -259,7 +266,7 @@ class EmulatorServer:
 
     @property
     def _world(self) -> World:
-        return World(self.bus, self.managed, self.clock, self.settings, self.faults)
+        return World(self.bus, self.managed, self.clock, self.settings, self.faults, self._sessions)
 
     def _bind(self, server: grpc.Server) -> int:
         address = f"{_bracketed(self._host)}:{self._ports[0]}"

@@ -20,7 +20,6 @@ from sfpubsub.emulator.failures import PREFIX, Dropped, Refused
 from sfpubsub.emulator.mailbox import Mailbox
 from sfpubsub.emulator.managed_stream import Commit, ManagedFetch, ManagedStream
 from sfpubsub.emulator.publish_stream import PublishStream
-from sfpubsub.emulator.sessions import Sessions
 from sfpubsub.emulator.store import Event
 from sfpubsub.emulator.stream import Fetch, PlainStream, Preset, Reply, World
 from sfpubsub_grpc import pubsub_api_pb2 as pb
@@ -33,6 +32,9 @@ _PROXY_TEXT = "upstream connect error or disconnect/reset before headers"
 
 _PRESETS: dict[int, Preset] = {pb.LATEST: "LATEST", pb.EARLIEST: "EARLIEST", pb.CUSTOM: "CUSTOM"}
 
+_DELAYED = "delay_call"
+"""Key for the bells; no topic has this name."""
+
 Q = TypeVar("Q")
 R = TypeVar("R")
 
@@ -42,12 +44,10 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
     Args:
         world: What they work with.
-        sessions: Who may call.
     """
 
-    def __init__(self, world: World, sessions: Sessions) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._sessions = sessions
 
     def Subscribe(  # noqa: N802 - the proto's name, as below
         self, request_iterator: Iterator[pb.FetchRequest], context: grpc.ServicerContext
@@ -55,7 +55,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         """Events of one topic; the client keeps the position."""
         with self._call("Subscribe", context):
             mailbox: Mailbox[Fetch] = Mailbox(self._world.clock)
-            stream = PlainStream(self._world, mailbox)
+            stream = PlainStream(self._world, mailbox, _token(context))
             _feed(mailbox, request_iterator, _fetch, context)
             for reply in stream.run():
                 yield pb.FetchResponse(
@@ -112,7 +112,9 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         """Publishes over a stream of requests."""
         with self._call("PublishStream", context):
             mailbox: Mailbox[pb.PublishRequest] = Mailbox(self._world.clock)
-            stream = PublishStream(self._world, mailbox, lambda request: request.topic_name)
+            stream = PublishStream(
+                self._world, mailbox, lambda request: request.topic_name, _token(context)
+            )
             _feed(mailbox, request_iterator, lambda request: request, context)
             for topic, request in stream.run():
                 yield self._publish(topic, request, _rpc_id())
@@ -123,7 +125,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         """Events of one managed subscription; the service keeps the position."""
         with self._call("ManagedSubscribe", context):
             mailbox: Mailbox[ManagedFetch] = Mailbox(self._world.clock)
-            stream = ManagedStream(self._world, mailbox)
+            stream = ManagedStream(self._world, mailbox, _token(context))
             _feed(mailbox, request_iterator, _managed_fetch, context, stream.release)
             try:
                 for reply in stream.run():
@@ -175,8 +177,8 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def _call(self, rpc: str, context: grpc.ServicerContext, target: str = "") -> Iterator[str]:
         rpc_id = _rpc_id()
         try:
-            self._sessions.check({key: str(value) for key, value in context.invocation_metadata()})
-            self._begin(rpc, target)
+            self._authorise(context)
+            self._begin(rpc, target, context)
             yield rpc_id
         except Refused as refused:
             status = refused.status or self._world.settings.status_of(refused.suffix)
@@ -189,13 +191,45 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             _log.debug("%s %s dropped: %s", rpc, rpc_id, dropped.status)
             _drop(context, dropped.status)
 
-    def _begin(self, rpc: str, target: str) -> None:
+    def _authorise(self, context: grpc.ServicerContext) -> None:
+        sessions = self._world.sessions
+        try:
+            sessions.check({key: str(value) for key, value in context.invocation_metadata()})
+        except Refused:
+            self._world.faults.met(sessions.ended_by(_token(context)))
+            raise
+
+    def _begin(self, rpc: str, target: str, context: grpc.ServicerContext) -> None:
+        fault = self._world.faults.take("delay_call", rpc, target)
+        if fault:
+            self._delay(fault.params["seconds"], context)
         fault = self._world.faults.take("refuse", rpc, target)
         if fault:
             raise Refused(fault.params["error_code"], status=fault.params["status"] or None)
         fault = self._world.faults.take("drop_call", rpc, target)
         if fault:
             raise Dropped(fault.params["status"])
+
+    def _delay(self, seconds: float, context: grpc.ServicerContext) -> None:
+        """Return after that long, by the emulator's clock, or when the call is over."""
+        clock, bells = self._world.clock, self._world.bus.bells
+        mailbox: Mailbox[None] = Mailbox(clock)
+        deadline = clock.now() + seconds
+        if not context.add_callback(mailbox.hang_up):
+            return
+        bells.listen(_DELAYED, mailbox.wake)  # a jump of the clock rings everything
+        try:
+            while clock.now() < deadline and not mailbox.gone:
+                mailbox.collect()
+                if clock.now() < deadline:  # a jump between the two leaves news for `wait`
+                    mailbox.wait(deadline)
+        finally:
+            bells.forget(_DELAYED, mailbox.wake)
+
+
+def _token(context: grpc.ServicerContext) -> str:
+    headers = dict(context.invocation_metadata())
+    return str(headers.get("accesstoken", ""))
 
 
 def _feed(

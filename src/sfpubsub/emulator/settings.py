@@ -61,6 +61,10 @@ class Settings:
     """The slot of a managed subscription stays taken this long after its stream's end. On the real
     service seconds; 0 so that a restart is immediate."""
 
+    state_delay_s: float = 0.05
+    """The open stream of a managed subscription is told this long after STOP or deletion, and goes
+    on until then. Documented as a small delay."""
+
     commit_answer_delay_s: float = 0.005
     """Time from a commit to its answer. On the real service about 1 s; commits that come within it
     share an answer."""
@@ -153,6 +157,7 @@ _LOWEST: dict[str, float] = {
     "tip_refresh_s": 0.0,
     "propagation_s": 0.0,
     "slot_release_s": 0.0,
+    "state_delay_s": 0.0,
     "commit_answer_delay_s": 0.0,
     "publish_stream_idle_s": 0.0,
     "max_outstanding": 1,

@@ -178,6 +178,35 @@ class Store:
             self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names
         self.set_meta("purged_through", str(position))
 
+    def renumber(self, above: int) -> int:
+        """Give all events positions above `above`, the gaps as before; forget all marks.
+
+        `above` is at least the newest position. Inside a `transaction`.
+
+        Returns:
+            The newest position then; `above` if there is no event.
+        """
+        oldest: int | None
+        newest: int | None
+        oldest, newest = self.rows("SELECT min(position), max(position) FROM events")[0]
+        self.run("DELETE FROM marks")
+        if oldest is None or newest is None:
+            return above
+        shift = above + 1 - oldest
+        for table in ("topic_log", "events"):
+            # Every new number is above every old one, so no row takes the number of another.
+            self.run(f"UPDATE {table} SET position = position + ?", shift)  # noqa: S608 - fixed names
+        return newest + shift
+
+    def newest_before(self, at: float) -> int | None:
+        """The newest position of an event or mark made before `at`; None if there was none."""
+        found: int | None = self.rows(
+            "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?1"
+            " UNION ALL SELECT max(position) FROM marks WHERE at < ?1)",
+            at,
+        )[0][0]
+        return found
+
     def oldest(self) -> float | None:
         """When the oldest event or mark was made; None if there is none."""
         found = self.rows(

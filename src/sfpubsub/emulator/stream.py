@@ -22,6 +22,7 @@ from sfpubsub.emulator.failures import Dropped, Refused
 from sfpubsub.emulator.faults import FaultPlan
 from sfpubsub.emulator.mailbox import Arrival, Mailbox
 from sfpubsub.emulator.managed import ManagedSubscriptions
+from sfpubsub.emulator.sessions import Sessions
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.emulator.store import Event
 from sfpubsub.emulator.tally import Count
@@ -41,6 +42,7 @@ class World:
     clock: Clock
     settings: Settings
     faults: FaultPlan
+    sessions: Sessions
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,15 @@ class EventStream(ABC, Generic[R]):
     Args:
         world: The emulator.
         mailbox: Where the requests of this call arrive.
+        token: What the call was opened with.
     """
 
     rpc: str
 
-    def __init__(self, world: World, mailbox: Mailbox[R]) -> None:
+    def __init__(self, world: World, mailbox: Mailbox[R], token: str) -> None:
         self.world = world
         self.mailbox = mailbox
+        self._token = token
         self.pending = 0
         self.position = 0
         self.responses = 0
@@ -98,6 +102,9 @@ class EventStream(ABC, Generic[R]):
         self.count: Count
         self._last_sent = 0.0  # of the last reply: keepalives are due from here
         self._idle_since = 0.0  # of the last reply that the 60 s rule counts
+        self._moves = 0
+        self._activates_at: float | None = None  # set while late
+        self._merge: tuple[int, float] | None = None  # hold so many events, until then
 
     def run(self) -> Iterator[Reply]:
         """Yield replies until the call is over.
@@ -110,6 +117,7 @@ class EventStream(ABC, Generic[R]):
         if not arrivals:
             return
         self._last_sent = self._idle_since = self.world.clock.now()
+        self._moves = self.world.bus.moves
         self.open(arrivals[0])
         keys = self.keys()
         for key in keys:
@@ -171,9 +179,9 @@ class EventStream(ABC, Generic[R]):
             self.check(now)
             reply = self.answer(now, half_closed)
             if reply is None and not half_closed:
-                reply = self._deliver(now)
+                reply = self.deliver(now)
             if reply is not None:
-                if reply.answer is None:
+                if reply.answer is None or reply.events:
                     self._idle_since = now
                 self._last_sent = now
                 self.responses += 1
@@ -189,8 +197,16 @@ class EventStream(ABC, Generic[R]):
             for arrival in arrivals:
                 self.accept(arrival)
 
-    def _deliver(self, now: float) -> Reply | None:
-        if self.pending == 0:
+    def start_latest(self, now: float) -> int:
+        """The tip, where a LATEST stream begins; or later, if a fault says so."""
+        fault = self.world.faults.take("activate_late", self.rpc, self.target)
+        if fault:
+            self._activates_at = now + fault.params["seconds"]
+        return self.world.bus.tip()
+
+    def deliver(self, now: float) -> Reply | None:
+        """The next events or keepalive, if there is credit and one is due."""
+        if self.pending == 0 or not self._is_active(now):
             return None
         settings, bus = self.world.settings, self.world.bus
         due = now >= self._last_sent + settings.keepalive_s
@@ -198,24 +214,75 @@ class EventStream(ABC, Generic[R]):
             bus.freshen_tip()
         limit = min(self.pending, settings.events_per_response)
         events, position = bus.read(self.topic, self.position, limit)
-        if events:
-            events = _fitting(events, settings.response_bytes)
-            position = events[-1].position
-            self.pending -= len(events)
-            self.count.sent(self.position, [event.position for event in events])
-        elif not due:
+        if bus.moves != self._moves:  # what was read is of another bus; `_break` ends the stream
             return None
-        elif self.world.faults.take("withhold_keepalive", self.rpc, self.target):
+        if not events:
+            self._merge = None  # those that it held are forgotten
+            return self._keepalive(now, position) if due else None
+        events = self._scripted(_fitting(events, settings.response_bytes), limit, now)
+        if not events:
+            return None
+        self.pending -= len(events)
+        self.count.sent(self.position, [event.position for event in events])
+        return self._reply(events, events[-1].position)
+
+    def _keepalive(self, now: float, position: int) -> Reply | None:
+        if self.world.faults.take("withhold_keepalive", self.rpc, self.target):
             self._last_sent = now
             return None
-        else:
-            self.count.keepalives += 1
+        self.count.keepalives += 1
+        return self._reply([], self._keepalive_tip(position))
+
+    def _reply(self, events: list[Event], position: int) -> Reply:
         self.position = position
         self.shown(events, position)
-        return Reply(events, bus.ids.mint(position), self.pending)
+        return Reply(events, self.world.bus.ids.mint(position), self.pending)
+
+    def _is_active(self, now: float) -> bool:
+        if self._activates_at is None:
+            return True
+        if now < self._activates_at:
+            return False
+        newest = self.world.bus.position_at(self._activates_at)
+        self.position = max(self.position, newest or 0)
+        self._activates_at = None
+        return True
+
+    def _scripted(self, events: list[Event], limit: int, now: float) -> list[Event]:
+        """What faults leave of the events that could be sent; empty while they are held."""
+        faults = self.world.faults
+        if self._merge is None:
+            fault = faults.take("merge_responses", self.rpc, self.target)
+            if fault:
+                self._merge = fault.params["events"], now + fault.params["within_s"]
+        if self._merge is not None:
+            wanted, due = self._merge
+            if len(events) < min(wanted, limit) and now < due:
+                return []
+            self._merge = None
+        fault = faults.take("split_response", self.rpc, self.target)
+        return events[: fault.params["events"]] if fault else events
+
+    def _keepalive_tip(self, position: int) -> int:
+        """The position of a keepalive: the given one unless a fault says otherwise."""
+        bus, faults = self.world.bus, self.world.faults
+        if not bus.is_alive(self.position):  # nothing to repeat
+            return position
+        fault = faults.take("move_keepalive_tip", self.rpc, self.target)
+        if fault is None:
+            return position
+        if not fault.params["advance"]:
+            return self.position
+        return bus.pass_by(self.topic, self.position, fault.params["advance"]) or position
 
     def _break(self) -> None:
-        faults = self.world.faults
+        faults, bus, sessions = self.world.faults, self.world.bus, self.world.sessions
+        if bus.moves != self._moves:
+            faults.met(bus.moved_by)
+            raise Dropped("UNAVAILABLE")
+        if sessions.has_expired(self._token):
+            faults.met(sessions.ended_by(self._token))
+            raise Refused("service.auth.error")
         fault = faults.take("drop_stream", self.rpc, self.target, responses=self.responses)
         if fault:
             raise Dropped(fault.params["status"])
@@ -234,7 +301,11 @@ class EventStream(ABC, Generic[R]):
     def _next_deadline(self) -> float:
         settings = self.world.settings
         own = self.deadline()
-        if self.pending:
+        if self.pending and self._activates_at is not None:
+            shared = self._activates_at
+        elif self.pending and self._merge is not None:
+            shared = self._merge[1]
+        elif self.pending:
             shared = self._last_sent + settings.keepalive_s
         else:
             shared = self._idle_since + settings.idle_close_s
@@ -259,7 +330,7 @@ class PlainStream(EventStream[Fetch]):
         self.target = self.topic.name
         self.count = self.world.bus.tally.of_topic(self.topic.name)
         self._ask(fetch.num_requested)
-        self.position = self._start(fetch)
+        self.position = self._start(fetch, arrival.at)
 
     def accept(self, arrival: Arrival[Fetch]) -> None:
         """Take a later request; its preset and replay id are not looked at.
@@ -279,17 +350,19 @@ class PlainStream(EventStream[Fetch]):
             raise Refused("subscription.fetch.requested.events.invalid")
         self.ask(num_requested)
 
-    def _start(self, fetch: Fetch) -> int:
+    def _start(self, fetch: Fetch, now: float) -> int:
+        bus = self.world.bus
         if fetch.preset == "LATEST":
-            return self.world.bus.tip()
+            return self.start_latest(now)
         if fetch.preset == "EARLIEST":
             return 0
         if fetch.preset is None:
             raise Refused("subscription.fetch.request.invalid")
         if not fetch.replay_id:
             raise Refused("subscription.fetch.replayid.validation.failed")
-        position = self.world.bus.position(fetch.replay_id)
+        position = bus.position(fetch.replay_id)
         if position is None:
+            self.world.faults.met(bus.dead_by(bus.ids.read(fetch.replay_id)))
             raise Refused("subscription.fetch.replayid.corrupted")
         return position
 

@@ -1,0 +1,40 @@
+"""Carries out the faults that act on the org at once: one row a kind.
+
+Decides nothing; what each does is in sessions, positions and managed, which are given the fault so
+that they can count who meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sfpubsub.emulator.bus import Bus
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.managed import ManagedSubscriptions
+from sfpubsub.emulator.sessions import Sessions
+
+
+def actor(bus: Bus, managed: ManagedSubscriptions, sessions: Sessions) -> Callable[[Fault], None]:
+    """What `FaultPlan.carry_out_by` needs: does a fault that acts, or raises ValueError."""
+    acts: dict[str, Callable[[Fault], None]] = {
+        "expire_token": lambda fault: sessions.end_all(expired=True, cause=fault),
+        "revoke_token": lambda fault: sessions.end_all(expired=False, cause=fault),
+        "corrupt_id": lambda fault: bus.corrupt(bytes.fromhex(fault.params["replay_id"]), fault),
+        "age_out": lambda fault: bus.age_out(
+            bytes.fromhex(fault.params["replay_id"]) or None, fault
+        ),
+        "reset_stream": bus.reset,
+        "move_org": bus.move,
+        "stop_managed": lambda fault: managed.set_state(str(fault.target), "STOP", fault),
+        "delete_managed": lambda fault: managed.delete(str(fault.target), fault),
+    }
+
+    def act(fault: Fault) -> None:
+        try:
+            acts[fault.kind](fault)
+        except KeyError as error:
+            raise ValueError(
+                f"fault {fault.kind}: there is no managed subscription {fault.target!r}"
+            ) from error
+
+    return act

@@ -1,0 +1,400 @@
+"""Faults that are done to the org: tokens, ids, the log, managed subscriptions.
+
+Each test shows that the fault is counted when a client meets it, not when it is added.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.emulator.clock import ManualClock
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.emulator.settings import Settings
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+from .support import MANAGED, ORDERS, Client, commit, until
+
+TOPIC = pb.TopicRequest(topic_name=ORDERS)
+CORRUPTED = "subscription.fetch.replayid.corrupted"
+P = "managed.subscription."
+
+
+def orders(count):
+    return [{"Order_Number__c": str(i)} for i in range(count)]
+
+
+def ids(items):
+    return [item.replay_id for item in items]
+
+
+def happened(emulator):
+    return [row["happened"] for row in emulator.faults.report()]
+
+
+def resume(client, replay_id):
+    return client.subscribe(replay_preset=pb.CUSTOM, replay_id=replay_id)
+
+
+def committed(client, replay_id, events):
+    """Commit on a stream of its own, and end it."""
+    stream = client.managed()
+    stream.events(events)
+    stream.send(commit(replay_id))
+    assert not stream.answer().HasField("error")
+    stream.half_close()
+    stream.end()
+
+
+def renew(emulator, client):
+    emulator.new_token()
+    client.metadata = emulator.metadata
+
+
+# Tokens.
+
+
+def test_expired_token_ends_open_streams(emulator, client):
+    """Open streams of every kind end with service.auth.error at once, and a new token resumes."""
+    published = emulator.publish(ORDERS, orders(2))
+    streams = [client.subscribe(), client.managed()]
+    for stream in streams:
+        stream.events(2)
+    streams.append(client.stream("PublishStream"))
+    until(lambda: emulator.bus.bells.count("PublishStream"))
+    emulator.faults.add(Fault("expire_token", times=4))
+    for stream in streams:
+        assert stream.refusal() == "service.auth.error"
+        assert stream.call.code().name == "UNAUTHENTICATED"
+    with pytest.raises(AssertionError, match="expire_token"):
+        emulator.faults.assert_consumed()
+    assert client.refusal("GetTopic", TOPIC) == ("UNAUTHENTICATED", "service.auth.error")
+    emulator.faults.assert_consumed()
+    renew(emulator, client)
+    assert ids(resume(client, published[0].replay_id).events(1)) == ids(published[1:])
+    assert happened(emulator) == [4]
+
+
+def test_revoked_token_leaves_open_streams(emulator, client):
+    """Open streams live on, and commit; the next call is refused, and a new token helps."""
+    stream, plain = client.managed(), client.subscribe()
+    until(lambda: emulator.bus.bells.count(ORDERS) == 2)
+    emulator.faults.add(Fault("revoke_token"))
+    (event,) = emulator.publish(ORDERS, orders(1))
+    assert ids(stream.events(1)) == ids(plain.events(1)) == [event.replay_id]
+    stream.send(commit(event.replay_id))
+    assert not stream.answer().HasField("error")
+    assert happened(emulator) == [0]
+    assert client.subscribe().refusal() == "service.auth.error"
+    emulator.faults.assert_consumed()
+    renew(emulator, client)
+    client.subscribe().events(1)
+
+
+def test_a_token_from_before_the_fault_stays_void(emulator, client):
+    """Neither a new token nor a second fault makes an old one good; new ones do not disturb."""
+    old = emulator.access_token
+    also_good = emulator.new_token()
+    client.call("GetTopic", TOPIC)
+    emulator.faults.add(Fault("revoke_token", times=2))
+    new = emulator.new_token()
+    assert len({old, also_good, new}) == 3
+    for token in (old, also_good):
+        client.metadata = (("accesstoken", token), *emulator.metadata[1:])
+        assert client.refusal("GetTopic", TOPIC)[1] == "service.auth.error"
+    client.metadata = emulator.metadata
+    client.call("GetTopic", TOPIC)
+    emulator.faults.assert_consumed()
+
+
+def test_tokens_last(tmp_path):
+    """After a restart a good token is good, a void one void, and there always is a good one."""
+    with EmulatorServer(tmp_path) as emulator:
+        first = emulator.access_token
+        emulator.faults.add(Fault("revoke_token"))
+    with EmulatorServer(tmp_path) as emulator:
+        second = emulator.access_token
+        assert second != first
+        client = Client(emulator.grpc_target, emulator.metadata)
+        client.call("GetTopic", TOPIC)
+        client.metadata = (("accesstoken", first), *emulator.metadata[1:])
+        assert client.refusal("GetTopic", TOPIC)[1] == "service.auth.error"
+        client.close()
+    with EmulatorServer(tmp_path) as emulator:
+        assert emulator.access_token == second
+
+
+# Ids.
+
+
+def test_corrupt_id(emulator, client):
+    """The one id is refused, as often as it comes and in both its forms; its neighbours are not."""
+    published = emulator.publish(ORDERS, orders(4))
+    emulator.faults.add(Fault("corrupt_id", replay_id=published[1].replay_id.hex(), times=2))
+    assert ids(resume(client, published[0].replay_id).events(3)) == ids(published[1:])
+    assert happened(emulator) == [0]
+    assert resume(client, published[1].replay_id).refusal() == CORRUPTED
+    assert resume(client, published[1].replay_id[:8]).refusal() == CORRUPTED
+    emulator.faults.assert_consumed()
+    assert ids(resume(client, published[2].replay_id).events(1)) == ids(published[3:])
+    assert ids(client.subscribe().events(4)) == ids(published)
+
+
+@pytest.mark.parametrize(("recovery", "missed"), [("EARLIEST", 4), ("LATEST", 0)])
+def test_corrupt_committed_id(emulator, client, recovery, missed):
+    """A managed stream whose committed id is corrupt begins at errorRecoveryReplay."""
+    emulator.managed.delete(MANAGED)
+    emulator.managed.create(
+        MANAGED, ORDERS, default_replay="EARLIEST", error_recovery_replay=recovery
+    )
+    published = emulator.publish(ORDERS, orders(4))
+    committed(client, published[2].replay_id, 4)
+    emulator.faults.add(Fault("corrupt_id", replay_id=published[2].replay_id.hex()))
+    stream = client.managed()
+    until(lambda: emulator.bus.bells.count(ORDERS) == 1)
+    assert happened(emulator) == [1]
+    new = emulator.publish(ORDERS, orders(1))
+    expected = ids(published)[4 - missed :] + ids(new)
+    assert ids(stream.events(missed + 1)) == expected
+    stream.send(commit(new[0].replay_id))
+    assert not stream.answer().HasField("error")
+
+
+def test_age_out_up_to_an_id(emulator, client):
+    """Ids up to the given one are refused with their events gone; later ones are good."""
+    published = emulator.publish(ORDERS, orders(5))
+    emulator.faults.add(Fault("age_out", replay_id=published[2].replay_id.hex()))
+    assert ids(resume(client, published[3].replay_id).events(1)) == ids(published[4:])
+    assert ids(client.subscribe().events(2)) == ids(published[3:])
+    assert happened(emulator) == [0]
+    assert resume(client, published[0].replay_id).refusal() == CORRUPTED
+    emulator.faults.assert_consumed()
+
+
+def test_age_out_everything(emulator, client):
+    """Without an id everything before now is gone; open streams live on and new events come."""
+    published = emulator.publish(ORDERS, orders(3))
+    committed(client, published[0].replay_id, 3)
+    stream = client.subscribe()
+    stream.events(3)
+    emulator.faults.add(Fault("age_out", times=2))
+    assert resume(client, published[2].replay_id).refusal() == CORRUPTED
+    (new,) = emulator.publish(ORDERS, orders(1))
+    assert ids(stream.events(1)) == [new.replay_id]
+    assert ids(client.subscribe().events(1)) == [new.replay_id]
+    assert ids(client.managed().events(1)) == [new.replay_id]
+    emulator.faults.assert_consumed()
+
+
+@pytest.mark.parametrize("kind", ["age_out", "reset_stream", "move_org"])
+def test_the_tip_after_forgetting_is_good(start, kind):
+    """A keepalive soon after everything was forgotten has an id from which a stream can start."""
+    emulator, client = start(settings=Settings(keepalive_s=0.05))
+    emulator.publish(ORDERS, orders(3))
+    emulator.bus.skip_positions(2)
+    emulator.faults.add(Fault(kind))
+    keepalive = client.subscribe(replay_preset=pb.LATEST).next()
+    assert not keepalive.events
+    assert not resume(client, keepalive.latest_replay_id).next().events
+
+
+def test_each_fault_counts_its_own_ids(emulator, client):
+    """Of two faults that made ids invalid, the one that did it to this id is counted."""
+    published = emulator.publish(ORDERS, orders(3))
+    for event in published[:2]:
+        emulator.faults.add(Fault("age_out", replay_id=event.replay_id.hex()))
+    assert resume(client, published[1].replay_id).refusal() == CORRUPTED
+    assert happened(emulator) == [0, 1]
+    assert resume(client, b"garbage!").refusal() == CORRUPTED
+    assert happened(emulator) == [0, 1]
+    assert resume(client, published[0].replay_id).refusal() == CORRUPTED
+    emulator.faults.assert_consumed()
+
+
+@pytest.mark.parametrize("kind", ["corrupt_id", "age_out"])
+@pytest.mark.parametrize("replay_id", ["00", "00" * 10, "ff" * 10])
+def test_an_id_that_was_never_given_out(emulator, kind, replay_id):
+    """It is refused when the fault is added, the plan stays empty and nothing happens."""
+    emulator.publish(ORDERS, orders(1))
+    with pytest.raises(ValueError, match="never given out"):
+        emulator.faults.add(Fault(kind, replay_id=replay_id))
+    assert emulator.faults.report() == []
+
+
+# The log.
+
+
+def test_reset_stream(emulator, client):
+    """Events are gone, old ids refused, streams dropped; what is published then is delivered."""
+    published = emulator.publish(ORDERS, orders(3))
+    committed(client, published[1].replay_id, 3)
+    stream = client.subscribe()
+    stream.events(3)
+    emulator.faults.add(Fault("reset_stream", times=3))
+    status, _, trailers = stream.end()
+    assert (status, "error-code" in trailers) == ("UNAVAILABLE", False)
+    assert resume(client, published[2].replay_id).refusal() == CORRUPTED
+    (new,) = emulator.publish(ORDERS, orders(1))
+    assert new.replay_id not in ids(published)
+    assert ids(client.subscribe().events(1)) == [new.replay_id]
+    assert ids(client.managed().events(1)) == [new.replay_id]
+    emulator.faults.assert_consumed()
+
+
+@pytest.mark.parametrize("length", [8, 10, 12, 24])
+def test_move_org(start, length):
+    """The same events come again in order with the same event.id under new replay ids; old ids are
+    unknown and streams dropped; the new ids are good."""
+    emulator, client = start(settings=Settings(replay_id_bytes=length))
+    published = emulator.publish(ORDERS, orders(4))
+    committed(client, published[1].replay_id, 4)
+    stream = client.subscribe()
+    before = stream.events(4)
+    emulator.faults.add(Fault("move_org", times=3))
+    assert stream.end()[0] == "UNAVAILABLE"
+    assert resume(client, published[3].replay_id).refusal() == CORRUPTED
+    after = client.subscribe().events(4)
+    assert [e.event.id for e in after] == [e.event.id for e in before]
+    assert [e.event.payload for e in after] == [e.event.payload for e in before]
+    assert not set(ids(after)) & set(ids(before))
+    assert ids(resume(client, after[1].replay_id).events(2)) == ids(after[2:])
+    assert ids(client.managed().events(4)) == ids(after)  # errorRecoveryReplay EARLIEST
+    emulator.faults.assert_consumed()
+    (new,) = emulator.publish(ORDERS, orders(1))
+    assert ids(resume(client, after[3].replay_id).events(1)) == [new.replay_id]
+
+
+def test_no_moved_event_on_an_old_stream(emulator, client, monkeypatch):
+    """A move in the very moment before a stream reads: the stream ends without new ids."""
+    emulator.publish(ORDERS, orders(3))
+    bus, read = emulator.bus, emulator.bus.read
+    until_moved = iter([True])
+
+    def move_and_read(*arguments):
+        if next(until_moved, False):
+            emulator.faults.add(Fault("move_org"))
+        return read(*arguments)
+
+    monkeypatch.setattr(bus, "read", move_and_read)  # the only way to hit that moment each time
+    assert client.subscribe().end()[0] == "UNAVAILABLE"
+    assert bus.tally.of_topic(ORDERS).delivered == 0
+    emulator.faults.assert_consumed()
+    client.subscribe().events(3)
+
+
+def test_move_org_keeps_the_age_of_events(start):
+    """Moved events age out when they would have without the move."""
+    emulator, client = start(clock=ManualClock())
+    emulator.publish(ORDERS, orders(1))
+    emulator.clock.jump(48 * 3600)
+    (young,) = emulator.publish(ORDERS, orders(1))
+    emulator.faults.add(Fault("move_org"))
+    emulator.clock.jump(25 * 3600)
+    (event,) = client.subscribe().events(1)
+    assert event.event.id == young.event_id
+    emulator.clock.jump(48 * 3600)
+    assert emulator.bus.read(emulator.bus.topic(ORDERS), 0, 10)[0] == []
+
+
+def test_moving_again_and_again(tmp_path):
+    """Positions do not run away: after a hundred moves and a restart the events are still there,
+    and no id was given out twice."""
+    seen = set()
+    with EmulatorServer(tmp_path) as emulator:
+        published = emulator.publish(ORDERS, orders(3))
+        topic = emulator.bus.topic(ORDERS)
+        for _ in range(100):
+            emulator.faults.add(Fault("move_org"))
+            events = emulator.bus.read(topic, 0, 10)[0]
+            assert [e.event_id for e in events] == [p.event_id for p in published]
+            positions = {e.position for e in events}
+            assert not positions & seen
+            seen |= positions
+    with EmulatorServer(tmp_path) as emulator:
+        assert max(seen) < emulator.bus.tip() < 1000
+        assert not any(emulator.bus.is_alive(p) for p in seen - positions)
+        assert all(emulator.bus.is_alive(p) for p in positions)
+
+
+# Managed subscriptions.
+
+_SLOW_STOP = Settings(state_delay_s=3, commit_answer_delay_s=0)
+
+
+def test_stop_reaches_the_stream_after_a_delay(start):
+    """The stream goes on for the delay, its commits are refused, then it ends; RUN begins anew."""
+    emulator, client = start(clock=ManualClock(), settings=_SLOW_STOP)
+    published = emulator.publish(ORDERS, orders(3))
+    committed(client, published[1].replay_id, 3)
+    stream = client.managed()
+    stream.events(1)
+    emulator.faults.add(Fault("stop_managed", target=MANAGED, times=2))
+    assert emulator.managed.get(MANAGED).committed is None
+    stream.send(commit(published[2].replay_id, "late"))
+    answer = stream.answer()
+    assert (answer.commit_request_id, answer.error.code) == ("late", pb.COMMIT)
+    (new,) = emulator.publish(ORDERS, orders(1))
+    assert ids(stream.events(1)) == [new.replay_id]
+    assert happened(emulator) == [0]
+    emulator.clock.jump(3)
+    assert stream.refusal() == P + "config.stopped"
+    assert client.managed().refusal() == P + "config.stopped"
+    emulator.faults.assert_consumed()
+    emulator.managed.set_state(MANAGED, "RUN")
+    assert ids(client.managed().events(4)) == [*ids(published), new.replay_id]
+
+
+def test_stop_and_run_at_once_still_end_the_stream(start):
+    """A stream from before a STOP ends although RUN came first, and cannot commit what STOP
+    forgot."""
+    emulator, client = start(clock=ManualClock(), settings=_SLOW_STOP)
+    published = emulator.publish(ORDERS, orders(2))
+    stream = client.managed()
+    stream.events(2)
+    emulator.faults.add(Fault("stop_managed", target=MANAGED))
+    emulator.managed.set_state(MANAGED, "RUN")
+    stream.send(commit(published[1].replay_id))
+    assert stream.answer().error.code == pb.COMMIT
+    emulator.clock.jump(3)
+    assert stream.refusal() == P + "config.stopped"
+    emulator.faults.assert_consumed()
+    assert ids(client.managed().events(2)) == ids(published)
+
+
+def test_delete_managed(emulator, client):
+    """The stream ends, later ones do not find the name or the id; another record is another."""
+    emulator.publish(ORDERS, orders(1))
+    own = _own(emulator)
+    stream = client.managed()
+    stream.events(1)
+    emulator.faults.add(Fault("delete_managed", target=MANAGED, times=3))
+    assert stream.refusal() == P + "config.deleted"
+    assert client.managed().refusal() == P + "developer.name.not.found"
+    assert client.managed(subscription_id=own).refusal() == P + "subscription.id.not.found"
+    emulator.faults.assert_consumed()
+    assert client.managed(developer_name="Other").refusal() == P + "developer.name.not.found"
+    assert happened(emulator) == [3]
+    emulator.managed.create(MANAGED, ORDERS, default_replay="EARLIEST")
+    assert len(client.managed().events(1)) == 1
+
+
+def test_a_subscription_that_is_not_there(emulator):
+    """The fault is refused when it is added."""
+    for kind in ("stop_managed", "delete_managed"):
+        with pytest.raises(ValueError, match="Nobody"):
+            emulator.faults.add(Fault(kind, target="Nobody"))
+    assert emulator.faults.report() == []
+
+
+def test_faults_given_before_the_start(start):
+    """A plan that was made before its emulator is carried out with the emulator's making."""
+    plan = FaultPlan([Fault("stop_managed", target=MANAGED), Fault("revoke_token")])
+    emulator, client = start(faults=plan)
+    assert client.managed().refusal() == "service.auth.error"
+    renew(emulator, client)
+    assert client.managed().refusal() == P + "config.stopped"
+    plan.assert_consumed()
+
+
+def _own(emulator):
+    return emulator.managed.get(MANAGED).subscription_id
