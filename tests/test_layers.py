@@ -88,6 +88,16 @@ def test_only_the_wire_module_knows_the_messages():
     assert users == {"transports/wire.py"}
 
 
+def test_asyncio_is_for_the_asyncio_face_only():
+    """The rest of the client works without an event loop, and does not load one."""
+    users = {
+        str(path.relative_to(SRC))
+        for path in MODULES
+        if any(name.split(".")[0] == "asyncio" for name in imports(path))
+    }
+    assert users == {"client/aio.py", "client/aio_bridge.py", "client/aio_subscription.py"}
+
+
 def test_every_package_is_on_the_map():
     """A new package cannot escape the map."""
     packages = {package_of(path) for path in MODULES} - {"__init__", "__main__"}

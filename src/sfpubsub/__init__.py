@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfpubsub.auth.session import Session
+    from sfpubsub.client.aio import AsyncPubSubClient
+    from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.replay_store import (
+        AsyncReplayStore,
         DefaultMappingReplayStore,
         FileReplayStore,
         MappingReplayStore,
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncManagedSubscription": "sfpubsub.client.aio_subscription",
+    "AsyncPubSubClient": "sfpubsub.client.aio",
+    "AsyncReplayStore": "sfpubsub.client.replay_store",
+    "AsyncSubscription": "sfpubsub.client.aio_subscription",
     "CommitReceipt": "sfpubsub.types",
     "DefaultMappingReplayStore": "sfpubsub.client.replay_store",
     "Event": "sfpubsub.client.batch",
@@ -54,6 +61,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncManagedSubscription",
+    "AsyncPubSubClient",
+    "AsyncReplayStore",
+    "AsyncSubscription",
     "CommitReceipt",
     "DefaultMappingReplayStore",
     "Event",

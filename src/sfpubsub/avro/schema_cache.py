@@ -73,5 +73,13 @@ class SchemaCache:
         mine.set_result(codec)
         return codec
 
+    def peek(self, schema_id: str) -> Codec | None:
+        """Return the codec of *schema_id* if it is known; never waits."""
+        with self._lock:
+            codec = self._codecs.get(schema_id)
+            if codec is not None:
+                self._codecs.move_to_end(schema_id)
+            return codec
+
     def __len__(self) -> int:
         return len(self._codecs)

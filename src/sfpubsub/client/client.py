@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
-from sfpubsub.avro.schema_cache import SchemaCache
-from sfpubsub.client.publisher import publish
+from sfpubsub.auth.session import Session, SessionProvider
+from sfpubsub.client.connection import Connection
 from sfpubsub.client.replay_store import ReplayStore, as_store
 from sfpubsub.client.subscription import AckMode, ManagedSubscription, Subscription
 from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
-from sfpubsub.errors import SessionExpiredError
-from sfpubsub.protocol.subscription import SubscriptionProtocol
-from sfpubsub.transports.alarm import AlarmClock
-from sfpubsub.transports.base import Headers, Target, Transport
-from sfpubsub.transports.channel import GrpcTransport, open_channel
+from sfpubsub.transports.base import Transport
 from sfpubsub.transports.grpc_driver import StreamDriver
-from sfpubsub.types import (
-    Gap,
-    PublishResult,
-    Replay,
-    SchemaInfo,
-    StartPosition,
-    TopicInfo,
-    start_position,
-)
+from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, StartPosition, TopicInfo
 
-logger = logging.getLogger("sfpubsub.client")
-
-T = TypeVar("T")
 S = TypeVar("S", bound=Subscription)
-
-# How long `close` waits for the threads of ended calls, in seconds; they end within milliseconds.
-CLOSE_TIMEOUT = 5.0
-
-_open_clients: weakref.WeakSet[PubSubClient] = weakref.WeakSet()
 
 
 class PubSubClient:
@@ -72,20 +46,14 @@ class PubSubClient:
         timings: Timings | None = None,
         transport: Transport | None = None,
     ) -> None:
-        provider = StaticSession(session) if isinstance(session, Session) else session
-        self._sessions = CurrentSession(provider)
-        self._timings = timings or Timings()
-        self._transport = transport or GrpcTransport(
-            open_channel(endpoint, insecure=insecure, ca_file=ca_file),
-            endpoint,
-            lambda: self._sessions.get().headers,
+        self._connection = Connection(
+            session,
+            endpoint=endpoint,
+            insecure=insecure,
+            ca_file=ca_file,
+            timings=timings,
+            transport=transport,
         )
-        self._alarm = AlarmClock(time.monotonic)
-        self._schemas = SchemaCache(self.get_schema)
-        self._lock = threading.Lock()  # guards the two below
-        self._subscriptions: set[Subscription] = set()
-        self._closed = False
-        _open_clients.add(self)
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None) -> PubSubClient:
@@ -116,7 +84,7 @@ class PubSubClient:
         Raises:
             StreamUnavailableError: It could not be reached in that time.
         """
-        self._transport.connect(timeout)
+        self._connection.transport.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
         """Return what the service says of a topic.
@@ -125,7 +93,7 @@ class PubSubClient:
             TopicNotFoundError: There is no such topic.
             SfPubSubError: The call failed otherwise.
         """
-        return self._with_session(lambda: self._transport.get_topic(name))
+        return self._connection.get_topic(name)
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
         """Return a schema; not cached.
@@ -134,7 +102,7 @@ class PubSubClient:
             SchemaNotFoundError: The service does not know the id.
             SfPubSubError: The call failed otherwise.
         """
-        return self._with_session(lambda: self._transport.get_schema(schema_id))
+        return self._connection.get_schema(schema_id)
 
     def publish(self, topic: str, events: Iterable[Mapping[str, Any]]) -> list[PublishResult]:
         """Publish events, encoded by the topic's schema.
@@ -152,25 +120,7 @@ class PubSubClient:
             PublishError: Events were refused, or a later call failed; has the results so far.
             SfPubSubError: The first call failed.
         """
-        return publish(
-            events,
-            codec=lambda: self._schemas.get(self.get_topic(topic).schema_id),
-            topic=topic,
-            send=lambda part: self._with_session(lambda: self._transport.publish(topic, part)),
-        )
-
-    def _with_session(self, call: Callable[[], T]) -> T:
-        used = self._sessions.get()
-        try:
-            return call()
-        except SessionExpiredError:
-            self._sessions.renew(used)
-            return call()
-
-    def _renew(self, headers: Headers) -> None:
-        current = self._sessions.get()
-        if current.headers == headers:  # otherwise another stream has renewed it meanwhile
-            self._sessions.renew(current)
+        return self._connection.publish(topic, events)
 
     # Streams.
 
@@ -203,23 +153,24 @@ class PubSubClient:
             on_gap: Told of every position that is given up; must not wait.
 
         Raises:
+            ConfigurationError: *replay* is an async store.
             ValueError: *replay* is a string that is no position.
         """
         store = as_store(replay)
         if store is not None:
-            start = store.get(topic) or StartPosition.latest()
+            start: Replay = store.get(topic) or StartPosition.latest()
         else:
-            start = start_position(cast("Replay", replay))
-        protocol = SubscriptionProtocol(
+            start = cast("Replay", replay)
+        driver = self._connection.open_plain(
             topic,
-            start=start,
-            fallback=None if replay_fallback is None else start_position(replay_fallback),
+            start,
+            replay_fallback,
             tracked=store is not None,
             limits=Limits(max_pending_count, max_bytes, max_unacked),
-            timings=self._timings,
             connection_timeout=connection_timeout,
+            on_gap=on_gap,
         )
-        return self._open(Subscription, protocol, Target(topic, False), ack, store, on_gap)
+        return self._start(Subscription, driver, ack, store)
 
     def subscribe_managed(
         self,
@@ -244,59 +195,31 @@ class PubSubClient:
             connection_timeout: As for `subscribe`; does not count waiting for the managed slot.
             on_gap: As for `subscribe`.
         """
-        protocol = SubscriptionProtocol(
+        driver = self._connection.open_managed(
             name,
             limits=Limits(max_pending_count, max_bytes, max_unacked),
-            timings=self._timings,
             connection_timeout=connection_timeout,
+            on_gap=on_gap,
         )
-        return self._open(ManagedSubscription, protocol, Target(name, True), ack, None, on_gap)
+        return self._start(ManagedSubscription, driver, ack, None)
 
-    def _open(
-        self,
-        kind: type[S],
-        protocol: SubscriptionProtocol,
-        target: Target,
-        ack: AckMode,
-        store: ReplayStore | None,
-        on_gap: Callable[[Gap], None] | None,
+    def _start(
+        self, kind: type[S], driver: StreamDriver, ack: AckMode, store: ReplayStore | None
     ) -> S:
-        driver = StreamDriver(
-            protocol,
-            self._transport,
-            target,
-            alarm=self._alarm,
-            renew=self._renew,
-            on_gap=on_gap or (lambda _gap: None),
-        )
-        subscription = kind(
+        return kind(
             driver,
-            target,
-            self._schemas,
+            self._connection.schemas,
             ack=ack,
             store=store,
-            timings=self._timings,
-            on_close=self._subscriptions.discard,
+            timings=self._connection.timings,
+            on_close=self._connection.release,
         )
-        self._subscriptions.add(subscription)
-        return subscription
 
     # The end.
 
     def close(self) -> None:
         """Abort the subscriptions that are still open, then close the channel."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        subscriptions = list(self._subscriptions)
-        for subscription in subscriptions:
-            subscription.abort()
-        # A call that outlives its channel, or is alive when the interpreter exits, can hang it.
-        for subscription in subscriptions:
-            subscription.join(CLOSE_TIMEOUT)
-        self._alarm.close()
-        self._transport.close()
+        self._connection.close()
 
     def __enter__(self) -> PubSubClient:
         return self
@@ -308,9 +231,3 @@ class PubSubClient:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-@atexit.register
-def _close_open_clients() -> None:
-    for client in list(_open_clients):
-        client.close()

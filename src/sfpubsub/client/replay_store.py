@@ -11,6 +11,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
+from inspect import iscoroutinefunction
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -195,9 +196,42 @@ def _read(path: Path) -> dict[str, ReplayId]:
 
 
 def as_store(replay: object) -> ReplayStore | None:
-    """Return the store that a ``replay`` argument stands for, or None for a fixed position."""
+    """Return the store that a ``replay`` argument stands for, or None for a fixed position.
+
+    Raises:
+        ConfigurationError: It is an async store, which nobody here could await.
+    """
+    if is_async(replay):
+        raise ConfigurationError(
+            f"{type(replay).__name__} is an async store, which only AsyncPubSubClient can await"
+        )
     if isinstance(replay, ReplayStore):
         return replay
     if isinstance(replay, MutableMapping):
         return MappingReplayStore(replay)
     return None
+
+
+class AsyncReplayStore(ABC):
+    """A `ReplayStore` whose methods are coroutines. For `AsyncPubSubClient` only.
+
+    They are awaited in the loop of the subscription, one at a time: `get` before the first stream
+    is opened, `set` while `next_batch` or `drain` is awaited. A `set` that is cancelled or fails is
+    called again with the newest position.
+    """
+
+    @abstractmethod
+    async def get(self, topic: str) -> StartPosition | None:
+        """Return where a subscription to *topic* starts, or None for LATEST."""
+
+    @abstractmethod
+    async def set(self, topic: str, replay_id: ReplayId) -> None:
+        """Keep *replay_id* as the position of *topic*; durable when this returns."""
+
+
+def is_async(store: object) -> bool:
+    """Return whether *store* is a replay store with a coroutine among its methods."""
+    return isinstance(store, AsyncReplayStore) or (
+        isinstance(store, ReplayStore)
+        and (iscoroutinefunction(store.get) or iscoroutinefunction(store.set))
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Literal, TypeVar
 
@@ -34,6 +34,25 @@ Self = TypeVar("Self", bound="Subscription")
 COMMIT_TIMEOUT = 60.0
 
 
+def batch_of(
+    arrival: Arrival,
+    target: Target,
+    codecs: Mapping[str, Codec],
+    ack: Callable[[int, int], None],
+) -> EventBatch:
+    """Return what arrived as the application sees it; see `EventBatch` for the arguments."""
+    return EventBatch(
+        subscription=target.name,
+        topic=None if target.managed else target.name,
+        events=arrival.batch.events,
+        codecs=codecs,
+        first_seq=arrival.batch.first_seq,
+        received_at=arrival.received_at,
+        rpc_id=arrival.batch.rpc_id,
+        ack=ack,
+    )
+
+
 class Subscription:
     """A plain subscription: iterate over its batches.
 
@@ -51,18 +70,17 @@ class Subscription:
     def __init__(
         self,
         driver: StreamDriver,
-        target: Target,
         schemas: SchemaCache,
         *,
         ack: AckMode,
         store: ReplayStore | None,
         timings: Timings,
-        on_close: Callable[[Subscription], None],
+        on_close: Callable[[StreamDriver], None],
     ) -> None:
         if ack not in ("auto", "manual"):
             raise ConfigurationError(f"ack is 'auto' or 'manual', not {ack!r}")
         self._driver = driver
-        self._target = target
+        self._target = driver.target
         self._schemas = schemas
         self._auto = ack == "auto"
         self._store = store
@@ -105,18 +123,21 @@ class Subscription:
         self._ack_handed_out()
         while True:
             self._store_position()
+            over = self._driver.over  # before looking: what comes before the end is taken first
             if self._waiting is None:
                 rest = None if deadline is None else max(0.0, deadline - time.monotonic())
                 self._waiting = self._driver.take(rest)
             if self._waiting is not None:
                 batch = self._make_batch(self._waiting, deadline)
                 if batch is None:
+                    if self._driver.over:
+                        self._driver.raise_failure()
                     return None
                 self._waiting = None
                 self._handed_out = batch
                 return batch
             # A plain None may be a wake-up to store a keepalive's position.
-            if self._driver.over or (deadline is not None and time.monotonic() >= deadline):
+            if over or (deadline is not None and time.monotonic() >= deadline):
                 self._store_position()
                 return None
 
@@ -126,20 +147,8 @@ class Subscription:
             batch.ack()
 
     def _make_batch(self, arrival: Arrival, deadline: float | None) -> EventBatch | None:
-        item = arrival.batch
-        codecs = self._codecs({raw.schema_id for raw in item.events}, deadline)
-        if codecs is None:
-            return None
-        return EventBatch(
-            subscription=self._target.name,
-            topic=None if self._target.managed else self._target.name,
-            events=item.events,
-            codecs=codecs,
-            first_seq=item.first_seq,
-            received_at=arrival.received_at,
-            rpc_id=item.rpc_id,
-            ack=self._ack,
-        )
+        codecs = self._codecs({raw.schema_id for raw in arrival.batch.events}, deadline)
+        return None if codecs is None else batch_of(arrival, self._target, codecs, self._ack)
 
     def _codecs(self, schema_ids: set[str], deadline: float | None) -> dict[str, Codec] | None:
         # A schema that cannot be had for now must not cost an event: the batch waits for it.
@@ -148,6 +157,8 @@ class Subscription:
             try:
                 return {schema_id: self._schemas.get(schema_id) for schema_id in schema_ids}
             except SfPubSubError as error:
+                if self._driver.over:
+                    return None
                 if not error.retryable:
                     raise
                 wait = backoff.next(random.random())  # noqa: S311  # jitter, not a secret
@@ -193,12 +204,12 @@ class Subscription:
             self._driver.drain()
         finally:
             self._store_position()
-            self._on_close(self)
+            self._on_close(self._driver)
 
     def abort(self) -> None:
         """End now. What is acked and not committed comes again."""
         self._driver.abort()
-        self._on_close(self)
+        self._on_close(self._driver)
 
     def join(self, timeout: float) -> None:
         """Wait up to *timeout* seconds for the threads of a subscription that has ended."""

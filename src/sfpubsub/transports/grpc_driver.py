@@ -125,11 +125,13 @@ class StreamDriver:
         Raises:
             SfPubSubError: The subscription has failed and everything received was taken.
         """
+        over = self.over  # before looking: what comes before the end is taken first
         taken: list[Arrival] = []
         self._apply(lambda now: self._pop(taken, now))
         if taken:
             return taken[0]
-        self.raise_failure()
+        if over:
+            self.raise_failure()
         return None
 
     def take(self, timeout: float | None) -> Arrival | None:
@@ -172,6 +174,11 @@ class StreamDriver:
         taken.append(self._queue.popleft())
         item = taken[0].batch
         return self._protocol.taken(len(item.events), item.size, now)
+
+    @property
+    def target(self) -> Target:
+        """What the streams subscribe to."""
+        return self._target
 
     @property
     def over(self) -> bool:

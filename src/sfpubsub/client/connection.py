@@ -1,0 +1,209 @@
+"""What both faces of the client stand on: one channel, one session, one schema cache, the drivers.
+
+Everything here is blocking or at once; who waits for it, and in which thread, is the faces'
+business. A driver made here is aborted by `Connection.close` at the latest, before the channel is
+closed under it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.client.publisher import publish
+from sfpubsub.config import Limits, Timings
+from sfpubsub.errors import LocalProtocolError, SessionExpiredError
+from sfpubsub.protocol.subscription import SubscriptionProtocol
+from sfpubsub.transports.alarm import AlarmClock
+from sfpubsub.transports.base import Headers, Target, Transport
+from sfpubsub.transports.channel import GrpcTransport, open_channel
+from sfpubsub.transports.grpc_driver import StreamDriver
+from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo, start_position
+
+T = TypeVar("T")
+
+# How long `close` waits for the threads of ended calls, in seconds; they end within milliseconds.
+CLOSE_TIMEOUT = 5.0
+
+_open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class Connection:
+    """One client's way to the service. Thread-safe. Its arguments are those of `PubSubClient`."""
+
+    def __init__(
+        self,
+        session: Session | SessionProvider,
+        *,
+        endpoint: str,
+        insecure: str,
+        ca_file: str,
+        timings: Timings | None,
+        transport: Transport | None,
+    ) -> None:
+        provider = StaticSession(session) if isinstance(session, Session) else session
+        self._sessions = CurrentSession(provider)
+        self.timings = timings or Timings()
+        self.transport = transport or GrpcTransport(
+            open_channel(endpoint, insecure=insecure, ca_file=ca_file),
+            endpoint,
+            lambda: self._sessions.get().headers,
+        )
+        self.schemas = SchemaCache(self.get_schema)
+        self._alarm = AlarmClock(time.monotonic)
+        self._lock = threading.Lock()  # guards the two below
+        self._drivers: set[StreamDriver] = set()
+        self._closed = False
+        _open_connections.add(self)
+
+    # Unary calls.
+
+    def get_topic(self, name: str) -> TopicInfo:
+        """Call GetTopic."""
+        return self._with_session(lambda: self.transport.get_topic(name))
+
+    def get_schema(self, schema_id: str) -> SchemaInfo:
+        """Call GetSchema."""
+        return self._with_session(lambda: self.transport.get_schema(schema_id))
+
+    def publish(self, topic: str, events: Iterable[Mapping[str, Any]]) -> list[PublishResult]:
+        """Encode events by the topic's schema and call Publish as often as it takes."""
+        return publish(
+            events,
+            codec=lambda: self.schemas.get(self.get_topic(topic).schema_id),
+            topic=topic,
+            send=lambda part: self._with_session(lambda: self.transport.publish(topic, part)),
+        )
+
+    def _with_session(self, call: Callable[[], T]) -> T:
+        self._check_open()
+        used = self._sessions.get()
+        try:
+            return call()
+        except SessionExpiredError:
+            self._sessions.renew(used)
+            return call()
+        except Exception:
+            self._check_open()  # closed under the call: whatever it says, that is the reason
+            raise
+
+    def _renew(self, headers: Headers) -> None:
+        current = self._sessions.get()
+        if current.headers == headers:  # otherwise another stream has renewed it meanwhile
+            self._sessions.renew(current)
+
+    # Streams.
+
+    def open_plain(
+        self,
+        topic: str,
+        start: Replay,
+        fallback: Replay | None,
+        *,
+        tracked: bool,
+        limits: Limits,
+        connection_timeout: float | None,
+        on_gap: Callable[[Gap], None] | None,
+    ) -> StreamDriver:
+        """Return the driver of a plain subscription, not started; see `PubSubClient.subscribe`.
+
+        Raises:
+            LocalProtocolError: The client is closed.
+            ValueError: *start* or *fallback* is a string that is no position.
+        """
+        protocol = SubscriptionProtocol(
+            topic,
+            start=start_position(start),
+            fallback=None if fallback is None else start_position(fallback),
+            tracked=tracked,
+            limits=limits,
+            timings=self.timings,
+            connection_timeout=connection_timeout,
+        )
+        return self._open(protocol, Target(topic, False), on_gap)
+
+    def open_managed(
+        self,
+        name: str,
+        *,
+        limits: Limits,
+        connection_timeout: float | None,
+        on_gap: Callable[[Gap], None] | None,
+    ) -> StreamDriver:
+        """Return the driver of a managed subscription, not started.
+
+        Raises:
+            LocalProtocolError: The client is closed.
+        """
+        protocol = SubscriptionProtocol(
+            name, limits=limits, timings=self.timings, connection_timeout=connection_timeout
+        )
+        return self._open(protocol, Target(name, True), on_gap)
+
+    def _open(
+        self,
+        protocol: SubscriptionProtocol,
+        target: Target,
+        on_gap: Callable[[Gap], None] | None,
+    ) -> StreamDriver:
+        driver = StreamDriver(
+            protocol,
+            self.transport,
+            target,
+            alarm=self._alarm,
+            renew=self._renew,
+            on_gap=on_gap or (lambda _gap: None),
+        )
+        with self._lock:
+            self._check_open()
+            self._drivers.add(driver)
+        return driver
+
+    def release(self, driver: StreamDriver) -> None:
+        """Forget a driver that has ended."""
+        with self._lock:
+            self._drivers.discard(driver)
+
+    # The end.
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LocalProtocolError("the client is closed")
+
+    def abort(self) -> bool:
+        """Take no more calls and abort all subscriptions; never waits.
+
+        Returns:
+            Whether this was the first time.
+        """
+        with self._lock:
+            first, self._closed = not self._closed, True
+            drivers = list(self._drivers)
+        for driver in drivers:
+            driver.abort()
+        return first
+
+    def close(self) -> None:
+        """Abort the subscriptions that are still open, then close the channel."""
+        if self.abort():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for what `abort` has ended, then close the channel; call it once."""
+        # A call that outlives its channel, or is alive when the interpreter exits, can hang it.
+        for driver in list(self._drivers):
+            driver.join(CLOSE_TIMEOUT)
+        self._alarm.close()
+        self.transport.close()
+
+
+@atexit.register
+def _close_open_connections() -> None:
+    for connection in list(_open_connections):
+        connection.close()

@@ -1,0 +1,1096 @@
+"""The asyncio face: the promises of the sync one, and cancellation that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from sfpubsub import AsyncPubSubClient, AsyncReplayStore, PubSubClient, ReplayStore
+from sfpubsub.auth.session import Session
+from sfpubsub.client.aio import POOL_SIZE
+from sfpubsub.config import Timings
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import (
+    CommitError,
+    ConfigurationError,
+    LocalProtocolError,
+    PermissionDeniedError,
+    ReplayIdRejectedError,
+    SchemaNotFoundError,
+    StreamUnavailableError,
+    TopicNotFoundError,
+)
+from sfpubsub.protocol.events import Failure, FailureKind, Response
+from sfpubsub.transports.memory import MemoryCall, MemoryTransport
+from sfpubsub.types import RawEvent, ReplayId, StartPosition
+
+from ..conftest import PATIENCE, QUICK, until
+from .test_managed import ACCOUNT, NAME, TOPIC, committed, numbers, orders
+
+SCHEMA = '{"type": "record", "name": "Tick__e", "fields": [{"name": "n", "type": "int"}]}'
+SESSION = Session("00D000000000001!x", "https://example.com")
+
+OURS = ("sfpubsub-read", "sfpubsub-renew", "sfpubsub-alarm", "sfpubsub-aio")
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(OURS)]
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run *main* in bounded time; then no task, thread or default executor may be left."""
+
+    async def guarded() -> Any:
+        result = await asyncio.wait_for(main, 3 * PATIENCE)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert getattr(asyncio.get_running_loop(), "_default_executor", None) is None
+        return result
+
+    result = asyncio.run(guarded())
+    until(lambda: not our_threads(), f"the end of {our_threads()}")
+    return result
+
+
+def client_of(emulator: Any, **arguments: Any) -> AsyncPubSubClient:
+    session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
+    arguments = {"timings": QUICK, "insecure": "1", "endpoint": emulator.grpc_target, **arguments}
+    return AsyncPubSubClient(session, **arguments)
+
+
+async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
+    """Wait for *condition* and let the loop run meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE} s"
+        await asyncio.sleep(0.005)  # looks again; a deadline bounds it
+    return value
+
+
+def consumed(plan: FaultPlan) -> bool:
+    try:
+        plan.assert_consumed()
+    except AssertionError:
+        return False
+    return True
+
+
+async def collect(subscription: Any, count: int) -> list[int]:
+    """Take batches until *count* events have come."""
+    seen: list[int] = []
+    while len(seen) < count:
+        batch = await subscription.next_batch(PATIENCE)
+        assert batch is not None, f"{len(seen)} of {count}: {subscription.health()}"
+        seen += numbers([batch])
+    return seen
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel *task* and wait for its end, which has to be the cancellation."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class Call(MemoryCall):
+    """A stream that the service ends when the client has half-closed it."""
+
+    def half_close(self):
+        super().half_close()
+        self.end()
+
+
+class Script(MemoryTransport):
+    """A scripted service of one schema, whose GetSchema can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__(schemas={"tick": SCHEMA}, topics={"/event/Tick__e": "tick"})
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.fetches = 0
+        self.errors: list[Exception] = []
+
+    def open_stream(self, target, opening):
+        self._calls.put(call := Call(target, opening))
+        return call
+
+    def get_schema(self, schema_id):
+        self.fetches += 1
+        assert self.may_answer.wait(PATIENCE)
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().get_schema(schema_id)
+
+    def client(self, **arguments: Any) -> AsyncPubSubClient:
+        return AsyncPubSubClient(SESSION, transport=self, **{"timings": QUICK, **arguments})
+
+
+def ticks(*values: int, pending: int = 90) -> Response:
+    """A response whose events hold *values*, each below 64: one byte of Avro."""
+    events = tuple(
+        RawEvent(f"id{value}", "tick", bytes([2 * value]), ReplayId(b"r%d" % value))
+        for value in values
+    )
+    return Response(events, events[-1].replay_id, pending)
+
+
+def values(batch: Any) -> list[int]:
+    return [event.value["n"] for event in batch]
+
+
+class DictStore(ReplayStore):
+    """Positions in a dict, and the thread of every call."""
+
+    def __init__(self, start: StartPosition | None = None) -> None:
+        self.start = start
+        self.positions: dict[str, ReplayId] = {}
+        self.threads: set[int] = set()
+
+    def get(self, topic):
+        self.threads.add(threading.get_ident())
+        return StartPosition.after(self.positions[topic]) if self.positions else self.start
+
+    def set(self, topic, replay_id):
+        self.threads.add(threading.get_ident())
+        self.positions[topic] = replay_id
+
+
+class AsyncDictStore(AsyncReplayStore):
+    """The same behind awaits; the test can hold a call up."""
+
+    def __init__(self, start: StartPosition | None = None) -> None:
+        self.start = start
+        self.positions: dict[str, ReplayId] = {}
+        self.calls: list[str] = []
+        self.hold: asyncio.Event | None = None
+        self.busy = 0
+
+    async def get(self, topic):
+        self.calls.append("get")
+        await self.pause()
+        return StartPosition.after(self.positions[topic]) if self.positions else self.start
+
+    async def set(self, topic, replay_id):
+        self.calls.append("set")
+        self.busy += 1
+        try:
+            assert self.busy == 1, "two calls at a time"
+            await self.pause()
+            self.positions[topic] = replay_id
+        finally:
+            self.busy -= 1
+
+    async def pause(self):
+        await asyncio.sleep(0)
+        if self.hold is not None:
+            await self.hold.wait()
+
+
+# Receiving.
+
+
+def test_events_in_order_once_through_drops(run_emulator):
+    """T2: a plain subscription hands out each event once, whatever breaks in between."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=2, times=5)])
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
+    emulator.publish(TOPIC, orders(300))
+
+    async def main():
+        seen = []
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            async for batch in subscription:
+                seen += numbers([batch])
+                if len(seen) >= 300:
+                    break
+            assert subscription.health().reconnects == 5
+        return seen
+
+    assert run(main()) == list(range(300))
+    plan.assert_consumed()
+
+
+def test_a_managed_subscription_commits_what_is_asked_past(run_emulator):
+    """ack=auto: asking for the next batch acks the one before; leaving the block commits it."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=3, times=2)])
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
+    results = emulator.publish(TOPIC, orders(100))
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe_managed(NAME) as subscription,
+        ):
+            assert await collect(subscription, 90) == list(range(90))
+        assert committed(emulator) == results[79].replay_id
+        async with client_of(emulator) as client, client.subscribe_managed(NAME) as subscription:
+            assert await collect(subscription, 20) == list(range(80, 100))
+
+    run(main())
+    plan.assert_consumed()
+
+
+def test_manual_acks_and_commit(run_emulator):
+    """Only the contiguous acked prefix is committed; commit returns the receipt."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(10))
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe_managed(NAME, ack="manual") as subscription,
+        ):
+            with pytest.raises(LocalProtocolError, match="nothing to commit"):
+                await subscription.commit()
+            events = list(await subscription.next_batch(PATIENCE))
+            for index in (9, 2, 0, 1, 5):
+                events[index].ack()
+            receipt = await subscription.commit()
+            assert receipt.replay_id == events[2].replay_id == subscription.health().committed
+
+    run(main())
+
+
+def test_a_timeout_is_no_end(run_emulator):
+    """next_batch returns None after the timeout, and goes on with the next call."""
+    emulator = run_emulator()
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            assert await subscription.next_batch(0) is None
+            assert await subscription.next_batch(0.05) is None
+            emulator.publish(TOPIC, orders(1))
+            assert await collect(subscription, 1) == [0]
+
+    run(main())
+
+
+def test_the_loop_runs_on_while_the_service_is_slow():
+    """A schema that takes its time holds up its batch and nothing else."""
+    script = Script()
+    script.may_answer.clear()
+
+    async def main():
+        async with script.client() as client, client.subscribe("/event/Tick__e") as subscription:
+            script.next_call().respond(ticks(1))
+            task = asyncio.create_task(subscription.next_batch())
+            await eventually(lambda: script.fetches == 1, "the fetch")
+            assert await subscription.next_batch(0) is None  # the same fetch, not a second one
+            script.may_answer.set()  # from the loop: were it blocked, nobody would
+            assert values(await task) == [1]
+            assert script.fetches == 1
+
+    run(main())
+
+
+def test_batches_that_are_ready_leave_the_loop_to_others(run_emulator):
+    """A fast stream does not starve the other tasks of the loop."""
+    emulator = run_emulator(settings=Settings(events_per_response=1))
+    emulator.publish(TOPIC, orders(50))
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            await eventually(lambda: subscription.pending_count == 50)
+            await collect(subscription, 1)  # with its schema: from here on all is ready
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            task = asyncio.create_task(other())
+            await collect(subscription, 49)
+            assert turns >= 48
+            await cancelled(task)
+
+    run(main())
+
+
+def test_back_pressure_reaches_the_stream(run_emulator):
+    """Nothing is read ahead of the consumer: what is not asked for stays bounded."""
+    emulator = run_emulator(settings=Settings(events_per_response=10))
+    emulator.publish(TOPIC, orders(2000))
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay="earliest", max_pending_count=50) as subscription,
+        ):
+            await eventually(lambda: subscription.pending_count >= 50)
+            bound, seen = 50 + 100, []
+            while len(seen) < 2000:
+                health = subscription.health()
+                assert health.pending_count + health.outstanding <= bound + 1, health
+                seen += numbers([await subscription.next_batch(PATIENCE)])
+            assert seen == list(range(2000))
+
+    run(main())
+
+
+def test_a_consumer_that_does_not_poll_stops_the_stream():
+    """With the bound reached no more credit is given, until a batch is taken."""
+    script = Script()
+
+    async def main():
+        async with (
+            script.client() as client,
+            client.subscribe("/event/Tick__e", max_pending_count=60) as subscription,
+        ):
+            call = script.next_call()
+            call.respond(ticks(*range(50), pending=50))
+            assert call.next_request().num_requested == 50
+            call.respond(ticks(*range(50), pending=50))
+            call.respond(ticks(*range(50), pending=0))
+            await eventually(lambda: subscription.pending_count == 150)
+            assert subscription.health().outstanding == 0
+            for _ in range(2):
+                with pytest.raises(queue.Empty):
+                    call.next_request(0)
+                assert values(await subscription.next_batch(PATIENCE)) == list(range(50))
+            assert call.next_request().num_requested > 0
+
+    run(main())
+
+
+def test_many_subscriptions_in_one_loop(run_emulator):
+    """64 subscriptions, each with all events in order, and a handful of threads for calls."""
+    emulator = run_emulator(settings=Settings(events_per_response=10))
+    emulator.publish(TOPIC, orders(40))
+
+    async def consume(client):
+        async with client.subscribe(TOPIC, replay="earliest") as subscription:
+            return await collect(subscription, 40)
+
+    async def main():
+        async with client_of(emulator) as client:
+            seen = await asyncio.gather(*(consume(client) for _ in range(64)))
+            pool = [name for name in our_threads() if name.startswith("sfpubsub-aio")]
+            assert len(pool) <= POOL_SIZE
+            return seen
+
+    assert run(main()) == [list(range(40))] * 64
+
+
+# Failures.
+
+
+def test_failures_keep_their_type_and_gaps_come_in_the_loop(run_emulator):
+    """Each error reaches the awaiting task as it reaches a sync caller."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+
+    async def main():
+        gaps = []
+
+        def on_gap(gap):
+            gaps.append((gap.reason, threading.get_ident()))
+
+        async with client_of(emulator) as client:
+            with pytest.raises(TopicNotFoundError, match="Nothing__e"):
+                async with client.subscribe("/event/Nothing__e") as subscription:
+                    await subscription.next_batch(PATIENCE)
+            with pytest.raises(ReplayIdRejectedError) as caught:
+                async with client.subscribe(TOPIC, replay="00ff") as subscription:
+                    await anext(subscription)
+            assert caught.value.gap.after == ReplayId(b"\x00\xff")
+            async with client.subscribe(
+                TOPIC, replay="00ff", replay_fallback="earliest", on_gap=on_gap
+            ) as subscription:
+                assert await collect(subscription, 3) == [0, 1, 2]
+            await eventually(lambda: gaps)
+            assert gaps == [("rejected", threading.get_ident())]
+            with pytest.raises(PermissionDeniedError):
+                await client.publish("/data/AccountChangeEvent", [ACCOUNT])
+            with pytest.raises(ConfigurationError, match="ack"):
+                client.subscribe(TOPIC, ack="sometimes")
+            with pytest.raises(ValueError, match="nowhere"):
+                client.subscribe(TOPIC, replay="nowhere")
+
+    run(main())
+
+
+def test_what_came_before_a_failure_is_handed_out_before_it():
+    """A failure does not swallow the batches in front of it."""
+    script = Script()
+
+    async def main():
+        async with script.client() as client:
+            subscription = client.subscribe("/event/Tick__e")
+            call = script.next_call()
+            call.respond(ticks(1))
+            call.respond(ticks(2))
+            call.end(Failure(FailureKind.STOP, TopicNotFoundError("deleted")))
+            await eventually(lambda: subscription.health().state == "closed")
+            assert values(await anext(subscription)) == [1]
+            assert values(await anext(subscription)) == [2]
+            for _ in range(2):
+                with pytest.raises(TopicNotFoundError, match="deleted"):
+                    await anext(subscription)
+
+    run(main())
+
+
+def test_a_schema_that_cannot_be_had_for_now_costs_nothing():
+    """A fetch that may work later is tried again; one that cannot is an error at each call."""
+    script = Script()
+    script.errors = [StreamUnavailableError("down"), StreamUnavailableError("down")]
+
+    async def main():
+        async with script.client() as client, client.subscribe("/event/Tick__e") as subscription:
+            call = script.next_call()
+            call.respond(ticks(1))
+            assert values(await subscription.next_batch(PATIENCE)) == [1]
+            assert script.fetches == 3
+            call.respond(Response((RawEvent("x", "other", b"", ReplayId(b"x")),), pending=50))
+            for _ in range(2):
+                with pytest.raises(SchemaNotFoundError):
+                    await subscription.next_batch(PATIENCE)
+            subscription.abort()
+            assert await subscription.next_batch() is None
+
+    run(main())
+
+
+def test_a_failed_subscription_does_not_end_in_silence_over_a_schema():
+    """The stream fails while a schema cannot be had: the failure is raised, and no quiet end."""
+    script = Script()
+    script.errors = [StreamUnavailableError("down")] * 100
+
+    async def main():
+        async with script.client() as client:
+            subscription = client.subscribe("/event/Tick__e")
+            call = script.next_call()
+            call.respond(ticks(1))
+            call.end(Failure(FailureKind.STOP, PermissionDeniedError("no longer")))
+            await eventually(lambda: subscription.health().state == "closed")
+            with pytest.raises(PermissionDeniedError, match="no longer"):
+                await subscription.next_batch(PATIENCE)
+
+    run(main())
+
+
+def test_nor_does_one_of_the_sync_face():
+    """The same for both faces."""
+    script = Script()
+    script.errors = [StreamUnavailableError("down")] * 100
+    with PubSubClient(SESSION, transport=script, timings=QUICK) as client:
+        subscription = client.subscribe("/event/Tick__e")
+        call = script.next_call()
+        call.respond(ticks(1))
+        call.end(Failure(FailureKind.STOP, PermissionDeniedError("no longer")))
+        until(lambda: subscription.health().state == "closed")
+        with pytest.raises(PermissionDeniedError, match="no longer"):
+            next(subscription)
+
+
+def test_a_client_closed_under_a_fetch_is_the_end_for_the_sync_face_too():
+    """The consumer's thread comes back with the end, not with the error of a closed channel."""
+    script = Script()
+    script.may_answer.clear()
+    script.errors = [StreamUnavailableError("channel closed")]
+    batches: list[Any] = []
+    client = PubSubClient(SESSION, transport=script, timings=QUICK)
+    subscription = client.subscribe("/event/Tick__e")
+    script.next_call().respond(ticks(1))
+    consumer = threading.Thread(target=lambda: batches.extend(subscription))
+    consumer.start()
+    until(lambda: script.fetches, "the fetch")
+    client.close()
+    script.may_answer.set()
+    consumer.join(PATIENCE)
+    assert not consumer.is_alive()
+    assert batches == []
+
+
+# Cancellation.
+
+
+def test_a_cancelled_next_batch_loses_nothing(run_emulator):
+    """Cancelled again and again at any moment, each event still comes once and in order."""
+    emulator = run_emulator(settings=Settings(events_per_response=5))
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            seen, attempts = [], 0
+            emulator.publish(TOPIC, orders(500))
+            while len(seen) < 500:
+                attempts += 1
+                task = asyncio.create_task(subscription.next_batch())
+                for _ in range(attempts % 7):
+                    await asyncio.sleep(0)
+                if attempts % 3 == 0:
+                    await asyncio.sleep(0.0005)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    seen += numbers([await task])
+            assert seen == list(range(500))
+            assert attempts > 100
+
+    run(main())
+
+
+def test_cancelled_between_the_arrival_and_the_wake_up():
+    """The batch was there, the task was not told yet: the next call returns it."""
+    script = Script()
+
+    async def main():
+        async with script.client() as client, client.subscribe("/event/Tick__e") as subscription:
+            task = asyncio.create_task(subscription.next_batch())
+            call = script.next_call()
+            await asyncio.sleep(0.01)
+            call.respond(ticks(1))
+            until(lambda: subscription.pending_count == 1)  # waits with the loop stopped
+            await cancelled(task)
+            assert subscription.pending_count == 1
+            assert values(await subscription.next_batch(PATIENCE)) == [1]
+            subscription.abort()
+
+    run(main())
+
+
+def test_cancelled_while_a_schema_is_fetched():
+    """The batch that waits for its schema is the next call's, and so is the fetch."""
+    script = Script()
+    script.may_answer.clear()
+
+    async def main():
+        async with script.client() as client, client.subscribe("/event/Tick__e") as subscription:
+            script.next_call().respond(ticks(1))
+            for _ in range(3):
+                task = asyncio.create_task(subscription.next_batch())
+                await eventually(lambda: script.fetches, "the fetch")
+                for _ in range(5):
+                    await asyncio.sleep(0)  # the later ones get as far as to wait for it, too
+                await cancelled(task)
+            assert len(client._jobs) == 1
+            script.may_answer.set()
+            assert values(await subscription.next_batch(PATIENCE)) == [1]
+            assert script.fetches == 1
+            subscription.abort()
+
+    run(main())
+
+
+def test_what_waits_for_its_schema_ends_with_the_subscription():
+    """After an abort nothing is handed out, also when the schema has come meanwhile."""
+    script = Script()
+    script.may_answer.clear()
+
+    async def main():
+        async with script.client() as client:
+            subscription = client.subscribe("/event/Tick__e")
+            script.next_call().respond(ticks(1))
+            task = asyncio.create_task(subscription.next_batch())
+            await eventually(lambda: script.fetches, "the fetch")
+            subscription.abort()
+            script.may_answer.set()
+            assert await task is None
+            assert await subscription.next_batch() is None
+
+    run(main())
+
+
+def test_a_cancelled_commit_leaves_no_waiter(run_emulator):
+    """The answer that comes later finds nobody and disturbs nobody."""
+    emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
+    emulator.publish(TOPIC, orders(2))
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe_managed(NAME, ack="manual") as subscription,
+        ):
+            batch = await subscription.next_batch(PATIENCE)
+            batch.ack()
+            task = asyncio.create_task(subscription.commit())
+            await asyncio.sleep(0)
+            await cancelled(task)
+            with pytest.raises(CommitError, match=r"not confirmed within 0\.01 s"):
+                await subscription.commit(timeout=0.01)
+            receipt = await subscription.commit()
+            assert receipt.replay_id == batch.last_replay_id
+            await eventually(lambda: not subscription._driver._tickets, "no ticket left")
+
+    run(main())
+
+
+def test_cancelled_in_the_middle_of_a_batch(run_emulator):
+    """Leaving the block by cancellation drains: done batches are committed, this one is not."""
+    settings = Settings(events_per_response=5, commit_answer_delay_s=0.1)
+    emulator = run_emulator(settings=settings)
+    results = emulator.publish(TOPIC, orders(20))
+
+    async def main():
+        handling = asyncio.Event()
+        held = []
+
+        async def consume(client):
+            async with client.subscribe_managed(NAME) as subscription:
+                held.append(subscription)
+                async for batch in subscription:
+                    if numbers([batch])[0] == 10:
+                        handling.set()
+                        await asyncio.Event().wait()
+
+        async with client_of(emulator) as client:
+            task = asyncio.create_task(consume(client))
+            await handling.wait()
+            await cancelled(task)
+            assert held[0].health().state == "closed"
+            assert committed(emulator) == results[9].replay_id
+
+    run(main())
+
+
+def test_a_second_cancellation_aborts(run_emulator):
+    """Who will not wait for the last answer need not."""
+    plan = FaultPlan([Fault("leave_commit_unanswered")])
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(3))
+
+    async def main():
+        held = []
+
+        async def consume(client):
+            async with client.subscribe_managed(NAME, ack="manual") as subscription:
+                held.append(subscription)
+                (await subscription.next_batch(PATIENCE)).ack()
+                await asyncio.Event().wait()
+
+        timings = Timings(drain_timeout=60.0)
+        async with client_of(emulator, timings=timings) as client:
+            task = asyncio.create_task(consume(client))
+            await eventually(lambda: consumed(plan), "a commit on its way")
+            task.cancel()
+            await eventually(lambda: held[0].health().state == "draining")
+            assert not task.done()
+            await cancelled(task)
+            assert held[0].health().state == "closed"
+
+    run(main())
+
+
+def test_a_cancelled_drain_goes_on(run_emulator):
+    """drain() can be given up and taken up; it ends within its own bound."""
+    emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
+    results = emulator.publish(TOPIC, orders(3))
+
+    async def main():
+        async with client_of(emulator) as client:
+            subscription = client.subscribe_managed(NAME, ack="manual")
+            (await subscription.next_batch(PATIENCE)).ack()
+            task = asyncio.create_task(subscription.drain())
+            await asyncio.sleep(0)
+            await cancelled(task)
+            await subscription.drain()
+            assert committed(emulator) == results[2].replay_id
+            await subscription.join(PATIENCE)
+
+    run(main())
+
+
+def test_a_drain_that_fails_behind_a_cancellation_does_not_hide_it(run_emulator):
+    """The task ends as cancelled, also when the last commit could not be confirmed."""
+    plan = FaultPlan([Fault("leave_commit_unanswered")])
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(3))
+
+    async def main():
+        acked = asyncio.Event()
+
+        async def consume(client):
+            async with client.subscribe_managed(NAME, ack="manual") as subscription:
+                (await subscription.next_batch(PATIENCE)).ack()
+                acked.set()
+                await asyncio.Event().wait()
+
+        async with client_of(emulator, timings=Timings(drain_timeout=0.2)) as client:
+            task = asyncio.create_task(consume(client))
+            await acked.wait()
+            await cancelled(task)
+
+    run(main())
+    plan.assert_consumed()
+
+
+# Stores.
+
+
+def test_an_async_store_holds_what_is_acked(run_emulator):
+    """U4 with awaits: read before the stream is opened, written after the work."""
+    emulator = run_emulator(settings=Settings(events_per_response=5))
+    results = emulator.publish(TOPIC, orders(15))
+    store = AsyncDictStore(StartPosition.earliest())
+
+    async def main():
+        async with client_of(emulator) as client:
+            subscription = client.subscribe(TOPIC, replay=store)
+            assert store.calls == []
+            assert subscription.health().state == "new"
+            async with subscription:
+                assert store.calls == ["get"]
+                await subscription.next_batch(PATIENCE)
+                assert store.positions == {}
+                await subscription.next_batch(PATIENCE)
+                assert bytes(store.positions[TOPIC]) == results[4].replay_id
+            assert bytes(store.positions[TOPIC]) == results[4].replay_id
+            async with client.subscribe(TOPIC, replay=store, ack="manual") as subscription:
+                (await subscription.next_batch(PATIENCE)).ack()
+            assert bytes(store.positions[TOPIC]) == results[9].replay_id
+            subscription = client.subscribe(TOPIC, replay=store)  # opened by the first call
+            assert await collect(subscription, 5) == list(range(10, 15))
+            await subscription.drain()
+
+    run(main())
+
+
+def test_an_async_store_is_read_once_however_many_wait_for_it(run_emulator):
+    """Two tasks that use a new subscription at once open one stream."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    store = AsyncDictStore(StartPosition.earliest())
+
+    async def main():
+        async with client_of(emulator) as client:
+            store.hold = asyncio.Event()
+            subscription = client.subscribe(TOPIC, replay=store)
+            tasks = [asyncio.create_task(subscription.__aenter__()) for _ in range(2)]
+            await eventually(lambda: store.calls)
+            store.hold.set()
+            await asyncio.gather(*tasks)
+            assert await collect(subscription, 3) == [0, 1, 2]
+            assert store.calls == ["get"]
+            await subscription.drain()
+            late = client.subscribe(TOPIC, replay=store)
+            await late.drain()  # never opened, so there is nothing to read
+            assert await late.next_batch() is None
+            assert store.calls.count("get") == 1
+
+    run(main())
+
+
+def test_a_store_that_is_cancelled_or_fails_is_asked_again(run_emulator):
+    """A position that was not stored is not forgotten."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(3))
+    store = AsyncDictStore(StartPosition.earliest())
+
+    async def main():
+        async with client_of(emulator) as client:
+            store.hold = asyncio.Event()
+            subscription = client.subscribe(TOPIC, replay=store)
+            task = asyncio.create_task(subscription.next_batch())
+            await eventually(lambda: store.calls == ["get"])
+            await cancelled(task)
+            assert subscription.health().state == "new"
+            store.hold.set()
+            await collect(subscription, 3)
+            store.hold.clear()
+            task = asyncio.create_task(subscription.next_batch())
+            await eventually(lambda: "set" in store.calls)
+            await cancelled(task)
+            assert store.positions == {}
+            store.hold.set()
+            await subscription.drain()
+            assert bytes(store.positions[TOPIC]) == results[2].replay_id
+
+    run(main())
+
+
+def test_a_store_gets_one_call_at_a_time(run_emulator):
+    """A drain beside an iterating task waits for its call, and an older position never wins."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(3))
+    store = AsyncDictStore(StartPosition.earliest())
+
+    async def main():
+        async with client_of(emulator) as client:
+            subscription = client.subscribe(TOPIC, replay=store)
+            await collect(subscription, 3)
+            store.hold = asyncio.Event()
+            task = asyncio.create_task(subscription.next_batch())
+            await eventually(lambda: store.busy, "a call of the store")
+            draining = asyncio.create_task(subscription.drain())
+            await eventually(lambda: subscription.health().state == "closed")
+            await asyncio.sleep(0.01)
+            store.hold.set()  # the store itself asserts that it has one call at a time
+            await draining
+            assert await task is None
+            assert bytes(store.positions[TOPIC]) == results[2].replay_id
+
+    run(main())
+
+
+def test_acks_from_threads_reach_the_store_in_the_loop(run_emulator):
+    """Whoever waits in next_batch stores what workers ack meanwhile."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(3))
+
+    async def main(store):
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay=store, ack="manual") as subscription,
+        ):
+            batch = await subscription.next_batch(PATIENCE)
+            task = asyncio.create_task(subscription.next_batch())
+            await asyncio.sleep(0.01)
+            worker = threading.Thread(target=batch.ack)
+            worker.start()
+            await eventually(lambda: store.positions, "the position in the store")
+            assert bytes(store.positions[TOPIC]) == results[2].replay_id
+            worker.join(PATIENCE)
+            await cancelled(task)
+
+    run(main(AsyncDictStore(StartPosition.earliest())))
+    store = DictStore(StartPosition.earliest())
+    run(main(store))
+    assert store.threads == {threading.get_ident()}
+
+
+def test_a_sync_store_works_in_the_loops_thread(run_emulator):
+    """A store that does not wait may stay as it is; an ack in the loop stores at once."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    store = DictStore(StartPosition.earliest())
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay=store, ack="manual") as subscription,
+        ):
+            for event in await subscription.next_batch(PATIENCE):
+                event.ack()
+                assert store.positions[TOPIC] == event.replay_id
+
+    run(main())
+    assert store.threads == {threading.get_ident()}
+
+
+def test_a_mapping_is_a_store_here_too(run_emulator):
+    """All forms of replay are those of the sync face."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(3))
+    positions: dict[str, bytes] = {TOPIC: results[0].replay_id}
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay=positions) as subscription,
+        ):
+            assert await collect(subscription, 2) == [1, 2]
+            await subscription.next_batch(0)
+        assert positions[TOPIC] == results[2].replay_id
+
+    run(main())
+
+
+class HalfAsyncStore(DictStore):
+    """A ReplayStore that was given a coroutine all the same."""
+
+    async def set(self, topic, replay_id):
+        super().set(topic, replay_id)
+
+
+@pytest.mark.parametrize("make", [AsyncDictStore, HalfAsyncStore])
+def test_async_stores_are_for_the_asyncio_face_only(run_emulator, connect, make):
+    """The sync face refuses what it cannot await, before it subscribes."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(1))
+    store = make(StartPosition.earliest())
+    with pytest.raises(ConfigurationError, match="AsyncPubSubClient"):
+        connect(emulator).subscribe(TOPIC, replay=store)
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay=store) as subscription,
+        ):
+            await collect(subscription, 1)
+            await subscription.next_batch(0)
+
+    asyncio.run(main())
+    assert TOPIC in store.positions
+
+
+# The client.
+
+
+def test_unary_calls(run_emulator):
+    """The calls of the sync face, awaited; events may come from any iterable."""
+    emulator = run_emulator()
+
+    async def main():
+        async with client_of(emulator) as client:
+            await client.connect()
+            topic = await client.get_topic(TOPIC)
+            schema = await client.get_schema(topic.schema_id)
+            assert "Order_Number__c" in schema.schema_json
+            event = {"CreatedDate": 1, "CreatedById": "005000000000001AAA"}
+            results = await client.publish(
+                TOPIC, ({**event, "Order_Number__c": str(index)} for index in range(3))
+            )
+            assert [result.ok for result in results] == [True] * 3
+            async with client.subscribe(TOPIC, replay="earliest") as subscription:
+                assert await collect(subscription, 3) == [0, 1, 2]
+            assert "sfpubsub-aio_0" in our_threads()
+        assert "sfpubsub-aio_0" not in our_threads()  # closing has waited for them
+
+    run(main())
+
+
+def test_a_client_that_is_closed_ends_its_subscriptions(run_emulator):
+    """Waiting tasks come back with the end, later calls are told why they fail."""
+    emulator = run_emulator(settings=Settings(keepalive_s=0.05))
+
+    async def main():
+        client = client_of(emulator)
+        async with client:
+            subscriptions = [client.subscribe(TOPIC), client.subscribe_managed(NAME)]
+            tasks = [asyncio.create_task(each.next_batch()) for each in subscriptions]
+            await eventually(
+                lambda: all(each.health().state == "streaming" for each in subscriptions)
+            )
+        assert await asyncio.gather(*tasks) == [None, None]
+        for each in subscriptions:
+            assert each.health().state == "closed"
+            await each.drain()
+        for call in (client.get_topic(TOPIC), client.connect(1)):
+            with pytest.raises(LocalProtocolError, match="client is closed"):
+                await call
+        with pytest.raises(LocalProtocolError, match="client is closed"):
+            client.subscribe(TOPIC)
+        with pytest.raises(LocalProtocolError, match="client is closed"):
+            client.subscribe_managed(NAME)
+        await client.close()
+
+    run(main())
+
+
+def test_closing_under_a_fetch_ends_the_subscription_and_not_the_task():
+    """Nobody is cancelled who was not asked to be, and no error stands for the end."""
+    script = Script()
+    script.may_answer.clear()
+
+    async def main():
+        client = script.client()
+        subscription = client.subscribe("/event/Tick__e")
+        script.next_call().respond(ticks(1))
+        task = asyncio.create_task(subscription.next_batch())
+        await eventually(lambda: script.fetches, "the fetch")
+        closing = asyncio.create_task(client.close())
+        await eventually(lambda: subscription.health().state == "closed")
+        script.errors = [StreamUnavailableError("channel closed")]
+        script.may_answer.set()
+        await closing
+        assert await task is None
+
+    run(main())
+
+
+def test_a_session_is_fetched_in_a_thread(run_emulator):
+    """A provider that waits for the network does not stop the loop."""
+    emulator = run_emulator()
+    ready = threading.Event()
+    threads = []
+
+    class Provider:
+        def get_session(self, expired):
+            threads.append(threading.get_ident())
+            assert ready.wait(PATIENCE)
+            return Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
+
+    async def main():
+        client = AsyncPubSubClient(Provider(), endpoint=emulator.grpc_target, insecure="1")
+        async with client, client.subscribe(TOPIC, replay="earliest") as subscription:
+            call = asyncio.create_task(client.get_topic(TOPIC))
+            await eventually(lambda: threads)
+            ready.set()
+            assert (await call).topic_name == TOPIC
+            emulator.publish(TOPIC, orders(1))
+            assert await collect(subscription, 1) == [0]
+
+    run(main())
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+def test_a_cancelled_call_does_not_hold_up_the_loop():
+    """Its thread goes on alone; what had not begun does not begin."""
+    script = Script()
+    script.may_answer.clear()
+
+    async def main():
+        async with script.client() as client:
+            calls = [asyncio.create_task(client.get_schema("tick")) for _ in range(POOL_SIZE + 5)]
+            await eventually(lambda: script.fetches == POOL_SIZE, "a full pool")
+            for call in calls:
+                await cancelled(call)
+            script.may_answer.set()
+            assert (await client.get_schema("tick")).schema_id == "tick"
+            assert script.fetches == POOL_SIZE + 1
+
+    run(main())
+
+
+def test_a_loop_that_is_closed_early_does_not_hurt_the_driver(run_emulator):
+    """The driver's threads have nobody to wake; the client can be closed from another loop."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan, settings=Settings(keepalive_s=0.05))
+    held = []
+
+    async def begin():
+        client = client_of(emulator)
+        subscription = client.subscribe(TOPIC, replay="earliest", on_gap=print)
+        held.extend([client, subscription])
+        await eventually(lambda: subscription.health().state == "streaming")
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    client, subscription = held
+    emulator.publish(TOPIC, orders(3))
+    plan.add(Fault("drop_stream", after_responses=1))
+    until(lambda: subscription.pending_count == 3, "events without a loop")
+    emulator.publish(TOPIC, orders(1))
+    until(lambda: subscription.health().reconnects == 1, "a reconnect without a loop")
+    until(lambda: subscription.pending_count == 4, "events of the new stream")
+    plan.assert_consumed()
+    run(client.close())
+    assert subscription.health().state == "closed"
+
+
+def test_the_faces_share_a_process(run_emulator, connect):
+    """A sync client in a thread and an asyncio client in a loop do not meet."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(5))
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            return await collect(subscription, 5)
+
+    client: PubSubClient = connect(emulator)
+    with client.subscribe(TOPIC, replay="earliest") as subscription:
+        assert asyncio.run(main()) == numbers([subscription.next_batch(PATIENCE)])

@@ -1,0 +1,61 @@
+"""A process that forgets to close anything still ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ..cli.test_cli import environment
+from .test_managed import NAME, TOPIC, orders
+
+SYNC = f"""
+from sfpubsub import PubSubClient
+client = PubSubClient.from_env()
+subscription = client.subscribe("{TOPIC}", replay="earliest")
+managed = client.subscribe_managed("{NAME}")
+print(len(subscription.next_batch(20)))
+"""
+
+ASYNC = f"""
+import asyncio
+from sfpubsub import AsyncPubSubClient
+async def main():
+    client = AsyncPubSubClient.from_env()
+    subscription = client.subscribe("{TOPIC}", replay="earliest")
+    print(len(await subscription.next_batch(20)))
+asyncio.run(main())
+"""
+
+
+def run(emulator, code: str, times: int) -> None:
+    """Run the program again and again; each run has to print its events and to end."""
+    for _ in range(times):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env={**os.environ, **environment(emulator)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
+@pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
+def test_a_program_that_closes_nothing_ends(run_emulator, code):
+    """A call that is alive when the interpreter exits can hang it; ours does not."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(5))
+    run(emulator, code, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
+def test_five_hundred_programs_that_close_nothing_end(run_emulator, code):
+    """The same, often enough for what happens in one run of a hundred."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(5))
+    run(emulator, code, 250)

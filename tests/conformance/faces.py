@@ -1,0 +1,103 @@
+"""The two faces of the client behind one set of verbs, so that a scenario is written once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from sfpubsub import AsyncPubSubClient, PubSubClient
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.types import CommitReceipt, Health
+
+from ..conftest import PATIENCE, QUICK
+
+
+class Held:
+    """A subscription of either face."""
+
+    def __init__(self, face: Face, subscription: Any) -> None:
+        self._face = face
+        self._subscription = subscription
+
+    def next(self, timeout: float = PATIENCE) -> EventBatch | None:
+        return self._face.call(self._subscription.next_batch, timeout)
+
+    def batch(self) -> EventBatch:
+        """Return the next batch; there has to be one."""
+        found = self.next()
+        assert found is not None, self.health()
+        return found
+
+    def collect(self, count: int) -> list[int]:
+        """Return the numbers of the next *count* events."""
+        seen: list[int] = []
+        while len(seen) < count:
+            seen += numbers(self.batch())
+        return seen
+
+    def commit(self) -> CommitReceipt:
+        return self._face.call(self._subscription.commit)
+
+    def drain(self) -> None:
+        self._face.call(self._subscription.drain)
+
+    def abort(self) -> None:
+        self._subscription.abort()
+
+    def health(self) -> Health:
+        return self._subscription.health()
+
+
+def numbers(batch: EventBatch) -> list[int]:
+    return [int(event.value["Order_Number__c"]) for event in batch]
+
+
+class Face:
+    """The synchronous face."""
+
+    name = "sync"
+
+    def __init__(self, **arguments: Any) -> None:
+        arguments.setdefault("timings", QUICK)
+        self.client: Any = self.make(arguments)
+
+    def make(self, arguments: dict[str, Any]) -> Any:
+        return PubSubClient(**arguments)
+
+    def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        return method(*arguments, **options)
+
+    def managed(self, name: str, **options: Any) -> Held:
+        return Held(self, self.call(self.client.subscribe_managed, name, **options))
+
+    def plain(self, topic: str, **options: Any) -> Held:
+        return Held(self, self.call(self.client.subscribe, topic, **options))
+
+    def close(self) -> None:
+        self.call(self.client.close)
+
+
+class AsyncFace(Face):
+    """The asyncio face, in a loop of a thread of its own."""
+
+    name = "asyncio"
+
+    def make(self, arguments: dict[str, Any]) -> Any:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loop")
+        self._thread.start()
+        return AsyncPubSubClient(**arguments)
+
+    def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        async def run() -> Any:
+            result = method(*arguments, **options)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(3 * PATIENCE)
+
+    def close(self) -> None:
+        super().close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()

@@ -1,0 +1,271 @@
+"""A service of one topic and one managed subscription, in memory, with faults that are counted.
+
+It answers in the thread that asks, which makes scenarios quick and their order certain. It shares
+no code with the client's protocol: credit, commits and positions are numbers of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.errors import (
+    ReplayIdRejectedError,
+    SchemaNotFoundError,
+    SessionExpiredError,
+    StreamUnavailableError,
+    SubscriptionBusyError,
+    SubscriptionStoppedError,
+)
+from sfpubsub.protocol.commands import OpenStream, SendRequest
+from sfpubsub.protocol.events import CommitAnswer, Failure, FailureKind, Response
+from sfpubsub.transports.base import StreamCall, Target, Transport
+from sfpubsub.types import (
+    ProducerEvent,
+    PublishResult,
+    RawEvent,
+    ReplayId,
+    ReplayPreset,
+    SchemaInfo,
+    TopicInfo,
+)
+
+SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "Order_Event__e",
+        "fields": [{"name": "Order_Number__c", "type": ["null", "string"], "default": None}],
+    }
+)
+
+DOWN = Failure(FailureKind.RETRY, StreamUnavailableError("connection reset"))
+BUSY = Failure(FailureKind.SLOT_HELD, SubscriptionBusyError("already active"))
+STOPPED = Failure(FailureKind.STOP, SubscriptionStoppedError("state is STOP"))
+EXPIRED = Failure(FailureKind.REAUTHENTICATE, SessionExpiredError("session expired"))
+REJECTED = Failure(
+    FailureKind.POSITION_REJECTED,
+    ReplayIdRejectedError(
+        "The Replay ID validation failed",
+        error_code="sfdc.platform.eventbus.grpc.subscription.fetch.replayid.corrupted",
+        rpc_id="rpc",
+    ),
+)
+
+
+class MemoryService(Transport):
+    """The service. Thread-safe.
+
+    Args:
+        events_per_response: At most so many.
+        replay_id_bytes: Length of the ids, whose order as bytes is not that of the events.
+        commit_answer_tip: ``none``, or anything else: whether commit answers carry a position.
+        commit_answer_pending: Whether they carry the pending figure.
+    """
+
+    def __init__(
+        self,
+        *,
+        events_per_response: int = 100,
+        replay_id_bytes: int = 10,
+        commit_answer_tip: str = "sent",
+        commit_answer_pending: bool = True,
+        **_of_the_emulator: Any,
+    ) -> None:
+        self.per_response = events_per_response
+        self.id_bytes = replay_id_bytes
+        self.tip_in_answers = commit_answer_tip != "none"
+        self.pending_in_answers = commit_answer_pending
+        self.lock = threading.RLock()
+        self.log: list[RawEvent] = []
+        self.faults: dict[str, deque[dict[str, Any]]] = {}
+        self.committed = -1
+        self.stopped = False
+        self.calls: list[Call] = []
+        self._codec = Codec("schema", SCHEMA)
+
+    # What scenarios do to it.
+
+    def append(self, count: int) -> None:
+        """Publish the next events."""
+        with self.lock:
+            for number in range(len(self.log), len(self.log) + count):
+                payload = self._codec.encode({"Order_Number__c": str(number)})
+                self.log.append(RawEvent(f"id-{number}", "schema", payload, self.mint(number)))
+            for call in list(self.calls):
+                call.pump()
+
+    def plan(self, kind: str, times: int, params: dict[str, Any]) -> None:
+        """Add a fault."""
+        with self.lock:
+            self.faults.setdefault(kind, deque()).extend([params] * times)
+
+    def stop_subscription(self) -> None:
+        """STOP: live streams end, and the committed position is forgotten."""
+        with self.lock:
+            self.stopped, self.committed = True, -1
+            for call in list(self.calls):
+                call.end(STOPPED)
+
+    def take_fault(self, kind: str, responses: int = 0) -> bool:
+        """Consume a fault that fits; return whether there was one."""
+        planned = self.faults.get(kind)
+        if not planned or responses < planned[0].get("after_responses", 0):
+            return False
+        planned.popleft()
+        return True
+
+    def mint(self, number: int) -> ReplayId:
+        """Return the position of event *number*; that of -1 is before all."""
+        scrambled = (number + 2) * 6_364_136_223_846_793_005 % 2**64
+        return ReplayId(scrambled.to_bytes(8, "big").ljust(self.id_bytes, b"\x00"))
+
+    def number_of(self, replay_id: ReplayId) -> int | None:
+        """Return the number that *replay_id* is the position of."""
+        numbers = range(-1, len(self.log))
+        return next((number for number in numbers if self.mint(number) == replay_id), None)
+
+    # The transport.
+
+    def connect(self, timeout: float) -> None:
+        """Always there."""
+
+    def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
+        with self.lock:
+            call = Call(self, target.managed)
+            call.begin(opening)
+            return call
+
+    def get_topic(self, name: str) -> TopicInfo:
+        return TopicInfo(name, "memory", True, True, "schema", "")
+
+    def get_schema(self, schema_id: str) -> SchemaInfo:
+        if schema_id != "schema":
+            raise SchemaNotFoundError(schema_id)
+        return SchemaInfo("schema", SCHEMA)
+
+    def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Call(StreamCall):
+    """One stream."""
+
+    def __init__(self, service: MemoryService, managed: bool) -> None:
+        self._service = service
+        self._managed = managed
+        self._out: queue.SimpleQueue[Response | Failure | None] = queue.SimpleQueue()
+        self._credit = 0
+        self._cursor = -1
+        self._sent_up_to = -2
+        self._responses = 0
+        self._waiting: list[CommitAnswer] = []
+        self._alive = True
+
+    def begin(self, opening: OpenStream) -> None:
+        """Take the first request."""
+        service = self._service
+        service.calls.append(self)
+        if service.take_fault("drop_call"):
+            return self.end(DOWN)
+        if service.take_fault("expire_session"):
+            return self.end(EXPIRED)
+        if self._managed:
+            if service.stopped:
+                return self.end(STOPPED)
+            if service.take_fault("hold_slot"):
+                return self.end(BUSY)
+            self._cursor = service.committed
+        elif opening.start is not None:
+            start = opening.start
+            if start.replay_id is not None:
+                number = service.number_of(start.replay_id)
+                if number is None:
+                    return self.end(REJECTED)
+                self._cursor = number
+            elif start.preset is ReplayPreset.LATEST:
+                self._cursor = len(service.log) - 1
+        assert 0 < opening.num_requested <= 100
+        self._credit = opening.num_requested
+        return self.pump()
+
+    def pump(self) -> None:
+        """Send what credit and backlog allow."""
+        service = self._service
+        while self._alive and self._credit and self._cursor + 1 < len(service.log):
+            if self._dropped():
+                return
+            first = self._cursor + 1
+            count = min(service.per_response, self._credit, len(service.log) - first)
+            self._cursor = self._sent_up_to = first + count - 1
+            self._credit -= count
+            self._respond(Response(tuple(service.log[first : first + count]), pending=self._credit))
+        self._dropped()
+
+    def _dropped(self) -> bool:
+        if self._service.take_fault("drop_stream", self._responses):
+            self.end(DOWN)
+        return not self._alive
+
+    def _respond(self, response: Response) -> None:
+        self._responses += 1
+        self._out.put(response)
+
+    def end(self, failure: Failure | None) -> None:
+        """End the stream."""
+        if self._alive:
+            self._alive = False
+            self._service.calls.remove(self)
+            self._out.put(failure)
+
+    def _commit(self, request: SendRequest) -> None:
+        assert request.commit is not None
+        service, error = self._service, None
+        number = service.number_of(request.commit.replay_id)
+        assert number is not None, "a position that the service does not know"
+        if service.take_fault("fail_commit"):
+            error = "The commit failed."
+        elif number < service.committed:
+            error = "older than the committed one"
+        elif number > self._sent_up_to and number != service.committed:
+            error = "not delivered on this stream"
+        else:
+            service.committed = number
+        if service.take_fault("drop_before_commit_answer"):
+            return self.end(DOWN)
+        if service.take_fault("leave_commit_unanswered"):
+            return None
+        answer = CommitAnswer(request.commit.request_id, request.commit.replay_id, error, 1)
+        tip = service.mint(self._cursor) if service.tip_in_answers else None
+        pending = self._credit if service.pending_in_answers else 0
+        return self._respond(Response(latest_replay_id=tip, pending=pending, commit=answer))
+
+    # The client's end.
+
+    def receive(self) -> Response | Failure | None:
+        return self._out.get()
+
+    def send(self, request: SendRequest) -> None:
+        with self._service.lock:
+            if not self._alive:
+                return
+            self._credit += request.num_requested
+            assert self._credit <= 100, "over-asked"
+            if request.commit is not None:
+                self._commit(request)
+            self.pump()
+
+    def half_close(self) -> None:
+        with self._service.lock:
+            self.end(None)
+
+    def cancel(self) -> None:
+        with self._service.lock:
+            self.end(DOWN)

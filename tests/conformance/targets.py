@@ -1,0 +1,140 @@
+"""Two services for the scenarios: the emulator over grpc, and a small one in memory.
+
+Both take faults of the same names and count them. Events are numbered from 0 in order of
+publishing; `committed` answers with such a number.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from sfpubsub.auth.session import Session
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.types import ReplayId
+
+from .memory_service import MemoryService
+
+TOPIC = "/event/Order_Event__e"
+NAME = "My_Managed_Subscription"
+
+
+class Target(ABC):
+    """A service under a client."""
+
+    name = ""
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """How a client is made for it."""
+
+    @abstractmethod
+    def publish(self, count: int) -> None:
+        """Publish the next *count* events."""
+
+    @abstractmethod
+    def plan(self, kind: str, *, times: int = 1, **params: Any) -> None:
+        """Add a fault."""
+
+    @abstractmethod
+    def is_consumed(self) -> bool:
+        """Whether every fault has happened."""
+
+    @abstractmethod
+    def committed(self) -> int | None:
+        """Number of the last committed event; None when nothing is committed."""
+
+    @abstractmethod
+    def replay_id(self, number: int) -> ReplayId:
+        """Position of an event."""
+
+    @abstractmethod
+    def stop_subscription(self) -> None:
+        """Set the managed subscription to STOP."""
+
+
+class EmulatorTarget(Target):
+    """The emulator, over grpc on loopback."""
+
+    name = "emulator"
+
+    def __init__(self, data_dir: Any, **settings: Any) -> None:
+        self._plan = FaultPlan()
+        self.emulator = EmulatorServer(data_dir, settings=Settings(**settings), faults=self._plan)
+        self.emulator.start()
+        self._ids: list[bytes] = []
+
+    def close(self) -> None:
+        self.emulator.stop()
+
+    def arguments(self) -> dict[str, Any]:
+        emulator = self.emulator
+        return {
+            "session": Session(emulator.access_token, emulator.instance_url, emulator.tenant_id),
+            "endpoint": emulator.grpc_target,
+            "insecure": "1",
+        }
+
+    def publish(self, count: int) -> None:
+        first = len(self._ids)
+        rows = [{"Order_Number__c": str(first + index)} for index in range(count)]
+        self._ids += [result.replay_id for result in self.emulator.publish(TOPIC, rows)]
+
+    def plan(self, kind: str, *, times: int = 1, **params: Any) -> None:
+        self._plan.add(Fault(kind, times=times, **params))
+
+    def is_consumed(self) -> bool:
+        try:
+            self._plan.assert_consumed()
+        except AssertionError:
+            return False
+        return True
+
+    def committed(self) -> int | None:
+        position = self.emulator.managed.get(NAME).committed
+        if position is None:
+            return None
+        replay_id = self.emulator.bus.ids.mint(position)
+        return self._ids.index(replay_id) if replay_id in self._ids else None
+
+    def replay_id(self, number: int) -> ReplayId:
+        return ReplayId(self._ids[number])
+
+    def stop_subscription(self) -> None:
+        self.emulator.managed.set_state(NAME, "STOP")
+
+
+class MemoryTarget(Target):
+    """The service of `memory_service`, without a network."""
+
+    name = "memory"
+
+    def __init__(self, _data_dir: Any = None, **settings: Any) -> None:
+        self.service = MemoryService(**settings)
+
+    def close(self) -> None:
+        self.service.close()
+
+    def arguments(self) -> dict[str, Any]:
+        return {"session": Session("t", "https://x", "o"), "transport": self.service}
+
+    def publish(self, count: int) -> None:
+        self.service.append(count)
+
+    def plan(self, kind: str, *, times: int = 1, **params: Any) -> None:
+        self.service.plan(kind, times, params)
+
+    def is_consumed(self) -> bool:
+        return not any(self.service.faults.values())
+
+    def committed(self) -> int | None:
+        number = self.service.committed
+        return None if number < 0 else number
+
+    def replay_id(self, number: int) -> ReplayId:
+        return self.service.mint(number)
+
+    def stop_subscription(self) -> None:
+        self.service.stop_subscription()

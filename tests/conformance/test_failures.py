@@ -1,0 +1,409 @@
+"""What the service can do to a subscriber, on the emulator, for both faces.
+
+Each fault is counted, and each test waits until its own has happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sfpubsub import Session
+from sfpubsub.config import Timings
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.errors import (
+    AuthenticationError,
+    ReplayIdRejectedError,
+    SessionExpiredError,
+    SubscriptionBusyError,
+    SubscriptionStoppedError,
+    TopicNotFoundError,
+)
+from sfpubsub.types import ReplayId, StartPosition
+
+from ..client.test_managed import ACCOUNT
+from ..client.test_plain import MemoryStore
+from ..conftest import QUICK, until
+from .faces import AsyncFace, Face
+from .targets import NAME, TOPIC, EmulatorTarget
+
+HOUR = 3600.0
+
+Start = Callable[..., tuple[EmulatorTarget, Face]]
+
+
+class Provider:
+    """Signs in at an emulator, and counts how often."""
+
+    def __init__(self, emulator: EmulatorServer) -> None:
+        self.emulator = emulator
+        self.renewals = 0
+        self.failures: list[Exception] = []
+        self._lock = threading.Lock()
+
+    def get_session(self, expired: Session | None) -> Session:
+        with self._lock:
+            if expired is None:
+                token = self.emulator.access_token
+            else:
+                self.renewals += 1
+                if self.failures:
+                    raise self.failures.pop(0)
+                token = self.emulator.new_token()
+        return Session(token, self.emulator.instance_url, self.emulator.tenant_id)
+
+
+@pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
+def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
+    """Make an emulator with settings, and a client of it that can renew its session."""
+    with contextlib.ExitStack() as stack:
+
+        def make(timings: Timings = QUICK, **settings: Any) -> tuple[EmulatorTarget, Face]:
+            target = EmulatorTarget(tmp_path / "data", **settings)
+            stack.callback(target.close)
+            target.provider = Provider(target.emulator)  # type: ignore[attr-defined]
+            arguments = {**target.arguments(), "session": target.provider}  # type: ignore[attr-defined]
+            face = request.param(timings=timings, **arguments)
+            stack.callback(face.close)
+            return target, face
+
+        yield make
+
+
+# Sessions.
+
+
+def test_an_expired_session_is_renewed_once_for_all_streams(start: Start):
+    """U3: four streams die together, one sign-in brings all back, at the same position."""
+    target, face = start(events_per_response=5)
+    target.publish(10)
+    held = [face.plain(TOPIC, replay="earliest") for _ in range(3)]
+    held.append(face.managed(NAME))
+    seen = [each.collect(10) for each in held]
+    target.plan("expire_token")
+    until(lambda: all(each.health().reconnects for each in held), "four reconnects")
+    target.publish(10)
+    for each, before in zip(held, seen, strict=True):
+        assert before + each.collect(10) == list(range(20))
+        assert each.health().gaps == ()
+    assert target.provider.renewals == 1
+    until(target.is_consumed)
+
+
+def test_a_revoked_token_is_noticed_by_the_next_call(start: Start):
+    """Open streams live on; the call that is refused renews the session and succeeds."""
+    target, face = start()
+    target.publish(1)
+    held = face.plain(TOPIC, replay="earliest")
+    held.collect(1)
+    target.plan("revoke_token")
+    assert face.call(face.client.get_topic, TOPIC).can_subscribe
+    target.publish(1)
+    assert held.collect(1) == [1]
+    assert held.health().reconnects == 0
+    assert target.provider.renewals == 1
+
+
+def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
+    """With the provider's own words."""
+    target, face = start()
+    target.publish(1)
+    held = face.plain(TOPIC, replay="earliest")
+    held.collect(1)
+    target.provider.failures = [AuthenticationError("the refresh token was revoked")]
+    target.plan("expire_token")
+    with pytest.raises(AuthenticationError, match="the refresh token was revoked"):
+        held.next()
+
+
+def test_a_session_that_is_refused_again_and_again_is_given_up(start: Start):
+    """A sign-in that works and does not help is not repeated for ever."""
+    target, face = start()
+    target.plan("refuse", times=4, rpc="Subscribe", error_code="service.auth.error")
+    held = face.plain(TOPIC)
+    with pytest.raises(SessionExpiredError):
+        held.next()
+    assert target.provider.renewals == 3
+
+
+# Positions.
+
+
+def test_a_position_that_aged_out_stops_with_its_gap(start: Start):
+    """73 hours pass in an instant: the position is refused, and the user is told what is lost."""
+    target, face = start()
+    target.publish(3)
+    stored = target.replay_id(2)
+    target.emulator.clock.jump(73 * HOUR)
+    held = face.plain(TOPIC, replay=stored)
+    with pytest.raises(ReplayIdRejectedError) as caught:
+        held.next()
+    assert caught.value.gap is not None
+    assert caught.value.gap.after == stored
+    assert caught.value.rpc_id
+
+
+def test_t5b_an_idle_topic_keeps_its_position_fresh(start: Start):
+    """80 hours with keepalives only: a new run resumes where the old one was."""
+    target, face = start(keepalive_s=270.0, tip_refresh_s=0.0)
+    target.publish(2)
+    store = MemoryStore(StartPosition.earliest())
+    held = face.plain(TOPIC, replay=store)
+    held.collect(2)
+    for _ in range(8):
+        before = held.health().last_position
+        target.emulator.clock.jump(10 * HOUR)
+        until(lambda before=before: held.health().last_position != before, "a keepalive")
+        assert held.next(0) is None
+    held.drain()
+    target.publish(1)
+    again = face.plain(TOPIC, replay=store)
+    assert again.collect(1) == [2]
+    assert again.health().gaps == ()
+
+
+def test_a_managed_position_that_aged_out_is_a_gap_when_it_can_be_seen(start: Start):
+    """The service restarts at errorRecoveryReplay; events that we still hold show it."""
+    target, face = start(events_per_response=5)
+    target.publish(10)
+    gaps: list[Any] = []
+    held = face.managed(NAME, ack="manual", on_gap=gaps.append)
+    held.batch().ack()
+    held.commit()
+    held.batch()  # five events are open
+    target.emulator.clock.jump(73 * HOUR)
+    target.publish(3)
+    target.plan("drop_stream")
+    assert held.collect(3) == [10, 11, 12]
+    assert [gap.reason for gap in gaps] == ["repositioned"]
+    assert gaps[0].after == target.replay_id(4)
+    assert gaps[0].before == target.replay_id(10)
+
+
+@pytest.mark.parametrize("fault", ["move_org", "reset_stream"])
+def test_a_moved_org_is_a_refused_position(start: Start, fault: str):
+    """Old ids mean nothing after it: the caller's fallback decides, and the gap says so."""
+    target, face = start()
+    target.publish(3)
+    gaps: list[Any] = []
+    held = face.plain(TOPIC, replay="earliest", replay_fallback="earliest", on_gap=gaps.append)
+    assert held.collect(3) == [0, 1, 2]
+    target.plan(fault)
+    until(lambda: gaps, "a gap")
+    if fault == "move_org":  # the same events under new ids: for the table to recognise
+        assert held.collect(3) == [0, 1, 2]
+    target.publish(1)
+    assert held.collect(1) == [3]
+    assert [gap.reason for gap in gaps] == ["rejected"]
+
+
+# The managed slot, STOP and RUN.
+
+
+def test_a_half_open_connection_is_waited_for_with_a_visible_reason(start: Start):
+    """The slot is held for a while after a loss; health says what is being waited for."""
+    target, face = start()
+    target.publish(2)
+    target.plan("hold_slot", seconds=0.6)
+    first = face.managed(NAME, ack="manual")
+    first.collect(2)
+    first.abort()
+    second = face.managed(NAME)
+    reason = until(lambda: second.health().reason, "a reason")
+    assert "active" in reason
+    assert second.collect(2) == [0, 1]
+    assert second.health().reason is None
+
+
+def test_a_slot_that_stays_held_ends_in_an_error(start: Start):
+    """After the time that a half-open loss was seen to take, not before."""
+    target, face = start(Timings(slot_initial=0.02, slot_max=0.05, slot_timeout=0.3))
+    target.publish(1)
+    holder = face.managed(NAME)
+    holder.collect(1)
+    second = face.managed(NAME)
+    with pytest.raises(SubscriptionBusyError, match="held by another client"):
+        second.next()
+
+
+def test_run_after_stop_starts_at_the_default(start: Start):
+    """STOP forgets the position: a new run begins at defaultReplay."""
+    target, face = start()
+    target.publish(2)
+    held = face.managed(NAME)
+    held.collect(2)
+    held.next(0)
+    held.commit()
+    target.emulator.managed.set_state(NAME, "STOP")
+    with pytest.raises(SubscriptionStoppedError):
+        held.next()
+    target.emulator.managed.set_state(NAME, "RUN")
+    assert face.managed(NAME).collect(2) == [0, 1]
+
+
+def test_a_deleted_subscription_ends_with_its_reason(start: Start):
+    """And cannot be found afterwards."""
+    target, face = start()
+    target.publish(1)
+    held = face.managed(NAME)
+    held.collect(1)
+    target.plan("delete_managed", target=NAME)
+    with pytest.raises(SubscriptionStoppedError):
+        held.next()
+    late = face.managed(NAME)
+    with pytest.raises(TopicNotFoundError):
+        late.next()
+
+
+# Time.
+
+
+def test_a_silent_stream_is_opened_again(start: Start):
+    """U2: no event and no keepalive for longer than the interval and its margin."""
+    timings = Timings(keepalive=0.2, keepalive_margin=0.1, backoff_initial=0.02)
+    target, face = start(timings, keepalive_s=0.1)
+    target.publish(1)
+    target.plan("withhold_keepalive", times=4)
+    held = face.plain(TOPIC, replay="earliest")
+    held.collect(1)
+    until(lambda: held.health().reconnects, "a reconnect")
+    until(target.is_consumed)
+    target.publish(1)
+    assert held.collect(1) == [1]
+
+
+def test_an_idle_managed_stream_outlives_the_commit_deadline(start: Start):
+    """The last position is committed again in time; the stream is not closed."""
+    timings = Timings(commit_interval=0.1, slot_initial=0.02)
+    target, face = start(timings, commit_deadline_s=0.4)
+    target.publish(1)
+    held = face.managed(NAME)
+    held.collect(1)
+    held.next(0)
+    held.commit()
+    quiet = held.next(1.2)
+    assert quiet is None
+    assert held.health().reconnects == 0
+
+
+def test_a_missed_commit_deadline_is_a_reconnect(start: Start):
+    """A handler that takes longer than the service allows costs a reconnect and nothing else."""
+    target, face = start(commit_deadline_s=0.3)
+    target.publish(3)
+    held = face.managed(NAME, ack="manual")
+    batch = held.batch()
+    until(lambda: held.health().reconnects, "a reconnect")
+    batch.ack()
+    held.commit()
+    assert target.committed() == 2
+    assert held.health().gaps == ()
+    assert held.health().delivered == 3
+
+
+# Messages of every shape.
+
+
+def test_events_and_a_commits_answer_in_one_message(start: Start):
+    """Both count: the events for credit and position, the answer for the commit."""
+    target, face = start(events_per_response=10)
+    target.plan("answer_with_events", times=3)
+    target.publish(200)
+    held = face.managed(NAME)
+    assert held.collect(200) == list(range(200))
+    held.next(0)
+    held.commit()
+    assert target.committed() == 199
+
+
+def test_responses_are_split_and_merged(start: Start):
+    """Nothing rests on how events are packed."""
+    target, face = start()
+    target.plan("split_response", times=5, events=1)
+    target.plan("merge_responses", times=2, events=20, within_s=0.2)
+    target.publish(150)
+    held = face.plain(TOPIC, replay="earliest")
+    assert held.collect(150) == list(range(150))
+    until(target.is_consumed)
+
+
+def test_t12_two_schemas_in_one_response(start: Start):
+    """A field added in mid-stream: each event is decoded by the schema that it names."""
+    target, face = start()
+    emulator = target.emulator
+    old = emulator.publish(TOPIC, [{"Order_Number__c": "0"}])[0].schema_id
+    schema = json.loads(emulator.bus.schema(old).text)
+    schema["fields"].insert(2, {"name": "New__c", "type": ["null", "string"], "default": None})
+    emulator.change_schema(TOPIC, json.dumps(schema))
+    emulator.publish(TOPIC, [{"Order_Number__c": "1", "New__c": "x"}])
+    held = face.plain(TOPIC, replay="earliest")
+    events = list(held.batch())
+    while len(events) < 2:
+        events += list(held.batch())
+    assert [event.value["Order_Number__c"] for event in events] == ["0", "1"]
+    assert "New__c" not in events[0].value
+    assert events[1].value["New__c"] == "x"
+
+
+def test_t13_a_slow_schema_does_not_reorder_events(start: Start):
+    """Two quick responses while the schema is on its way arrive in order."""
+    target, face = start(events_per_response=5)
+    target.plan("delay_call", rpc="GetSchema", seconds=0.3)
+    target.publish(20)
+    held = face.plain(TOPIC, replay="earliest")
+    assert held.collect(20) == list(range(20))
+    until(target.is_consumed)
+
+
+def test_a_schema_that_cannot_be_had_for_now_costs_no_event(start: Start):
+    """The batch waits for it."""
+    target, face = start()
+    target.plan("refuse", times=3, rpc="GetSchema", error_code="schema.api.unavailable")
+    target.publish(5)
+    held = face.plain(TOPIC, replay="earliest")
+    assert held.collect(5) == list(range(5))
+    until(target.is_consumed)
+
+
+def test_t15_errors_carry_what_support_asks_for(start: Start):
+    """The service's code and rpc id, typed, from a stream and from a call."""
+    _, face = start()
+    with pytest.raises(TopicNotFoundError) as caught:
+        face.call(face.client.get_topic, "/event/Nothing__e")
+    assert caught.value.error_code == "sfdc.platform.eventbus.grpc.topic.not.found"
+    assert caught.value.rpc_id
+    held = face.plain("/event/Nothing__e")
+    with pytest.raises(TopicNotFoundError) as caught:
+        held.next()
+    assert caught.value.error_code == "sfdc.platform.eventbus.grpc.topic.not.found"
+    assert caught.value.rpc_id
+
+
+def test_t17_a_named_type_used_twice_is_decoded(start: Start):
+    """ShippingAddress refers to the record that BillingAddress defines."""
+    target, face = start()
+    row = {
+        **ACCOUNT,
+        "BillingAddress": {"City": "Zug"},
+        "ShippingAddress": {"City": "Chur", "Latitude": 46.8},
+    }
+    target.emulator.publish("/data/AccountChangeEvent", [row])
+    held = face.plain("/data/ChangeEvents", replay="earliest")
+    (event,) = held.batch()
+    assert event.value["BillingAddress"]["City"] == "Zug"
+    assert event.value["ShippingAddress"]["Latitude"] == 46.8
+
+
+def test_ids_may_be_missing_on_change_events(start: Start):
+    """The key that removes duplicates does not need one."""
+    target, face = start(change_event_ids=False)
+    target.emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
+    held = face.plain("/data/ChangeEvents", replay="earliest")
+    (event,) = held.batch()
+    assert event.id == ""
+    assert len(event.dedupe_key) == 16
+    assert event.replay_id != ReplayId(b"\x00")

@@ -1,0 +1,317 @@
+"""What a subscriber must survive: a table, for both faces, on both services.
+
+The names T1 to T17 are those of traps that other clients fall into. T10 and T11 are limits of the
+service and T8 is about a Spark source; they have no row here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sfpubsub.config import Timings
+from sfpubsub.errors import (
+    CommitError,
+    ReplayIdRejectedError,
+    SubscriptionStoppedError,
+)
+from sfpubsub.types import ReplayId
+
+from ..conftest import QUICK, until
+from .faces import AsyncFace, Face, numbers
+from .targets import NAME, TOPIC, EmulatorTarget, MemoryTarget, Target
+
+Open = Callable[..., tuple[Target, Face]]
+
+
+@pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
+def face_kind(request: pytest.FixtureRequest) -> type[Face]:
+    return request.param
+
+
+@pytest.fixture(params=[MemoryTarget, EmulatorTarget], ids=lambda target: target.name)
+def start(request: pytest.FixtureRequest, face_kind: type[Face], tmp_path: Any) -> Iterator[Open]:
+    """Make a service with settings, and a client of it."""
+    with contextlib.ExitStack() as stack:
+
+        def make(timings: Timings = QUICK, **settings: Any) -> tuple[Target, Face]:
+            target = request.param(tmp_path / "data", **settings)
+            stack.callback(target.close)
+            face = face_kind(timings=timings, **target.arguments())
+            stack.callback(face.close)
+            return target, face
+
+        yield make
+
+
+@pytest.mark.parametrize("length", [8, 10, 12, 24])
+def test_t1_replay_ids_are_bytes(start: Open, length: int):
+    """Ids of any length resume a stream exactly, though their order as bytes means nothing."""
+    target, face = start(replay_id_bytes=length, events_per_response=7)
+    target.plan("drop_stream", times=3, after_responses=2)
+    target.publish(100)
+    held = face.plain(TOPIC, replay="earliest")
+    assert held.collect(100) == list(range(100))
+    assert held.health().last_position == target.replay_id(99)
+    until(target.is_consumed, "every fault")
+
+
+def test_t2_what_is_published_during_an_outage_is_delivered(start: Open):
+    """A failure never restarts at LATEST."""
+    target, face = start()
+    target.publish(3)
+    held = face.plain(TOPIC, replay="earliest")
+    assert held.collect(3) == [0, 1, 2]
+    target.plan("drop_stream", after_responses=1)
+    target.plan("drop_call", times=3)
+    target.publish(4)
+    assert held.collect(4) == [3, 4, 5, 6]
+    assert held.health().gaps == ()
+    until(target.is_consumed, "every fault")
+
+
+def test_t3_a_managed_stream_has_no_end(start: Open):
+    """Credit is returned for as long as anyone listens."""
+    target, face = start()
+    target.publish(250)
+    held = face.managed(NAME)
+    assert held.collect(250) == list(range(250))
+    target.publish(250)
+    assert held.collect(250) == list(range(250, 500))
+    assert held.health().reconnects == 0
+
+
+@pytest.mark.parametrize("fault", ["drop_before_commit_answer", "leave_commit_unanswered"])
+def test_t4_a_commit_without_an_answer(start: Open, fault: str):
+    """Carried out or not: nothing walks back, nothing comes twice, and in the end it is known."""
+    target, face = start(
+        Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.02, commit_timeout=0.2),
+        events_per_response=10,
+    )
+    target.plan(fault)
+    target.publish(60)
+    held = face.managed(NAME)
+    assert held.collect(60) == list(range(60))
+    held.next(0)
+    held.commit()
+    assert target.committed() == 59
+    assert held.health().gaps == ()
+    until(target.is_consumed, "every fault")
+
+
+@pytest.mark.parametrize("tip", ["none", "sent"])
+@pytest.mark.parametrize("pending", [True, False])
+def test_t4b_commit_answers_are_no_credit_and_no_position(start: Open, tip: str, pending: bool):
+    """A thousand events at a credit of 100 on one stream, whatever the answers carry."""
+    target, face = start(commit_answer_tip=tip, commit_answer_pending=pending)
+    target.publish(1000)
+    held = face.managed(NAME)
+    assert held.collect(1000) == list(range(1000))
+    held.next(0)
+    held.commit()
+    assert target.committed() == 999
+    assert held.health().reconnects == 0
+
+
+def test_t5_a_refused_position_ends_in_one_error(start: Open):
+    """No loop with the same id, and no silent start somewhere else."""
+    target, face = start()
+    target.publish(3)
+    held = face.plain(TOPIC, replay=ReplayId(b"not known"))
+    with pytest.raises(ReplayIdRejectedError) as caught:
+        held.next()
+    assert caught.value.gap is not None
+    assert caught.value.gap.after == ReplayId(b"not known")
+    assert held.health().reconnects == 0
+    with pytest.raises(ReplayIdRejectedError):
+        held.drain()
+
+
+@pytest.mark.parametrize("fallback", ["earliest", "latest"])
+def test_t5_a_fallback_is_followed_and_reported(start: Open, fallback: str):
+    """The caller chose it, and hears of the gap."""
+    target, face = start()
+    target.publish(3)
+    gaps: list[Any] = []
+    held = face.plain(
+        TOPIC, replay=ReplayId(b"not known"), replay_fallback=fallback, on_gap=gaps.append
+    )
+    if fallback == "earliest":
+        assert held.collect(3) == [0, 1, 2]
+    until(lambda: gaps)
+    assert [gap.reason for gap in gaps] == ["rejected"]
+    assert held.health().gaps == tuple(gaps)
+
+
+def test_t6_a_failure_in_the_middle_of_a_batch_resumes_there(start: Open):
+    """Ten events in a response, the fourth fails: a new run sees 3 to 9, and 0 to 2 never again."""
+    target, face = start()
+    target.publish(10)
+    held = face.managed(NAME, ack="manual")
+    for event, _ in zip(held.batch(), range(3), strict=False):
+        event.ack()
+    held.drain()
+    again = face.managed(NAME, ack="manual")
+    assert numbers(again.batch()) == list(range(3, 10))
+
+
+def test_t7_work_that_failed_comes_again(start: Open):
+    """A sink that raises once: what it did not take is delivered to the next run."""
+    target, face = start(events_per_response=5)
+    target.publish(15)
+    written: list[int] = []
+    held = face.managed(NAME)
+    written += numbers(held.batch())
+    failed = numbers(held.batch())  # the sink raises: this batch is never acked
+    held.drain()
+    again = face.managed(NAME)
+    written += again.collect(10)
+    assert failed == [5, 6, 7, 8, 9]
+    assert written == list(range(15))
+
+
+def test_t9_leaving_out_an_event_costs_no_other(start: Open):
+    """A handler that passes over its own changes keeps the rest of the batch."""
+    target, face = start(events_per_response=5)
+    target.publish(10)
+    held = face.managed(NAME)
+    kept = [number for _ in range(2) for number in numbers(held.batch()) if number % 5 != 1]
+    assert kept == [0, 2, 3, 4, 5, 7, 8, 9]
+    held.next(0)
+    held.commit()
+    assert target.committed() == 9
+
+
+def test_t14_every_event_of_every_response(start: Open):
+    """Three to a response, a thousand in all."""
+    target, face = start(events_per_response=3)
+    target.publish(1000)
+    held = face.plain(TOPIC, replay="earliest")
+    assert held.collect(1000) == list(range(1000))
+
+
+def test_redeliveries_are_handed_out_once(start: Open):
+    """Drops before anything is acked: the service repeats, the application sees each event once."""
+    target, face = start(events_per_response=10)
+    target.plan("drop_stream", times=4, after_responses=3)
+    target.publish(100)
+    held = face.managed(NAME, ack="manual")
+    batches = []
+    while sum(map(len, batches)) < 100:
+        batches.append(held.batch())
+    assert [number for batch in batches for number in numbers(batch)] == list(range(100))
+    for batch in reversed(batches):
+        batch.ack()
+    held.commit()
+    assert target.committed() == 99
+    assert held.health().redelivered > 0
+    until(target.is_consumed, "every fault")
+
+
+def test_acks_out_of_order_commit_the_prefix_only(start: Open):
+    """Workers finish as they like; the position stays below the oldest open event."""
+    target, face = start()
+    target.publish(6)
+    held = face.managed(NAME, ack="manual")
+    events = list(held.batch())
+    for index in (5, 3, 1, 0):
+        events[index].ack()
+    held.commit()
+    assert target.committed() == 1
+    events[2].ack()
+    held.commit()
+    assert target.committed() == 3
+
+
+def test_a_refused_commit_reaches_its_caller_and_moves_nothing(start: Open):
+    """And the next one works."""
+    target, face = start(commit_answer_delay_s=0.1)
+    target.publish(4)
+    held = face.managed(NAME, ack="manual")
+    events = list(held.batch())
+    target.plan("fail_commit", times=2)  # the commit of the ack, and that of the caller
+    events[0].ack()
+    with contextlib.suppress(CommitError):
+        held.commit()
+    assert target.committed() is None
+    events[1].ack()
+    with contextlib.suppress(CommitError):
+        held.commit()
+    events[2].ack()
+    held.commit()
+    assert target.committed() == 2
+
+
+def test_a_held_slot_is_waited_for(start: Open):
+    """ALREADY_EXISTS is a matter of time."""
+    target, face = start()
+    target.publish(2)
+    if target.name == "memory":
+        target.plan("hold_slot", times=3)
+    else:
+        target.plan("refuse", times=3, rpc="ManagedSubscribe",
+                    error_code="managed.subscription.already.active")  # fmt: skip
+    held = face.managed(NAME)
+    assert held.collect(2) == [0, 1]
+    assert held.health().reconnects == 3
+    until(target.is_consumed, "every fault")
+
+
+def test_stop_ends_the_subscription_with_its_reason(start: Open):
+    """An administrator's STOP is no failure to retry."""
+    target, face = start()
+    target.publish(1)
+    held = face.managed(NAME)
+    held.collect(1)
+    target.stop_subscription()
+    with pytest.raises(SubscriptionStoppedError):
+        held.next()
+    late = face.managed(NAME)
+    with pytest.raises(SubscriptionStoppedError):
+        late.next()
+
+
+def test_a_slow_application_keeps_its_stream(start: Open):
+    """U7: a queue that is full, for longer than the service's idle rule; nothing is lost."""
+    target, face = start(
+        Timings(backoff_initial=0.02, backoff_max=0.1, reserve=0.1),
+        idle_close_s=0.3,
+        events_per_response=10,
+    )
+    target.publish(300)
+    held = face.plain(TOPIC, replay="earliest", max_pending_count=20)
+    seen = numbers(held.batch())
+    until(lambda: held.health().pending_count >= 20)
+    pause = time.monotonic() + 1.0
+    until(lambda: time.monotonic() > pause)  # the handler is busy: three times the idle rule
+    assert held.health().pending_count <= 20 + 100 + 20
+    seen += held.collect(300 - len(seen))
+    assert seen == list(range(300))
+    assert held.health().reconnects == 0
+
+
+def test_twice_max_bytes_closes_the_stream_until_there_is_room(start: Open):
+    """Memory is bounded by bytes, and the stream goes on where it was."""
+    target, face = start(events_per_response=10)
+    target.publish(500)
+    held = face.plain(TOPIC, replay="earliest", max_bytes=150)
+    until(lambda: held.health().state == "paused", "a pause")
+    assert "bytes wait" in (held.health().reason or "")
+    assert held.collect(500) == list(range(500))
+    assert held.health().reconnects > 0
+
+
+def test_nothing_acked_is_committed_twice_as_far(start: Open):
+    """A drain commits what is acked and no more."""
+    target, face = start(events_per_response=10)
+    target.publish(30)
+    held = face.managed(NAME, ack="manual")
+    first = held.batch()
+    held.batch()
+    first.ack()
+    held.drain()
+    assert target.committed() == 9
