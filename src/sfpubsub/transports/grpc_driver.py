@@ -338,8 +338,8 @@ class StreamDriver:
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, ReportGap):
-            if self._finish is None:  # otherwise the error that ends it says the same
-                logger.warning("%s", command.gap)
+            # When it ends the subscription, the error that is raised says the same.
+            logger.log(logging.INFO if self.over else logging.WARNING, "%s", command.gap)
             self._on_gap(command.gap)
         elif isinstance(command, SettleCommit):
             future = self._tickets.pop(command.ticket)
