@@ -63,7 +63,8 @@ class MemoryService(Transport):
     Args:
         events_per_response: At most so many.
         replay_id_bytes: Length of the ids, whose order as bytes is not that of the events.
-        commit_answer_tip: ``none``, or anything else: whether commit answers carry a position.
+        commit_answer_tip: What position commit answers carry: ``none``, ``sent``, or ``org``, which
+            is ahead of events that are still to come.
         commit_answer_pending: Whether they carry the pending figure.
     """
 
@@ -78,7 +79,7 @@ class MemoryService(Transport):
     ) -> None:
         self.per_response = events_per_response
         self.id_bytes = replay_id_bytes
-        self.tip_in_answers = commit_answer_tip != "none"
+        self.answer_tip = commit_answer_tip
         self.pending_in_answers = commit_answer_pending
         self.lock = threading.RLock()
         self.log: list[RawEvent] = []
@@ -123,6 +124,11 @@ class MemoryService(Transport):
         """Return the position of event *number*; that of -1 is before all."""
         scrambled = (number + 2) * 6_364_136_223_846_793_005 % 2**64
         return ReplayId(scrambled.to_bytes(8, "big").ljust(self.id_bytes, b"\x00"))
+
+    @property
+    def newest(self) -> ReplayId:
+        """Position of the newest event."""
+        return self.mint(len(self.log) - 1)
 
     def number_of(self, replay_id: ReplayId) -> int | None:
         """Return the number that *replay_id* is the position of."""
@@ -243,9 +249,11 @@ class Call(StreamCall):
         if service.take_fault("leave_commit_unanswered"):
             return None
         answer = CommitAnswer(request.commit.request_id, request.commit.replay_id, error, 1)
-        tip = service.mint(self._cursor) if service.tip_in_answers else None
+        tips = {"none": None, "sent": service.mint(self._cursor), "org": service.newest}
         pending = self._credit if service.pending_in_answers else 0
-        return self._respond(Response(latest_replay_id=tip, pending=pending, commit=answer))
+        return self._respond(
+            Response(latest_replay_id=tips[service.answer_tip], pending=pending, commit=answer)
+        )
 
     # The client's end.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -306,6 +307,24 @@ def test_a_missed_commit_deadline_is_a_reconnect(start: Start):
 
 
 # Messages of every shape.
+
+
+def test_t4b_the_tip_of_an_answer_is_no_position(start: Start):
+    """It may be ahead of events that are still to come: committing it would lose them."""
+    target, face = start(commit_answer_tip="org")
+    target.publish(10)
+    held = face.managed(NAME, ack="manual")
+    batch = held.batch()
+    target.plan("merge_responses", events=100, within_s=5.0)
+    target.publish(5)  # held back, while answers already speak of them
+    batch.ack()
+    held.commit()
+    held.drain()
+    assert target.committed() == 9
+    with urllib.request.urlopen(f"{target.emulator.http_url}/health", timeout=10) as answer:
+        counts = json.load(answer)["managed_subscriptions"][NAME]
+    assert (counts["commits_accepted"], counts["commits_refused"]) == (1, 0)
+    assert face.managed(NAME).collect(5) == list(range(10, 15))
 
 
 def test_events_and_a_commits_answer_in_one_message(start: Start):

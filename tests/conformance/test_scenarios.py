@@ -103,7 +103,7 @@ def test_t4_a_commit_without_an_answer(start: Open, fault: str):
     until(target.is_consumed, "every fault")
 
 
-@pytest.mark.parametrize("tip", ["none", "sent"])
+@pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
 def test_t4b_commit_answers_are_no_credit_and_no_position(start: Open, tip: str, pending: bool):
     """A thousand events at a credit of 100 on one stream, whatever the answers carry."""

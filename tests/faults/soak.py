@@ -47,6 +47,11 @@ FAULTS: list[dict[str, Any]] = [
     {"kind": "fail_commit"},
 ]  # fmt: skip
 
+# A subscription ends after three failed commits in a row, as it should; these are kept so far
+# apart, in seconds, that commits succeed between them.
+COMMIT_FAILURES = ("leave_commit_unanswered", "fail_commit")
+COMMIT_FAILURE_PERIOD = 10.0
+
 # Seconds for what must happen at the end.
 PATIENCE = 120.0
 
@@ -127,7 +132,7 @@ def rss() -> int:
 def run(seconds: float, faults_per_second: float, seed: int) -> dict[str, Any]:
     """Soak for *seconds* and return the report."""
     chance = random.Random(seed)
-    timings = Timings(backoff_initial=0.1, backoff_max=0.5, slot_initial=0.1, commit_timeout=1.0)
+    timings = Timings(backoff_initial=0.1, backoff_max=0.5, slot_initial=0.1, commit_timeout=2.0)
     with tempfile.TemporaryDirectory(prefix="sfpubsub-soak-") as directory:
         emulator = Emulator(Path(directory) / "emulator")
         try:
@@ -152,7 +157,7 @@ def _soak(
     for reader in readers:
         reader.start()
     began = time.monotonic()
-    published, early_rss, fault_due = 0, 0, began
+    published, early_rss, fault_due, commit_failure_due = 0, 0, began, began
     while (elapsed := time.monotonic() - began) < seconds:
         rows = [
             {"CreatedDate": 1, "CreatedById": "005", "Order_Number__c": str(published + index)}
@@ -162,10 +167,14 @@ def _soak(
         published += PART
         if time.monotonic() >= fault_due:
             fault = dict(chance.choice(FAULTS))
+            fault_due += 1 / faults_per_second
+            if fault["kind"] in COMMIT_FAILURES:
+                if time.monotonic() < commit_failure_due:
+                    continue
+                commit_failure_due = time.monotonic() + COMMIT_FAILURE_PERIOD
             if fault["kind"] in ("drop_stream", "fail_stream"):
                 fault["after_responses"] = chance.choice((0, 1, 3))
             emulator.admin("/admin/faults", fault)
-            fault_due += 1 / faults_per_second
         if not early_rss and elapsed > min(60.0, seconds / 4):
             early_rss = rss()
         if any(reader.wrong or reader.error for reader in readers):
