@@ -181,6 +181,7 @@ def test_a_managed_position_that_aged_out_is_a_gap_when_it_can_be_seen(start: St
     target.publish(3)
     target.plan("drop_stream")
     assert held.collect(3) == [10, 11, 12]
+    until(lambda: gaps, "a gap")
     assert [gap.reason for gap in gaps] == ["repositioned"]
     assert gaps[0].after == target.replay_id(4)
     assert gaps[0].before == target.replay_id(10)
