@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import traceback
 
 import pytest
 
@@ -105,3 +106,30 @@ def test_a_failed_renewal_can_be_tried_again():
     with pytest.raises(AuthenticationError):
         current.renew(old)
     assert current.renew(old) != old
+
+
+def test_a_token_file_may_end_with_a_line_break():
+    """White space around the parts is not part of them."""
+    assert Session(SECRET + "\n", " https://x ", "t").access_token == SECRET
+
+
+@pytest.mark.parametrize("token", ["se cret", "se\ncret", "sécret"])
+def test_what_no_header_can_carry_is_refused_and_not_shown(token):
+    """It would fail each call as if the network were down, for ever."""
+    with pytest.raises(ConfigurationError, match="SFPUBSUB_ACCESS_TOKEN") as caught:
+        Session(token, "https://x", "t")
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize(("error", "retryable"), [(ConnectionError, True), (KeyError, False)])
+def test_a_provider_that_breaks_shows_no_secret(error, retryable):
+    """Its message may hold a request with a client secret; only its type is told."""
+
+    class Broken:
+        def get_session(self, expired):
+            raise error("POST https://x?client_secret=abc")
+
+    with pytest.raises(AuthenticationError, match=error.__name__) as caught:
+        CurrentSession(Broken()).get()
+    assert "client_secret" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.retryable is retryable

@@ -82,3 +82,35 @@ def test_the_cache_is_bounded_and_keeps_what_is_used():
         cache.get(schema_id)
     assert len(cache) == 2
     assert calls == ["a", "b", "c", "b"]
+
+
+def test_an_interrupted_fetch_interrupts_no_other_thread():
+    """Ctrl-C is for one thread; the others may ask again."""
+    gate, asked = threading.Event(), threading.Event()
+
+    def fetch(_schema_id):
+        asked.set()
+        assert gate.wait(PATIENCE)
+        raise KeyboardInterrupt
+
+    cache = SchemaCache(fetch)
+    outcomes = []
+
+    def ask():
+        try:
+            cache.get("a")
+        except (KeyboardInterrupt, SchemaError) as error:
+            outcomes.append(error)
+
+    first, second = threading.Thread(target=ask), threading.Thread(target=ask)
+    first.start()
+    assert asked.wait(PATIENCE)
+    second.start()
+    gate.set()
+    first.join(PATIENCE)
+    second.join(PATIENCE)
+    assert sum(isinstance(error, KeyboardInterrupt) for error in outcomes) >= 1
+    assert all(
+        isinstance(error, KeyboardInterrupt) or getattr(error, "retryable", False)
+        for error in outcomes
+    )

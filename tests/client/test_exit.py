@@ -30,6 +30,18 @@ asyncio.run(main())
 """
 
 
+FORK = f"""
+import os
+from sfpubsub import PubSubClient
+client = PubSubClient.from_env()
+subscription = client.subscribe("{TOPIC}", replay="earliest")
+print(len(subscription.next_batch(20)), flush=True)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+"""
+
+
 def run(emulator, code: str, times: int) -> None:
     """Run the program again and again; each run has to print its events and to end."""
     for _ in range(times):
@@ -50,6 +62,13 @@ def test_a_program_that_closes_nothing_ends(run_emulator, code):
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, code, 10)
+
+
+def test_a_forked_child_ends_as_well(run_emulator):
+    """It has none of the parent's threads, so it must not wait for them."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(5))
+    run(emulator, FORK, 2)
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from sfpubsub.client.replay_store import ReplayStore
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.errors import (
+    ConfigurationError,
+    LocalProtocolError,
     PermissionDeniedError,
     ReplayIdRejectedError,
     SessionExpiredError,
@@ -232,3 +234,32 @@ def test_the_topic_of_a_channels_events_is_the_one_subscribed_to(run_emulator, c
     assert event.topic == "/data/ChangeEvents"
     assert event.event_name == "AccountChangeEvent"
     assert event.event_time == 1_700_000_000_000
+
+
+def test_a_closed_client_says_so(run_emulator, connect):
+    """It does not wait for a network that it has let go of."""
+    client = connect(run_emulator())
+    client.close()
+    for call in (client.connect, lambda: client.get_topic(TOPIC), lambda: client.subscribe(TOPIC)):
+        with pytest.raises(LocalProtocolError, match="closed"):
+            call()
+
+
+def test_nothing_is_handed_out_after_the_end(run_emulator, connect):
+    """Drained is drained, also for a batch whose schema was still on its way."""
+    plan = FaultPlan([Fault("refuse", rpc="GetSchema", error_code="schema.api.unavailable")])
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(1))
+    subscription = connect(emulator).subscribe(TOPIC, replay="earliest")
+    until(lambda: subscription.health().pending_count)
+    assert subscription.next_batch(0) is None
+    subscription.drain()
+    assert subscription.next_batch(1) is None
+
+
+def test_a_wrong_way_of_acking_opens_nothing(run_emulator, connect):
+    """The mistake costs no stream."""
+    client = connect(run_emulator())
+    with pytest.raises(ConfigurationError, match="manual"):
+        client.subscribe(TOPIC, ack="sometimes")
+    assert not client._connection._drivers

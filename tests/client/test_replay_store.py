@@ -8,6 +8,7 @@ import shelve
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -23,6 +24,7 @@ from sfpubsub.errors import ConfigurationError
 
 from ..conftest import PATIENCE
 from .test_managed import TOPIC, collect, orders
+from .test_plain import MemoryStore
 
 ONE, TWO = ReplayId(b"\x00\x01\xff\n"), ReplayId(b"\x02")
 
@@ -196,3 +198,63 @@ def test_the_options_of_the_streaming_api_are_understood(run_emulator, connect, 
     with connect(emulator).subscribe(TOPIC, replay=option) as subscription:
         batch = subscription.next_batch(0.2 if option is ReplayOption.NEW_EVENTS else PATIENCE)
     assert (batch is None) == (option is ReplayOption.NEW_EVENTS)
+
+
+def test_threads_share_a_file_without_losing_topics(tmp_path):
+    """One store may serve many subscriptions, each in a thread of its own."""
+    path = tmp_path / "positions.json"
+    with FileReplayStore(path) as store:
+        threads = [
+            threading.Thread(target=lambda n=n: [store.set(f"t{n}-{i}", ONE) for i in range(10)])
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert len(json.loads(path.read_text())["positions"]) == 40
+
+
+class Flaky(MemoryStore):
+    """Fails once."""
+
+    def __init__(self) -> None:
+        super().__init__(StartPosition.earliest())
+        self.broken = True
+
+    def set(self, topic, replay_id):
+        if self.broken:
+            self.broken = False
+            raise OSError("disk full")
+        super().set(topic, replay_id)
+
+
+def test_a_store_that_failed_once_gets_the_position_again(run_emulator, connect):
+    """An acked position is not forgotten because it could not be stored at once."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(3))
+    store = Flaky()
+    with connect(emulator).subscribe(TOPIC, replay=store, ack="manual") as subscription:
+        batch = subscription.next_batch(PATIENCE)
+        with pytest.raises(OSError, match="disk full"):
+            batch.ack()
+    assert bytes(store.positions[TOPIC]) == results[-1].replay_id
+
+
+def test_a_failing_store_does_not_hide_the_applications_error(run_emulator, connect):
+    """What went wrong first is what the caller sees, and nothing stays behind."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    client = connect(emulator)
+    store = Flaky()
+    subscription = client.subscribe(TOPIC, replay=store, ack="manual")
+
+    def application():
+        with subscription:
+            batch = subscription.next_batch(PATIENCE)
+            subscription._driver.ack(batch.first_seq, batch.first_seq)  # stored by the drain
+            raise KeyError("of the application")
+
+    with pytest.raises(KeyError, match="of the application"):
+        application()
+    assert subscription.health().state == "closed"

@@ -51,6 +51,23 @@ def test_a_callback_may_set_the_next_deadline(alarm):
     assert done.wait(PATIENCE)
 
 
+def test_a_callback_that_raises_does_not_silence_the_others(alarm, caplog):
+    """One owner's fault must not stop the deadlines of all."""
+    done = threading.Event()
+    alarm.set("broken", 0.0, lambda: 1 / 0)
+    alarm.set("sound", time.monotonic() + 0.02, done.set)
+    assert done.wait(PATIENCE)
+    assert "internal error at a deadline" in caplog.text
+
+
+def test_a_deadline_that_never_comes_is_no_error(alarm):
+    """Infinite times are allowed."""
+    done = threading.Event()
+    alarm.set("never", float("inf"), done.set)
+    alarm.set("soon", time.monotonic() + 0.01, done.set)
+    assert done.wait(PATIENCE)
+
+
 def test_nothing_rings_after_close():
     """Closing ends the thread and forgets the deadlines."""
     alarm = AlarmClock(time.monotonic)

@@ -41,27 +41,30 @@ def events(first: int, count: int) -> tuple[RawEvent, ...]:
 class Harness:
     """A driver over a MemoryTransport."""
 
-    def __init__(self, *, managed=True, limits=None, timings=QUICK, renew=None):
+    def __init__(
+        self, *, managed=True, limits=None, timings=QUICK, renew=None, on_gap=None, start=None
+    ):
         self.transport = MemoryTransport()
         self.alarm = AlarmClock(time.monotonic)
         self.gaps = []
         self.renewals = []
-        start = None if managed else StartPosition.earliest()
+        start = None if managed else start or StartPosition.earliest()
         self.driver = StreamDriver(
             SubscriptionProtocol("Orders", start=start, limits=limits, timings=timings),
             self.transport,
             Target("Orders", managed),
             alarm=self.alarm,
             renew=renew or self.renewals.append,
-            on_gap=self.gaps.append,
+            on_gap=on_gap or self.gaps.append,
             jitter=lambda: 0.5,
         )
         self.driver.start()
         self.call = self.transport.next_call()
 
     def take(self) -> list[str]:
-        arrival = self.driver.take(PATIENCE)
+        arrival = self.driver.wait(PATIENCE)
         assert arrival is not None
+        assert self.driver.accept(arrival)
         return [event.id for event in arrival.batch.events]
 
 
@@ -100,11 +103,34 @@ def test_a_full_queue_stops_the_credit_until_it_is_read(harness):
     assert h.call.next_request().num_requested == 100
 
 
-def test_take_returns_none_after_its_timeout(harness):
+def test_waiting_returns_none_after_its_timeout(harness):
     """Waiting is bounded by the caller."""
     h = harness()
-    assert h.driver.take(0.01) is None
+    assert h.driver.wait(0.01) is None
     assert not h.driver.over
+
+
+def test_a_batch_stays_the_next_one_until_it_is_accepted(harness):
+    """Whoever is interrupted between looking and taking loses nothing, and takes it once."""
+    h = harness()
+    h.call.respond(Response(events(0, 3), pending=97))
+    first = h.driver.wait(PATIENCE)
+    assert h.driver.wait(PATIENCE) is first
+    assert h.driver.health().pending_count == 3
+    assert h.driver.accept(first)
+    assert not h.driver.accept(first)
+    assert h.driver.health().pending_count == 0
+    assert h.driver.poll() is None
+
+
+def test_a_callback_that_raises_takes_no_thread_with_it(harness, caplog):
+    """on_gap is the application's: its mistake is logged, and the stream goes on."""
+    h = harness(managed=False, on_gap=lambda gap: 1 / 0, start=StartPosition.latest())
+    h.call.end(DOWN)
+    second = h.transport.next_call()
+    second.respond(Response(events(0, 1), pending=99))
+    assert h.take() == ["id0"]
+    assert "on_gap of Orders raised" in caplog.text
 
 
 def test_what_was_received_is_handed_out_before_the_failure(harness):
@@ -115,7 +141,7 @@ def test_what_was_received_is_handed_out_before_the_failure(harness):
     until(lambda: h.driver.over)
     assert h.take() == ["id0"]
     with pytest.raises(StreamError, match="the end"):
-        h.driver.take(None)
+        h.driver.wait(None)
 
 
 def test_a_broken_stream_is_opened_again(harness):
@@ -150,7 +176,7 @@ def test_a_session_that_cannot_be_renewed_ends_the_subscription(harness):
     h = harness(renew=renew)
     h.call.end(EXPIRED)
     with pytest.raises(AuthenticationError, match="no credentials"):
-        h.driver.take(PATIENCE)
+        h.driver.wait(PATIENCE)
 
 
 def test_a_fault_of_ours_ends_the_subscription_instead_of_silencing_it(harness, caplog):
@@ -159,7 +185,7 @@ def test_a_fault_of_ours_ends_the_subscription_instead_of_silencing_it(harness, 
     h.transport.open_stream = None  # the next stream cannot even be called
     h.call.end(DOWN)
     with pytest.raises(StreamError, match="internal error"):
-        h.driver.take(PATIENCE)
+        h.driver.wait(PATIENCE)
     assert "internal error on Orders" in caplog.text
 
 
@@ -199,7 +225,7 @@ def test_a_drain_half_closes_and_waits_for_the_end(harness):
     h.call.end()
     waiter.join(PATIENCE)
     assert h.driver.over
-    assert h.driver.take(None) is None
+    assert h.driver.wait(None) is None
 
 
 def test_a_drain_before_the_first_response_ends_as_well(harness):
@@ -225,7 +251,7 @@ def test_an_abort_wakes_everyone(harness):
 
     threads = [
         threading.Thread(target=commit),
-        threading.Thread(target=lambda: outcomes.put(h.driver.take(PATIENCE))),
+        threading.Thread(target=lambda: outcomes.put(h.driver.wait(PATIENCE))),
     ]
     for thread in threads:
         thread.start()

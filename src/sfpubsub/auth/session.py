@@ -5,12 +5,21 @@ A secret never leaves a `Session` by accident: not in its repr, not in a pickle.
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sfpubsub.config import Settings
-from sfpubsub.errors import ConfigurationError, SessionExpiredError
+from sfpubsub.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    SessionExpiredError,
+    SfPubSubError,
+)
+
+# What an HTTP header may carry; anything else would fail each call, and be tried again for ever.
+_HEADER_VALUE = re.compile(r"[!-~]*")
 
 # Characters of an organisation id at the start of an access token, before the exclamation mark.
 _ORG_ID_LENGTH = 15
@@ -32,6 +41,14 @@ class Session:
     """Organisation id; taken from the access token when it is empty."""
 
     def __post_init__(self) -> None:
+        for name in ("access_token", "instance_url", "tenant_id"):
+            value = getattr(self, name).strip()  # a token file ends with a line break
+            if not _HEADER_VALUE.fullmatch(value):
+                raise ConfigurationError(
+                    f"the {name.replace('_', ' ')} has characters that a header cannot carry: set "
+                    f"SFPUBSUB_{name.upper()} anew"
+                )
+            object.__setattr__(self, name, value)
         if not self.access_token:
             raise ConfigurationError("no access token: set SFPUBSUB_ACCESS_TOKEN")
         if not self.instance_url:
@@ -118,7 +135,7 @@ class CurrentSession:
         """
         with self._lock:
             if self._session is None:
-                self._session = self._provider.get_session(None)
+                self._session = self._fetch(None)
             return self._session
 
     def renew(self, expired: Session) -> Session:
@@ -128,8 +145,19 @@ class CurrentSession:
             AuthenticationError: None can be had.
         """
         with self._lock:
-            if self._session is expired:
-                self._session = self._provider.get_session(expired)
-            if self._session is None:
-                self._session = self._provider.get_session(None)
+            if self._session is expired or self._session is None:
+                self._session = self._fetch(expired)
             return self._session
+
+    def _fetch(self, expired: Session | None) -> Session:
+        try:
+            return self._provider.get_session(expired)
+        except SfPubSubError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a provider is anyone's code
+            # Neither its message nor a chain to it: a request's URL or body may hold a secret.
+            raise AuthenticationError(
+                f"the session provider failed with {type(error).__name__}; it should raise an "
+                f"AuthenticationError that says why",
+                retryable=isinstance(error, OSError),
+            ) from None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from sfpubsub.avro.codec import Codec
+from sfpubsub.errors import SchemaError
 from sfpubsub.types import SchemaInfo
 
 # Schemas kept. An org has some hundreds of event types at most; a parsed schema of a large object
@@ -63,7 +64,9 @@ class SchemaCache:
         except BaseException as error:
             with self._lock:
                 del self._in_flight[schema_id]
-            mine.set_exception(error)
+            # The others must not be interrupted by this thread's Ctrl-C; they may ask again.
+            interrupted = SchemaError("the fetch was interrupted", retryable=True)
+            mine.set_exception(error if isinstance(error, Exception) else interrupted)
             raise
         with self._lock:
             del self._in_flight[schema_id]

@@ -79,7 +79,7 @@ class AsyncPubSubClient:
 
     async def connect(self, timeout: float = 10.0) -> None:
         """Wait until the service can be reached; see `PubSubClient.connect`."""
-        await self._run(lambda: self._connection.transport.connect(timeout))
+        await self._run(lambda: self._connection.connect(timeout))
 
     async def get_topic(self, name: str) -> TopicInfo:
         """Return what the service says of a topic; see `PubSubClient.get_topic`."""

@@ -24,8 +24,8 @@ from sfpubsub.client.aio_bridge import Bell, in_thread, settled
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.connection import Connection
 from sfpubsub.client.replay_store import AsyncReplayStore, ReplayStore, is_async
-from sfpubsub.client.subscription import COMMIT_TIMEOUT, AckMode, batch_of
-from sfpubsub.errors import ConfigurationError, SfPubSubError
+from sfpubsub.client.subscription import COMMIT_TIMEOUT, AckMode, batch_of, check_ack
+from sfpubsub.errors import SfPubSubError
 from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.transports.grpc_driver import Arrival, StreamDriver
 from sfpubsub.types import CommitReceipt, Health, Replay, ReplayId
@@ -62,8 +62,7 @@ class AsyncSubscription:
         submit: Callable[[Callable[[], Codecs]], Future[Codecs]],
         open_later: Callable[[Replay | None], StreamDriver] | None,
     ) -> None:
-        if ack not in ("auto", "manual"):
-            raise ConfigurationError(f"ack is 'auto' or 'manual', not {ack!r}")
+        check_ack(ack)
         self._driver = driver
         self._connection = connection
         self._auto = ack == "auto"
@@ -159,6 +158,7 @@ class AsyncSubscription:
         ids = {raw.schema_id for raw in arrival.batch.events}
         known = {name: codec for name in ids if (codec := schemas.peek(name)) is not None}
         if len(known) == len(ids):
+            self._fetch = None  # of these, when it was given up for a time
             return known
         timings = self._connection.timings
         backoff = Backoff(timings.backoff_initial, timings.backoff_max)

@@ -9,7 +9,12 @@ from typing import Any, TypeVar, cast
 from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.connection import Connection
 from sfpubsub.client.replay_store import ReplayStore, as_store
-from sfpubsub.client.subscription import AckMode, ManagedSubscription, Subscription
+from sfpubsub.client.subscription import (
+    AckMode,
+    ManagedSubscription,
+    Subscription,
+    check_ack,
+)
 from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
 from sfpubsub.transports.base import Transport
 from sfpubsub.transports.grpc_driver import StreamDriver
@@ -84,7 +89,7 @@ class PubSubClient:
         Raises:
             StreamUnavailableError: It could not be reached in that time.
         """
-        self._connection.transport.connect(timeout)
+        self._connection.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
         """Return what the service says of a topic.
@@ -156,6 +161,7 @@ class PubSubClient:
             ConfigurationError: *replay* is an async store.
             ValueError: *replay* is a string that is no position.
         """
+        check_ack(ack)
         store = as_store(replay)
         if store is not None:
             start: Replay = store.get(topic) or StartPosition.latest()
@@ -195,6 +201,7 @@ class PubSubClient:
             connection_timeout: As for `subscribe`; does not count waiting for the managed slot.
             on_gap: As for `subscribe`.
         """
+        check_ack(ack)
         driver = self._connection.open_managed(
             name,
             limits=Limits(max_pending_count, max_bytes, max_unacked),

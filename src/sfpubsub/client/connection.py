@@ -8,6 +8,8 @@ closed under it.
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 import threading
 import time
 import weakref
@@ -25,6 +27,8 @@ from sfpubsub.transports.base import Headers, Target, Transport
 from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.transports.grpc_driver import StreamDriver
 from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo, start_position
+
+logger = logging.getLogger("sfpubsub.client")
 
 T = TypeVar("T")
 
@@ -63,6 +67,11 @@ class Connection:
         _open_connections.add(self)
 
     # Unary calls.
+
+    def connect(self, timeout: float) -> None:
+        """Wait until the service can be reached."""
+        self._check_open()
+        self.transport.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
         """Call GetTopic."""
@@ -166,9 +175,11 @@ class Connection:
         return driver
 
     def release(self, driver: StreamDriver) -> None:
-        """Forget a driver that has ended."""
+        """Forget a driver that has ended, once no thread of it is left."""
         with self._lock:
-            self._drivers.discard(driver)
+            if not driver.has_begun:
+                self._drivers.discard(driver)
+            self._drivers = {other for other in self._drivers if not other.is_done}
 
     # The end.
 
@@ -197,8 +208,9 @@ class Connection:
     def finish(self) -> None:
         """Wait for what `abort` has ended, then close the channel; call it once."""
         # A call that outlives its channel, or is alive when the interpreter exits, can hang it.
+        deadline = time.monotonic() + CLOSE_TIMEOUT
         for driver in list(self._drivers):
-            driver.join(CLOSE_TIMEOUT)
+            driver.join(max(0.0, deadline - time.monotonic()))
         self._alarm.close()
         self.transport.close()
 
@@ -206,4 +218,11 @@ class Connection:
 @atexit.register
 def _close_open_connections() -> None:
     for connection in list(_open_connections):
-        connection.close()
+        try:
+            connection.close()
+        except Exception:  # the others have to be closed all the same
+            logger.exception("closing a client at exit")
+
+
+# A child has none of the parent's threads: closing the parent's channels there would wait for ever.
+os.register_at_fork(after_in_child=_open_connections.clear)

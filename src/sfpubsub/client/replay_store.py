@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from inspect import iscoroutinefunction
@@ -96,7 +97,7 @@ class FileReplayStore(ReplayStore):
     leaves the old positions or the new ones. A file that is damaged all the same (by a disk, by an
     editor) is an error and never an empty store, because starting over may lose events.
 
-    Use it as a context manager, or call `close`, to let another process have it.
+    Thread-safe. Use it as a context manager, or call `close`, to let another process have it.
 
     Args:
         path: The file; made with the first position.
@@ -109,6 +110,7 @@ class FileReplayStore(ReplayStore):
     def __init__(self, path: str | os.PathLike[str], *, default: Replay = "latest") -> None:
         self._path = Path(path)
         self._default = start_position(default)
+        self._writing = threading.Lock()  # one `set` at a time: each writes all positions
         self._lock: int | None = _claim(self._path)
         try:
             self._positions = _read(self._path)
@@ -127,6 +129,10 @@ class FileReplayStore(ReplayStore):
         Raises:
             ConfigurationError: The file cannot be written; the old positions are still there.
         """
+        with self._writing:
+            self._set(topic, replay_id)
+
+    def _set(self, topic: str, replay_id: ReplayId) -> None:
         if self._lock is None:
             raise ConfigurationError(f"the replay store {self._path} is closed")
         positions = {**self._positions, topic: replay_id}
@@ -142,6 +148,7 @@ class FileReplayStore(ReplayStore):
     def close(self) -> None:
         """Let another process have the file. Can be repeated."""
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may hold the file as well
             os.close(self._lock)
             self._lock = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -22,7 +23,7 @@ from sfpubsub.errors import ConfigurationError, SfPubSubError
 from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.transports.base import Target
 from sfpubsub.transports.grpc_driver import Arrival, StreamDriver
-from sfpubsub.types import CommitReceipt, Health
+from sfpubsub.types import CommitReceipt, Health, ReplayId
 
 logger = logging.getLogger("sfpubsub.client")
 
@@ -32,6 +33,16 @@ Self = TypeVar("Self", bound="Subscription")
 # How long `commit` waits for its answer, in seconds: the time after which an answer counts as
 # lost, and one more try.
 COMMIT_TIMEOUT = 60.0
+
+
+def check_ack(ack: str) -> None:
+    """Refuse a way of acking that there is not.
+
+    Raises:
+        ConfigurationError: *ack* is neither ``auto`` nor ``manual``.
+    """
+    if ack not in ("auto", "manual"):
+        raise ConfigurationError(f"ack is 'auto' or 'manual', not {ack!r}")
 
 
 def batch_of(
@@ -77,8 +88,6 @@ class Subscription:
         timings: Timings,
         on_close: Callable[[StreamDriver], None],
     ) -> None:
-        if ack not in ("auto", "manual"):
-            raise ConfigurationError(f"ack is 'auto' or 'manual', not {ack!r}")
         self._driver = driver
         self._target = driver.target
         self._schemas = schemas
@@ -87,7 +96,11 @@ class Subscription:
         self._timings = timings
         self._on_close = on_close
         self._handed_out: EventBatch | None = None
-        self._waiting: Arrival | None = None  # taken, but a schema of it could not be had yet
+        self._ready: tuple[Arrival, EventBatch] | None = None  # made, and not yet handed out
+        self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
+        self._schema_due = 0.0  # no schema that could not be had is asked for before
+        self._unstored: ReplayId | None = None  # a position that the store does not have yet
+        self._storing = threading.Lock()  # positions reach the store one by one, in their order
         driver.start()
 
     @property
@@ -124,18 +137,13 @@ class Subscription:
         while True:
             self._store_position()
             over = self._driver.over  # before looking: what comes before the end is taken first
-            if self._waiting is None:
+            if self._ready is None:
                 rest = None if deadline is None else max(0.0, deadline - time.monotonic())
-                self._waiting = self._driver.take(rest)
-            if self._waiting is not None:
-                batch = self._make_batch(self._waiting, deadline)
-                if batch is None:
-                    if self._driver.over:
-                        self._driver.raise_failure()
+                arrival = self._driver.wait(rest)
+                if arrival is not None and not self._prepare(arrival, deadline):
                     return None
-                self._waiting = None
-                self._handed_out = batch
-                return batch
+            if self._ready is not None:
+                return self._hand_out(*self._ready)
             # A plain None may be a wake-up to store a keepalive's position.
             if over or (deadline is not None and time.monotonic() >= deadline):
                 self._store_position()
@@ -146,27 +154,46 @@ class Subscription:
         if batch is not None and self._auto:
             batch.ack()
 
-    def _make_batch(self, arrival: Arrival, deadline: float | None) -> EventBatch | None:
+    def _prepare(self, arrival: Arrival, deadline: float | None) -> bool:
+        # Ready first, accepted then: Ctrl-C between the two costs nothing.
         codecs = self._codecs({raw.schema_id for raw in arrival.batch.events}, deadline)
-        return None if codecs is None else batch_of(arrival, self._target, codecs, self._ack)
+        if codecs is None:
+            if self._driver.over:
+                self._driver.raise_failure()
+            return False
+        self._ready = arrival, batch_of(arrival, self._target, codecs, self._ack)
+        if not self._driver.accept(arrival):
+            self._ready = None  # discarded meanwhile, by a drain in another thread
+        return True
+
+    def _hand_out(self, arrival: Arrival, batch: EventBatch) -> EventBatch:
+        self._driver.accept(arrival)  # again, where the first time was interrupted
+        self._ready = None
+        self._handed_out = batch
+        return batch
 
     def _codecs(self, schema_ids: set[str], deadline: float | None) -> dict[str, Codec] | None:
         # A schema that cannot be had for now must not cost an event: the batch waits for it.
-        backoff = Backoff(self._timings.backoff_initial, self._timings.backoff_max)
         while True:
+            wait = self._schema_due - time.monotonic()
+            if deadline is not None and wait > deadline - time.monotonic():
+                self._driver.wait_until_over(max(0.0, deadline - time.monotonic()))
+                return None
+            if wait > 0 and self._driver.wait_until_over(wait):
+                return None
             try:
-                return {schema_id: self._schemas.get(schema_id) for schema_id in schema_ids}
+                codecs = {schema_id: self._schemas.get(schema_id) for schema_id in schema_ids}
             except SfPubSubError as error:
                 if self._driver.over:
                     return None
                 if not error.retryable:
                     raise
-                wait = backoff.next(random.random())  # noqa: S311  # jitter, not a secret
+                wait = self._schema_backoff.next(random.random())  # noqa: S311  # jitter
+                self._schema_due = time.monotonic() + wait
                 logger.warning("%s; trying again in %.1f s", error, wait)
-                if deadline is not None:
-                    wait = min(wait, deadline - time.monotonic())
-                if wait < 0 or self._driver.wait_until_over(wait):
-                    return None
+            else:
+                self._schema_backoff.reset()
+                return codecs
 
     # Acks and positions.
 
@@ -175,10 +202,15 @@ class Subscription:
         self._store_position()
 
     def _store_position(self) -> None:
-        if self._store is not None:
+        if self._store is None:
+            return
+        with self._storing:
             position = self._driver.storable()
             if position is not None:
-                self._store.set(self._target.name, position)
+                self._unstored = position
+            if self._unstored is not None:
+                self._store.set(self._target.name, self._unstored)
+                self._unstored = None  # only now: a store that failed is asked again
 
     @property
     def pending_count(self) -> int:
@@ -202,13 +234,22 @@ class Subscription:
         """
         try:
             self._driver.drain()
+        except SfPubSubError:
+            raise
+        except BaseException:  # Ctrl-C: the second one ends at once
+            self._driver.abort()
+            raise
         finally:
-            self._store_position()
-            self._on_close(self._driver)
+            self._ready = None
+            try:
+                self._store_position()
+            finally:
+                self._on_close(self._driver)
 
     def abort(self) -> None:
         """End now. What is acked and not committed comes again."""
         self._driver.abort()
+        self._ready = None
         self._on_close(self._driver)
 
     def join(self, timeout: float) -> None:
@@ -226,7 +267,7 @@ class Subscription:
     ) -> None:
         try:
             self.drain()
-        except SfPubSubError as error:
+        except Exception as error:
             if exc is None:
                 raise
             if error is not exc:  # a second failure must not hide the first

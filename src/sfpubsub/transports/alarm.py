@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger("sfpubsub.transport")
 
 Clock = Callable[[], float]
 
@@ -20,15 +23,18 @@ class AlarmClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Guards all below. Never held while a callback runs: callbacks set deadlines.
-        self._changed = threading.Condition()
+        # Guards all below. Never held while a callback runs: callbacks set deadlines. Entered as a
+        # lock and not as a condition, whose own way in is Python code that Ctrl-C can interrupt
+        # with the lock taken.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._due: dict[object, tuple[float, Callable[[], None]]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def set(self, owner: object, deadline: float | None, callback: Callable[[], None]) -> None:
         """Replace the owner's deadline; None removes it."""
-        with self._changed:
+        with self._lock:
             old = self._due.pop(owner, None)
             if deadline is None or self._closed:
                 return
@@ -44,7 +50,7 @@ class AlarmClock:
 
     def close(self) -> None:
         """End the thread; no callback starts after this returns."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._due.clear()
             self._changed.notify()
@@ -53,7 +59,7 @@ class AlarmClock:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if self._closed:
                     return
                 owner = min(self._due, key=lambda key: self._due[key][0], default=None)
@@ -63,7 +69,10 @@ class AlarmClock:
                 deadline, callback = self._due[owner]
                 wait = deadline - self._clock()
                 if wait > 0:
-                    self._changed.wait(wait)
+                    self._changed.wait(min(wait, threading.TIMEOUT_MAX))
                     continue
                 del self._due[owner]
-            callback()
+            try:
+                callback()
+            except Exception:  # the other owners still need this thread
+                logger.exception("internal error at a deadline")

@@ -90,6 +90,8 @@ class StreamDriver:
         self._on_gap = on_gap
         self._clock = clock
         self._jitter = jitter
+        self.has_begun = False
+        """Whether `start` was called."""
         # Serialises the protocol and the carrying out of its commands.
         self._lock = threading.Lock()
         self._wanted = 0  # the stream that is to be alive; 0 for none
@@ -98,9 +100,12 @@ class StreamDriver:
         self._threads: list[threading.Thread] = []
         self._tickets: dict[int, Future[CommitReceipt]] = {}
         # Guards what the application waits for. Taken inside the lock, never around it.
-        self._arrivals = threading.Condition()
+        # Entered by its lock: the condition's own way in can be interrupted by Ctrl-C half-way.
+        self._mutex = threading.Lock()
+        self._arrivals = threading.Condition(self._mutex)
         self._queue: deque[Arrival] = deque()
         self._woken = False
+        self._todo: deque[Command] = deque()  # what an interrupted `_apply` has left to the next
         self._finish: Finish | None = None
         self._changed: Callable[[], None] = lambda: None
 
@@ -108,6 +113,7 @@ class StreamDriver:
 
     def start(self) -> None:
         """Open the first stream."""
+        self.has_begun = True
         self._apply(self._protocol.start)
 
     def listen(self, changed: Callable[[], None]) -> None:
@@ -115,27 +121,56 @@ class StreamDriver:
 
         It is called in any thread, under a lock: it must not wait, and must not call back.
         """
-        with self._arrivals:
+        with self._mutex:
             self._changed = changed
             changed()
 
-    def poll(self) -> Arrival | None:
-        """Return the next batch if there is one; never waits.
+    def peek(self) -> Arrival | None:
+        """Return the next batch if there is one, and leave it where it is; never waits.
 
         Raises:
-            SfPubSubError: The subscription has failed and everything received was taken.
+            SfPubSubError: The subscription has failed and everything received was accepted.
         """
         over = self.over  # before looking: what comes before the end is taken first
-        taken: list[Arrival] = []
-        self._apply(lambda now: self._pop(taken, now))
-        if taken:
-            return taken[0]
+        with self._mutex:
+            if self._queue:
+                return self._queue[0]
         if over:
             self.raise_failure()
         return None
 
-    def take(self, timeout: float | None) -> Arrival | None:
-        """Wait for the next batch.
+    def accept(self, arrival: Arrival) -> bool:
+        """Take *arrival* off the queue: it is in the application's hands.
+
+        Until then it stays the next one, so that a caller that is interrupted loses nothing.
+
+        Returns:
+            Whether it was the next one; False when it was accepted before, or discarded.
+        """
+        accepted: list[Arrival] = []
+
+        def pop(now: float) -> list[Command]:
+            if not self._queue or self._queue[0] is not arrival:
+                return []
+            accepted.append(self._queue.popleft())
+            return self._protocol.taken(len(arrival.batch.events), arrival.batch.size, now)
+
+        self._apply(pop)
+        return bool(accepted)
+
+    def poll(self) -> Arrival | None:
+        """Return the next batch if there is one, accepted; never waits.
+
+        Raises:
+            SfPubSubError: The subscription has failed and everything received was accepted.
+        """
+        while (arrival := self.peek()) is not None:
+            if self.accept(arrival):
+                return arrival
+        return None
+
+    def wait(self, timeout: float | None) -> Arrival | None:
+        """Wait for the next batch, and leave it where it is.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -144,13 +179,13 @@ class StreamDriver:
             A batch; None after the timeout, after a `Wake`, and at the end (see `over`).
 
         Raises:
-            SfPubSubError: The subscription has failed and everything received was taken.
+            SfPubSubError: The subscription has failed and everything received was accepted.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self._arrivals:
+            with self._mutex:
                 waiting = self._wait_for_arrival(deadline)
-            arrival = self.poll()
+            arrival = self.peek()
             if arrival is not None or not waiting:
                 return arrival
             # Discarded since we looked: wait on.
@@ -165,15 +200,8 @@ class StreamDriver:
             wait = None if deadline is None else deadline - time.monotonic()
             if wait is not None and wait <= 0:
                 return False
-            self._arrivals.wait(wait)
+            self._arrivals.wait(None if wait is None else min(wait, threading.TIMEOUT_MAX))
         return True
-
-    def _pop(self, taken: list[Arrival], now: float) -> list[Command]:
-        if not self._queue:
-            return []
-        taken.append(self._queue.popleft())
-        item = taken[0].batch
-        return self._protocol.taken(len(item.events), item.size, now)
 
     @property
     def target(self) -> Target:
@@ -187,8 +215,8 @@ class StreamDriver:
 
     def wait_until_over(self, timeout: float) -> bool:
         """Wait up to *timeout* seconds for the end; return whether it has come."""
-        with self._arrivals:
-            self._arrivals.wait_for(lambda: self.over, timeout)
+        with self._mutex:
+            self._arrivals.wait_for(lambda: self.over, min(timeout, threading.TIMEOUT_MAX))
             return self.over
 
     def ack(self, first_seq: int, last_seq: int) -> None:
@@ -249,7 +277,7 @@ class StreamDriver:
         """
         self.begin_drain()
         # The protocol bounds this: its deadlines end a drain.
-        with self._arrivals:
+        with self._mutex:
             self._arrivals.wait_for(lambda: self.over)
         self.raise_failure()
 
@@ -260,7 +288,8 @@ class StreamDriver:
     def raise_failure(self) -> None:
         """Raise what ended the subscription, if it ended with an error."""
         if self._finish is not None and self._finish.error is not None:
-            raise self._finish.error
+            # The same error may be raised by many calls: without the frames of the last one.
+            raise self._finish.error.with_traceback(None)
 
     def abort(self) -> None:
         """End now."""
@@ -273,6 +302,11 @@ class StreamDriver:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it is over and no thread of it is left."""
+        return self.over and not any(thread.is_alive() for thread in self._threads)
+
     def health(self) -> Health:
         """Return a snapshot."""
         with self._lock:
@@ -281,20 +315,24 @@ class StreamDriver:
     # The recipe.
 
     def _apply(self, happened: Callable[[float], list[Command]]) -> None:
+        told: list[Command] = []
         with self._lock:
-            commands = happened(self._clock())
-            told = [command for command in commands if not self._carry_out(command)]
+            self._todo.extend(happened(self._clock()))
+            while self._todo:
+                command = self._todo.popleft()
+                if not self._carry_out(command):
+                    told.append(command)
             self._alarm.set(self, self._protocol.deadline(), self._on_alarm)
         for command in told:
             self._tell(command)
 
     def _on_alarm(self) -> None:
-        self._apply(lambda now: self._protocol.timer(now, self._jitter()))
+        self._guard(lambda: self._apply(lambda now: self._protocol.timer(now, self._jitter())))
 
     def _carry_out(self, command: Command) -> bool:
         """Do what needs the lock; return False for what has to be told outside it."""
         if isinstance(command, Deliver):
-            with self._arrivals:
+            with self._mutex:
                 self._queue.append(Arrival(command, time.time()))
                 self._notify()
         elif isinstance(command, SendRequest):
@@ -322,7 +360,7 @@ class StreamDriver:
     def _carry_out_for_waiters(self, command: Command) -> bool:
         if isinstance(command, (ReportGap, SettleCommit)):
             return False
-        with self._arrivals:
+        with self._mutex:
             if isinstance(command, Discard):
                 self._queue.clear()
             elif isinstance(command, Wake):
@@ -340,7 +378,10 @@ class StreamDriver:
         if isinstance(command, ReportGap):
             # When it ends the subscription, the error that is raised says the same.
             logger.log(logging.INFO if self.over else logging.WARNING, "%s", command.gap)
-            self._on_gap(command.gap)
+            try:
+                self._on_gap(command.gap)
+            except Exception:  # the application's; it must not take the stream's thread with it
+                logger.exception("on_gap of %s raised", self._target.name)
         elif isinstance(command, SettleCommit):
             future = self._tickets.pop(command.ticket)
             if not future.set_running_or_notify_cancel():
@@ -359,15 +400,20 @@ class StreamDriver:
             daemon=True,
         )
         self._threads = [other for other in self._threads if other.is_alive()]
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:  # a fault of ours has to end the subscription, not silence it
+            if self.over:  # aborted while it was at work: nobody waits for this any more
+                logger.debug("after the end of %s", self._target.name, exc_info=True)
+                return
             logger.exception("internal error on %s", self._target.name)
-            crash = StreamError(f"{self._target.name}: internal error: {error!r}")
+            crash = StreamError(
+                f"{self._target.name}: internal error, {type(error).__name__}: please report it"
+            )
             crash.__cause__ = error
             self._apply(lambda _now: self._protocol.crashed(crash))
 
@@ -375,6 +421,8 @@ class StreamDriver:
         stream = opening.stream
         if stream > 1:
             logger.info("opening %s again (stream %d)", self._target.name, stream)
+        if self._wanted != stream:  # cancelled before this thread came to it
+            return
         try:
             call = self._transport.open_stream(self._target, opening)
         except SfPubSubError as error:
