@@ -34,6 +34,7 @@ COMMANDS = {
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
+    "quarantine": ("sfpubsub.cli.quarantine", "See and redrive events that were not decoded."),
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by its id or its topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
     "topic": ("sfpubsub.cli.lookup", "Show what the service says of a topic."),
@@ -70,8 +71,20 @@ def cli(verbose: int) -> None:
     SFPUBSUB_INSTANCE_URL and SFPUBSUB_TENANT_ID; see the README for all settings.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("sfpubsub").setLevel(level)
+    # On our own logger: what other libraries log beside an error must not bury the line about it.
+    logger = logging.getLogger("sfpubsub")
+    logger.setLevel(level)
+    if not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
+        handler = _ToStderr()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+class _ToStderr(logging.Handler):
+    """Writes where stderr is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
 
 
 def main() -> NoReturn:

@@ -52,8 +52,10 @@ def spark_session(
     Raises:
         ConfigurationError: No Java, or the JVM or the master could not be reached.
     """
-    # py4j logs every lost connection with a traceback; each reaches us as an exception as well.
+    # py4j logs every lost connection with a traceback, part of it on the root logger itself; each
+    # reaches us as an exception as well.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
+    logging.getLogger().addFilter(_not_of_py4j)
     submitted = _SUBMITTED in os.environ
     if master is None and not submitted:
         master = DEFAULT_MASTER
@@ -74,6 +76,10 @@ def spark_session(
         yield spark
     finally:
         _stop(spark)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
 def first_line(error: BaseException) -> str:
