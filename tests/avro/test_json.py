@@ -1,39 +1,151 @@
-"""The JSON form of a payload."""
+"""The JSON form of a payload: the same with orjson and without."""
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 import math
+import sys
+import uuid
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sfpubsub.avro import json as module
+from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import to_json
 
+from .schemas import CORPUS, golden, schema_text
 
-def test_integers_keep_all_their_bits():
+
+@pytest.fixture(params=["orjson", "json"])
+def maker(request, monkeypatch):
+    """Run the test with each library that makes the text."""
+    if request.param == "json":
+        monkeypatch.setattr(module, "_orjson", None)
+    elif module._orjson is None:
+        pytest.skip("orjson is not installed")
+    return request.param
+
+
+def test_integers_keep_all_their_bits(maker):
     """U18: a 64-bit commitNumber is not rounded."""
-    assert json.loads(to_json({"n": 2**63 - 1})) == {"n": 2**63 - 1}
+    for number in (2**63 - 1, -(2**63), 2**64, -(2**90)):
+        assert json.loads(to_json({"n": number})) == {"n": number}
 
 
-def test_numbers_that_json_has_no_word_for_become_strings():
-    """The line stays valid JSON."""
-    value = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": b"\x01", "e": 1.5}
+def test_numbers_that_json_has_no_word_for_become_strings(maker):
+    """The line stays valid JSON, and a NaN is not taken for a null."""
+    value = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": b"\x01", "e": 1.5, "f": None}
     assert json.loads(to_json(value), parse_constant=pytest.fail) == {
-        "a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": "AQ==", "e": 1.5,
+        "a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": "AQ==", "e": 1.5, "f": None,
     }  # fmt: skip
+    assert to_json(math.nan) == '"NaN"'
 
 
-def test_bytes_become_base64():
+def test_a_nan_in_a_subclass_of_a_dict_is_seen(maker):
+    """Whatever a user makes of the value before it is printed."""
+
+    class Mine(dict):
+        pass
+
+    assert to_json({"a": Mine(b=math.nan)}) == '{"a":{"b":"NaN"}}'
+
+
+def test_bytes_become_base64(maker):
     """Nothing is lost to an encoding."""
     assert to_json({"b": b"\xff\x00"}) == '{"b":"/wA="}'
 
 
-def test_text_is_one_readable_line():
+def test_text_is_one_readable_line(maker):
     """Line breaks are escaped, letters are not."""
     assert to_json({"t": "Zürich\n"}) == '{"t":"Zürich\\n"}'
 
 
-def test_what_has_no_form_is_a_mistake():
+def test_half_a_surrogate_pair_is_escaped(maker):
+    """The text can be written to a file, whatever a user has put into it."""
+    text = to_json({"t": "ü\ud800"})
+    text.encode()
+    assert json.loads(text) == {"t": "ü\ud800"}
+
+
+def test_keys_that_are_not_text_survive(maker):
+    """Each becomes the text of its JSON form."""
+    value = {1: 1, None: 2, False: 3, 1.5: 4, b"\x01": 5, math.inf: 6}
+    assert json.loads(to_json({"m": value})) == {
+        "m": {"1": 1, "null": 2, "false": 3, "1.5": 4, "AQ==": 5, "Infinity": 6}
+    }
+
+
+def test_the_types_of_avro_have_a_form(maker):
+    """Datetimes on request, and what fastavro makes of logical types."""
+    moment = datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=datetime.timezone.utc)
+    value = {
+        "a": moment,
+        "b": moment.date(),
+        "c": decimal.Decimal("1.10"),
+        "d": uuid.UUID(int=1),
+    }
+    assert json.loads(to_json(value)) == {
+        "a": "2026-02-17T04:03:15.001000+00:00",
+        "b": "2026-02-17",
+        "c": "1.10",
+        "d": "00000000-0000-0000-0000-000000000001",
+    }
+
+
+@pytest.mark.parametrize("value", [{"x": {1}}, {"x": object()}, {("a",): 1}])
+def test_what_has_no_form_is_a_mistake(value, maker):
     """A value that Avro cannot have brought is not guessed at."""
-    with pytest.raises(TypeError, match="set"):
-        to_json({"x": {1}})
+    with pytest.raises(TypeError, match=r"set|object|tuple"):
+        to_json(value)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_corpus_has_its_golden_text(name, maker):
+    """Payloads kept in the repository become the text that fastavro's values had."""
+    codec = Codec("id", schema_text(name))
+    for payload, text in golden(name):
+        assert json.loads(to_json(codec.decode(payload))) == json.loads(text)
+
+
+def test_orjson_is_not_needed(monkeypatch):
+    """It is no dependency: without it the module loads and works."""
+    import importlib
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "orjson", None)
+        try:
+            importlib.reload(module)
+            assert module._orjson is None
+            assert module.to_json({"a": 1.0}) == '{"a":1.0}'
+        finally:
+            patch.undo()
+            importlib.reload(module)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.binary()
+    | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_both_libraries_mean_the_same(value):
+    """Installing orjson changes the speed and nothing else."""
+    if module._orjson is None:
+        pytest.skip("orjson is not installed")
+    with_orjson = to_json(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_orjson", None)
+        without = to_json(value)
+    assert json.loads(with_orjson, parse_constant=pytest.fail) == json.loads(without)
+    assert "\n" not in with_orjson + without

@@ -3,22 +3,40 @@
 A payload is one raw Avro datum of the schema that the event names, with no container around it
 (Salesforce documentation, event deserialization). Decoding with any other schema gives garbage
 silently, so a `Codec` is looked up by the event's own ``schema_id`` and checks that every byte was
-used. Stateless after construction and safe to share between threads.
+used.
+
+A generated function decodes (`sfpubsub.avro.decoder`). For a schema or a payload that it does not
+take, the payload is walked by the guard and then read by fastavro, with the same result: the guard
+has checked every length and count by then, so that fastavro cannot be made to wait or to allocate.
+Safe to share between threads.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeAlias
 
 import fastavro
-from fastavro.validation import ValidationError, validate
 
+from sfpubsub.avro.decoder import Unsupported, generate
+from sfpubsub.avro.encoder import Encoder
+from sfpubsub.avro.guard import check_payload
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
+
+# Brackets inside one another in a schema's text. Salesforce's have about ten; the parsers after us
+# recurse.
+MAX_SCHEMA_DEPTH = 100
+
+# Fields that are times, and fields with such fields in them.
+Times: TypeAlias = "list[tuple[str, Times | None]]"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Codec:
@@ -35,15 +53,19 @@ class Codec:
     def __init__(self, schema_id: str, schema_json: str) -> None:
         self.schema_id = schema_id
         self.schema_json = schema_json
+        self._named: dict[str, Any] = {}
         try:
-            schema: Any = fastavro.parse_schema(json.loads(schema_json))
+            schema = _parse(schema_json, self._named)
         except Exception as error:  # fastavro does not document what it raises for a bad schema
             raise SchemaError(f"schema {schema_id} is not a valid Avro schema: {error}") from error
         if not isinstance(schema, dict) or schema.get("type") != "record":
             raise SchemaError(f"schema {schema_id} is not an Avro record")
         self._schema = schema
         self.fields: tuple[str, ...] = tuple(field["name"] for field in schema["fields"])
-        self._required = [field["name"] for field in schema["fields"] if "default" not in field]
+        self._encoder = Encoder(schema, self._named, self.name)
+        # Made by the first payload: a publisher needs none. Two threads may both make one.
+        self._read: Callable[[bytes], Any] | None = None
+        self._times: Times | None = None
 
     @property
     def name(self) -> str:
@@ -60,51 +82,69 @@ class Codec:
         """The event type's own topic; channels may carry it as well."""
         return f"/{'data' if self.is_change_event else 'event'}/{self.name}"
 
-    def decode(self, payload: bytes) -> dict[str, Any]:
-        """Return the event's fields by name. Times stay integers, in milliseconds.
+    def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
+        """Return the event's fields by name.
+
+        Args:
+            payload: The Avro bytes.
+            datetimes: Give fields that the schema documents as ``DateTime`` as `datetime` in UTC
+                and not as an integer of milliseconds. A number outside the years 1 to 9999 stays
+                one. ``DateOnly`` and ``TimeOnly`` stay integers, because Salesforce does not
+                document their unit, and so does the header's ``commitTimestamp``.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has bytes left over.
         """
-        stream = io.BytesIO(payload)
+        if type(payload) is not bytes:  # slices of the others are no bytes
+            payload = bytes(payload)
+        read = self._read or self._make_read()
         try:
-            value = fastavro.schemaless_reader(stream, self._schema, None)
-        except Exception as error:  # EOFError, IndexError, UnicodeDecodeError…: none is documented
+            value = read(payload)
+        except Exception:  # noqa: BLE001 - of any type: the careful reading says what is wrong
+            value = self._decode_carefully(payload)
+        if datetimes:
+            if self._times is None:
+                self._times = _times(self._schema, self._named, {})
+            _set_datetimes(value, self._times)
+        return value  # type: ignore[no-any-return]  # a record, as checked in the constructor
+
+    def _make_read(self) -> Callable[[bytes], Any]:
+        try:
+            self._read = generate(self._schema, self._named)
+        except (Unsupported, RecursionError, MemoryError, SyntaxError):
+            self._read = self._decode_carefully
+        return self._read
+
+    def _decode_carefully(self, payload: bytes) -> Any:
+        try:
+            check_payload(payload, self._schema, self._named)
+            return fastavro.schemaless_reader(io.BytesIO(payload), self._schema, None)
+        except Exception as error:
             raise DecodeError(
                 f"payload of {len(payload)} bytes does not fit schema {self.schema_id} "
-                f"({self.name}): {type(error).__name__} {error}"
+                f"({self.name}): {str(error) or type(error).__name__}"
             ) from error
-        if stream.tell() != len(payload):
-            raise DecodeError(
-                f"payload has {len(payload) - stream.tell()} bytes more than schema "
-                f"{self.schema_id} ({self.name}) describes"
-            )
-        return value  # type: ignore[return-value]  # a record, as checked in the constructor
 
-    def encode(self, value: Mapping[str, Any]) -> bytes:
+    def encode(
+        self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
+    ) -> bytes:
         """Return the Avro bytes of *value*. Fields left out take the schema's default.
 
+        Args:
+            value: Values by field name. Times are integers, in milliseconds since 1970 UTC.
+            fill_created: ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` for a
+                value that lacks them.
+
         Raises:
-            EncodeError: A field is unknown, missing without a default, or of the wrong type.
+            EncodeError: A field is unknown, missing without a default, or of the wrong type. The
+                text names the field's path, the type that it takes and the type that it got.
         """
-        unknown = [name for name in value if name not in self.fields]
-        if unknown:
-            raise EncodeError(
-                f"{self.name} has no field {unknown[0]!r}; it has {', '.join(self.fields)}"
-            )
-        missing = [name for name in self._required if name not in value]
-        if missing:
-            raise EncodeError(f"a {self.name} needs the field {missing[0]!r}")
-        out = io.BytesIO()
-        try:
-            validate(value, self._schema, raise_errors=True)
-            fastavro.schemaless_writer(out, self._schema, dict(value))
-        except ValidationError as error:
-            reasons = "; ".join(map(str, error.errors))
-            raise EncodeError(f"not a {self.name}: {reasons}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise EncodeError(f"not a {self.name}: {error}") from error
-        return out.getvalue()
+        if not isinstance(value, Mapping):
+            raise EncodeError(f"{self.name} takes a mapping, not {type(value).__name__}")
+        if fill_created is not None:
+            created = dict(zip(("CreatedDate", "CreatedById"), fill_created, strict=True))
+            value = {**{k: v for k, v in created.items() if k in self.fields}, **value}
+        return self._encoder.encode(value)
 
     def event_time(self, value: Mapping[str, Any]) -> int | None:
         """Return when the event happened, in milliseconds since 1970 UTC, where it says so.
@@ -120,3 +160,76 @@ class Codec:
 
     def __repr__(self) -> str:
         return f"Codec({self.schema_id}, {self.name})"
+
+
+def _parse(text: str, named: dict[str, Any]) -> Any:
+    # Parse a schema, and fill *named* with its named types. fastavro lets some things pass that we
+    # cannot use.
+    value = json.loads(text)
+    layer = [value]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        layer = [
+            item
+            for parent in layer
+            if isinstance(parent, (dict, list))
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    if layer:
+        raise ValueError(f"more than {MAX_SCHEMA_DEPTH} levels inside one another")
+    if isinstance(value, dict):
+        value.pop("__fastavro_parsed", None)  # would let it pass unseen
+        value.pop("__named_schemas", None)
+    schema = fastavro.parse_schema(value, named_schemas=named)
+    for definition in named.values():
+        size = definition.get("size", 0)
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"a fixed of {size!r} bytes")
+        for field in definition.get("fields", ()):
+            if not isinstance(field["name"], str):
+                raise ValueError(f"a field named {field['name']!r}")  # noqa: TRY004
+            _set_bytes_default(field, named)
+    return schema
+
+
+def _set_bytes_default(field: dict[str, Any], named: Mapping[str, Any]) -> None:
+    # Avro writes the default of bytes as text with a letter for every byte; fastavro leaves it so,
+    # and then cannot write it.
+    kind = field["type"][0] if isinstance(field["type"], list) and field["type"] else field["type"]
+    kind = kind if isinstance(kind, dict) else named.get(kind, {"type": kind})
+    if kind["type"] in ("bytes", "fixed") and isinstance(field.get("default"), str):
+        field["default"] = field["default"].encode("latin-1")
+
+
+def _times(schema: Any, named: Mapping[str, Any], known: dict[str, Times]) -> Times:
+    # (field, None) for a time, (field, times in it) for a record. Of each record once: the lists of
+    # a recursive one contain themselves, and a name used twice is not followed twice.
+    found = known.setdefault(schema["name"], [])
+    for field in schema["fields"]:
+        branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        if "long" in branches and _documented_type(field) == "DateTime":
+            found.append((field["name"], None))
+        branches = [named.get(kind) if isinstance(kind, str) else kind for kind in branches]
+        records = [kind for kind in branches if kind and kind["type"] == "record"]
+        if len(records) == 1:  # of several, the dict does not say which one it is
+            inside = known.get(records[0]["name"])
+            if inside is None:
+                inside = _times(records[0], named, known)
+            found.append((field["name"], inside))
+    return found
+
+
+def _documented_type(field: Mapping[str, Any]) -> str:
+    # Salesforce writes the type into the documentation: CreatedDate:DateTime, Data:Text:00N...
+    return (*str(field.get("doc", "")).split(":"), "", "")[1]
+
+
+def _set_datetimes(record: dict[str, Any], times: Times) -> None:
+    for name, inside in times:
+        value = record.get(name)
+        if inside is None and isinstance(value, int):
+            try:
+                record[name] = _EPOCH + value * _MILLISECOND
+            except OverflowError:
+                continue
+        elif inside is not None and isinstance(value, dict):
+            _set_datetimes(value, inside)

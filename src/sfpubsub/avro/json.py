@@ -1,17 +1,41 @@
 """The JSON form of a decoded payload.
 
-Integers keep all 64 bits, bytes become base64, and numbers that JSON has no word for become the
-strings ``NaN``, ``Infinity`` and ``-Infinity``: the mapping that protocol buffers use.
+Integers keep all their digits, bytes become base64, and numbers that JSON has no word for become
+the strings ``NaN``, ``Infinity`` and ``-Infinity``: the mapping that protocol buffers use. Times as
+`datetime` become ISO 8601, as do the dates, decimals and UUIDs of logical types become text. Keys
+that are not text become the text of their JSON form.
+
+With orjson installed the text is made by it, several times faster. It means the same: only the
+spelling of large floats may differ (``1e16`` and ``1e+16``).
 """
 
 from __future__ import annotations
 
 import base64
+import datetime
+import decimal
+import importlib
 import json
 import math
+import uuid
 from typing import Any
 
 _SEPARATORS = (",", ":")
+
+try:
+    _orjson: Any = importlib.import_module("orjson")
+except ImportError:
+    _orjson = None
+
+# Subclasses of dict and the like come to `_text`, which does not know them: then json takes over,
+# and sees the NaN in them. orjson's own types beyond JSON are left to `_text` as well.
+_ORJSON_OPTIONS = (
+    0
+    if _orjson is None
+    else _orjson.OPT_PASSTHROUGH_SUBCLASS
+    | _orjson.OPT_PASSTHROUGH_DATETIME
+    | _orjson.OPT_PASSTHROUGH_DATACLASS
+)
 
 
 def to_json(value: Any) -> str:
@@ -19,27 +43,72 @@ def to_json(value: Any) -> str:
 
     Args:
         value: What `Codec.decode` returned, or a structure with such values in it.
+
+    Raises:
+        TypeError: Something in it has no JSON form.
     """
+    if _orjson is not None and not _has_odd_float(value):  # orjson would make it a null
+        try:
+            text: str = _orjson.dumps(value, _text, _ORJSON_OPTIONS).decode()
+        except TypeError:  # an integer beyond 64 bits, a key that is not text, half a surrogate
+            pass
+        else:
+            return text
     try:
-        return json.dumps(
-            value, separators=_SEPARATORS, ensure_ascii=False, allow_nan=False, default=_bytes
+        text = json.dumps(
+            value, separators=_SEPARATORS, ensure_ascii=False, allow_nan=False, default=_text
         )
-    except ValueError:
-        # A NaN or an infinity somewhere: rare, so only then is the value walked in Python.
-        return json.dumps(_finite(value), separators=_SEPARATORS, ensure_ascii=False)
+        if not text.isascii():
+            text.encode()
+    except (ValueError, TypeError):
+        # Rare, so only then is the value walked in Python. Escaped, because half a surrogate pair
+        # (nothing that Avro can bring, but a user may) has no UTF-8 form.
+        return json.dumps(_plain(value), separators=_SEPARATORS)
+    return text
 
 
-def _bytes(value: Any) -> str:
-    if isinstance(value, bytes):
+def _has_odd_float(value: Any) -> bool:
+    if type(value) not in _NESTED:
+        value = (value,)
+    for item in value.values() if type(value) is dict else value:
+        kind = type(item)
+        if kind is float:
+            if item - item:  # NaN for NaN and the infinities, 0 for all others
+                return True
+        elif kind in _NESTED and item and _has_odd_float(item):
+            return True
+    return False
+
+
+_NESTED = {dict, list, tuple}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode("ascii")
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (decimal.Decimal, uuid.UUID)):
+        return str(value)
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int)):
+        return value
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {_key(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return _bytes(value) if isinstance(value, bytes) else value
+    return _text(value)
+
+
+def _key(key: Any) -> str:
+    plain = _plain(key)
+    if isinstance(plain, (dict, list)):
+        raise TypeError(f"no JSON form for a key of type {type(key).__name__}")
+    return plain if isinstance(plain, str) else json.dumps(plain)

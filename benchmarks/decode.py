@@ -1,0 +1,111 @@
+"""How fast payloads become dicts, as a ratio to fastavro in the same run: one JSON line.
+
+    python benchmarks/decode.py [--events 1000] [--repeats 21]
+
+``pe`` is a platform event of 10 fields; ``acct`` an Account change event of 58 fields with header,
+two addresses and a union of three branches, a quarter of them CREATEs. Both are from the corpus of
+the tests. fastavro reads each payload from a `BytesIO` of its own, as a client would. The two take
+turns, a pass over all events each; the figures are medians of CPU time, and the
+ratio is the median of the ratios of the rounds. Only ratios mean something on another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import operator
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import fastavro
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.avro.schemas import schema_text, values
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.json import to_json
+
+ACCOUNT_FIELDS = 58
+
+
+def reference(name: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return a reference schema and events of it."""
+    if name == "pe":
+        return schema_text("order_event"), list(values("order_event", arguments.events))
+    schema = json.loads(schema_text("account_change"))
+    schema["fields"] = schema["fields"][:ACCOUNT_FIELDS]
+    kept = {field["name"] for field in schema["fields"]}
+    events = values("account_change", arguments.events)
+    return json.dumps(schema), [{k: v for k, v in e.items() if k in kept} for e in events]
+
+
+def measure(name: str) -> dict[str, float]:
+    """Return the figures of one reference schema."""
+    text, events = reference(name)
+    schema = fastavro.parse_schema(json.loads(text))
+    payloads = []
+    for event in events:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, event)
+        payloads.append(out.getvalue())
+    started = time.process_time()
+    codec = Codec("id", text)
+    codec.decode(payloads[0])
+    compiled = time.process_time() - started
+
+    def theirs(payload: bytes) -> Any:
+        return fastavro.schemaless_reader(io.BytesIO(payload), schema, None)
+
+    assert all(codec.decode(payload) == theirs(payload) for payload in payloads)
+    times = interleaved({"fastavro": theirs, "codec": codec.decode}, payloads)
+    decoded = [codec.decode(payload) for payload in payloads]
+    lines = interleaved({"json": json.dumps, "to_json": to_json}, decoded)
+    return {
+        "bytes": round(statistics.mean(map(len, payloads))),
+        "fastavro_us": median(times["fastavro"]),
+        "decode_us": median(times["codec"]),
+        "ratio": median(map(operator.truediv, times["fastavro"], times["codec"])),
+        "json_dumps_us": median(lines["json"]),
+        "to_json_us": median(lines["to_json"]),
+        "compile_ms": round(compiled * 1e3, 1),
+    }
+
+
+def interleaved(calls: dict[str, Callable[[Any], Any]], items: list[Any]) -> dict[str, list[float]]:
+    """Return the CPU time of each call for one item, in microseconds, for each round."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(arguments.repeats):
+        for name, call in calls.items():
+            started = time.process_time()
+            for item in items:
+                call(item)
+            times[name].append((time.process_time() - started) / len(items) * 1e6)
+    return times
+
+
+def median(figures: Iterable[float]) -> float:
+    return round(statistics.median(figures), 2)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=21)
+    arguments = parser.parse_args()
+    print(
+        json.dumps(
+            {
+                "benchmark": "decode",
+                "python": platform.python_version(),
+                "fastavro": fastavro.__version__,
+                **{name: measure(name) for name in ("pe", "acct")},
+            }
+        )
+    )

@@ -1,0 +1,158 @@
+"""Walk a payload by its schema without building anything, and say where it stops to fit.
+
+The walk is the strict reading of the Avro specification: it runs before fastavro reads a payload
+(which trusts lengths and counts of the wire), and it explains why the generated decoder gave up.
+Time and memory are bounded by the payload: every step takes a byte of it or a part of a fixed
+allowance. Nothing here is fast; no payload that the generated decoder takes comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Records, unions, arrays and maps inside one another. Salesforce's schemas have five; a recursive
+# schema could otherwise be made to overflow the stack by its payload.
+MAX_DEPTH = 64
+
+# Values without a byte (null outside a union, an empty record) that one payload may hold beyond
+# MAX_DEPTH for each of its bytes. Without a bound, three bytes can announce 2**60 of them.
+MAX_EMPTY = 10_000
+
+_INTS = {"int": 32, "long": 64}
+_SIZES = {"float": 4, "double": 8}
+
+
+class Misfit(ValueError):  # noqa: N818 - a report about data; Codec turns it into a DecodeError
+    """A payload does not fit; the text says at which field and byte, and why."""
+
+
+def check_payload(payload: bytes, schema: Any, named: Mapping[str, Any]) -> None:
+    """Check that *payload* is exactly one datum of *schema*.
+
+    Args:
+        payload: Avro bytes.
+        schema: As `fastavro.parse_schema` returns it.
+        named: The named types by full name.
+
+    Raises:
+        Misfit: It is not.
+    """
+    walk = _Walk(payload, named)
+    try:
+        walk.value(schema, 0)
+        walk.end()
+    except Misfit as problem:
+        where = ".".join(walk.path)
+        raise Misfit(f"{where + ', ' if where else ''}byte {walk.at}: {problem}") from None
+
+
+class _Walk:
+    def __init__(self, payload: bytes, named: Mapping[str, Any]) -> None:
+        self.payload = payload
+        self.named = named
+        self.at = 0
+        self.path: list[str] = []  # left as it is when the walk ends with a misfit
+        self.allowance = MAX_EMPTY + MAX_DEPTH * len(payload)
+
+    def value(self, schema: Any, depth: int) -> None:
+        before = self.at
+        if depth > MAX_DEPTH:
+            raise Misfit(f"more than {MAX_DEPTH} levels inside one another")
+        if isinstance(schema, list):
+            branch = self.integer(64)
+            if not 0 <= branch < len(schema):
+                raise Misfit(f"union branch {branch} of {len(schema)}")
+            self.value(schema[branch], depth + 1)
+        else:
+            kind = schema["type"] if isinstance(schema, dict) else schema
+            if kind in _SCALARS:
+                self.scalar(kind)
+            elif kind in _COMPOUNDS:
+                _COMPOUNDS[kind](self, schema, depth)
+            else:
+                self.value(self.named[kind], depth)  # names do not chain: this is a definition
+        if self.at == before:
+            self.allowance -= 1
+            if self.allowance < 0:
+                raise Misfit("too many values without a byte")
+
+    def end(self) -> None:
+        if self.at != len(self.payload):
+            left = len(self.payload) - self.at
+            raise Misfit(f"it has {left} bytes more than the schema describes")
+
+    def scalar(self, kind: str) -> None:
+        if kind in _INTS:
+            self.integer(_INTS[kind])
+        elif kind in _SIZES:
+            self.take(_SIZES[kind])
+        elif kind == "boolean":
+            if self.take(1) not in (b"\x00", b"\x01"):
+                raise Misfit("a boolean that is neither 0 nor 1")
+        elif kind != "null":
+            data = self.take(self.integer(64))
+            if kind == "string":
+                self.text(data)
+
+    def record(self, schema: Mapping[str, Any], depth: int) -> None:
+        for field in schema["fields"]:
+            self.path.append(field["name"])
+            self.value(field["type"], depth + 1)
+            self.path.pop()
+
+    def items(self, schema: Mapping[str, Any], depth: int) -> None:
+        while count := self.integer(64):
+            if count < 0:
+                count = -count
+                self.integer(64)  # the block's size, for readers that skip it
+            for _ in range(count):
+                if schema["type"] == "map":
+                    self.text(self.take(self.integer(64)))
+                self.value(schema["items" if schema["type"] == "array" else "values"], depth + 1)
+
+    def enum(self, schema: Mapping[str, Any], _depth: int) -> None:
+        index = self.integer(32)
+        if not 0 <= index < len(schema["symbols"]):
+            raise Misfit(f"enum symbol {index} of {len(schema['symbols'])}")
+
+    def fixed(self, schema: Mapping[str, Any], _depth: int) -> None:
+        self.take(schema["size"])
+
+    def take(self, size: int) -> bytes:
+        if not 0 <= size <= len(self.payload) - self.at:
+            left = len(self.payload) - self.at
+            raise Misfit(f"a length of {size} where {left} bytes are left")
+        self.at += size
+        return self.payload[self.at - size : self.at]
+
+    def text(self, data: bytes) -> None:
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise Misfit(f"text that is not UTF-8: {error.reason}") from None
+
+    def integer(self, bits: int) -> int:
+        raw = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            raw |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift > 63:
+                raise Misfit("a number of more than ten bytes")
+        if raw >> bits:
+            raise Misfit(f"a number of more than {bits} bits")
+        return (raw >> 1) ^ -(raw & 1)
+
+
+_SCALARS = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
+_COMPOUNDS = {
+    "record": _Walk.record,
+    "error": _Walk.record,
+    "array": _Walk.items,
+    "map": _Walk.items,
+    "enum": _Walk.enum,
+    "fixed": _Walk.fixed,
+}

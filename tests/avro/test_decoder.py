@@ -1,0 +1,627 @@
+"""The generated decoder and the careful reading: equal to fastavro, and safe with any bytes."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import math
+import struct
+import sys
+import time
+import tracemalloc
+
+import fastavro
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sfpubsub.avro import codec as codec_module
+from sfpubsub.avro import decoder, guard
+from sfpubsub.avro.codec import Codec
+from sfpubsub.errors import DecodeError, EncodeError, SchemaError
+
+from .schemas import CORPUS, golden, payload, schema_text, values
+
+SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def codec_of(*types, name="R", **more) -> Codec:
+    """Return a codec of a record with a field of each type."""
+    fields = [{"name": f"f{index}", "type": kind} for index, kind in enumerate(types)]
+    return Codec("id", json.dumps({"type": "record", "name": name, "fields": fields, **more}))
+
+
+def is_generated(codec: Codec) -> bool:
+    return codec._make_read() != codec._decode_carefully
+
+
+def careful(codec: Codec) -> Codec:
+    """Return the codec without its generated decoder."""
+    slow = Codec(codec.schema_id, codec.schema_json)
+    slow._read = slow._decode_carefully
+    return slow
+
+
+def by_fastavro(codec: Codec, raw: bytes):
+    schema = fastavro.parse_schema(json.loads(codec.schema_json))
+    return fastavro.schemaless_reader(io.BytesIO(raw), schema, None)
+
+
+def number(value: int) -> bytes:
+    """Return the Avro bytes of an integer of any size."""
+    value = value * 2 if value >= 0 else -value * 2 - 1
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+# The corpus
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_corpus_decodes_as_with_fastavro(name):
+    """Every schema of the corpus takes the fast way, and both ways give fastavro's dict."""
+    codec = Codec("id", schema_text(name))
+    assert is_generated(codec)
+    for value in values(name, 60):
+        raw = payload(name, value)
+        assert codec._read(raw) == by_fastavro(codec, raw) == value  # and not by way of the guard
+        assert careful(codec).decode(raw) == value
+        assert list(codec.decode(raw)) == list(codec.fields)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_corpus_decodes_as_with_the_avro_package(name):
+    """A second opinion, by the Apache project's own library, for values and for bytes."""
+    avro_io, avro_schema = pytest.importorskip("avro.io"), pytest.importorskip("avro.schema")
+    schema = avro_schema.parse(schema_text(name))
+    codec = Codec("id", schema_text(name))
+    for value in values(name, 10, seed=2):
+        out = io.BytesIO()
+        avro_io.DatumWriter(schema).write(value, avro_io.BinaryEncoder(out))
+        assert codec.encode(value) == out.getvalue()
+        reader = avro_io.BinaryDecoder(io.BytesIO(out.getvalue()))
+        assert codec.decode(out.getvalue()) == avro_io.DatumReader(schema).read(reader)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_every_cut_and_every_extra_byte_is_an_error(name):
+    """T12: never half an event, and never one event and a half."""
+    codec = Codec("id", schema_text(name))
+    for raw, _text in list(golden(name))[:2]:
+        for end in range(len(raw)):
+            with pytest.raises(DecodeError, match=codec.name):
+                codec.decode(raw[:end])
+        with pytest.raises(DecodeError, match="1 bytes more"):
+            codec.decode(raw + b"\x00")
+
+
+def test_the_other_kinds_of_buffer_decode_as_well():
+    """What protobuf hands over is bytes; a user may have a view of a file."""
+    codec = codec_of("string", ["null", "bytes"], "double")
+    raw = codec.encode({"f0": "ü", "f1": b"\x01", "f2": 2.5})
+    assert codec.decode(bytearray(raw)) == codec.decode(memoryview(raw)) == codec.decode(raw)
+
+
+# Times
+
+
+def test_times_are_datetimes_on_request_only():
+    """DateTime becomes UTC with milliseconds; DateOnly has no documented unit and stays."""
+    codec = Codec("id", schema_text("order_event_v2"))
+    value = {
+        **next(values("order_event_v2", 1)),
+        "CreatedDate": 1_771_300_995_001,
+        "Promised_At__c": -1,
+        "Ship_Date__c": 86_400_000,
+    }
+    raw = codec.encode(value)
+    assert codec.decode(raw)["CreatedDate"] == 1_771_300_995_001
+    times = codec.decode(raw, datetimes=True)
+    utc = datetime.timezone.utc
+    assert times["CreatedDate"] == datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=utc)
+    assert times["CreatedDate"].tzinfo is utc
+    assert times["Promised_At__c"] == datetime.datetime(
+        1969, 12, 31, 23, 59, 59, 999000, tzinfo=utc
+    )
+    assert times["Ship_Date__c"] == 86_400_000
+
+
+@pytest.mark.parametrize("number_", [2**62, -(2**62), 253_402_300_800_000])
+def test_a_time_that_python_has_no_word_for_stays_a_number(number_):
+    """A publisher may send anything; the event is not lost for it."""
+    codec = Codec("id", schema_text("order_event"))
+    value = {**next(values("order_event", 1)), "CreatedDate": number_}
+    assert codec.decode(codec.encode(value), datetimes=True)["CreatedDate"] == number_
+
+
+def test_times_inside_records_are_found():
+    """In a record by definition and by name, and in a recursive one."""
+    inner = {
+        "type": "record",
+        "name": "I",
+        "fields": [
+            {"name": "t", "type": ["null", "long"], "doc": "Data:DateTime:00N"},
+            {"name": "again", "type": ["null", "I"]},
+        ],
+    }
+    codec = codec_of(["null", inner], "I")
+    value = {"f0": None, "f1": {"t": 0, "again": {"t": None, "again": None}}}
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    assert codec.decode(codec.encode(value), datetimes=True)["f1"]["t"] == epoch
+
+
+# Which schemas take the fast way
+
+
+def linked() -> Codec:
+    return codec_of("int", ["null", "R"])
+
+
+def growing(levels: int, fan: int) -> Codec:
+    """A schema of a few lines that is fan**levels values when flattened, none with a byte."""
+    kind: object = {"type": "record", "name": "L0", "fields": []}
+    for level in range(1, levels):
+        fields = [{"name": "a", "type": kind}]
+        fields += [{"name": f"b{n}", "type": f"L{level - 1}"} for n in range(1, fan)]
+        kind = {"type": "record", "name": f"L{level}", "fields": fields}
+    return codec_of(kind)
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [
+        (linked(), {"f0": 1, "f1": {"f0": 2, "f1": None}}),
+        (codec_of({"type": "array", "items": "null"}), {"f0": [None, None]}),
+        (
+            codec_of({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}),
+            None,
+        ),
+        (codec_of([{"type": "fixed", "name": f"F{n}", "size": 1} for n in range(70)]), None),
+    ],
+    ids=["recursive", "no bytes", "logical", "many branches"],
+)
+def test_other_schemas_fall_back_to_fastavro(codec, value):
+    """They decode as well, only slower."""
+    assert not is_generated(codec)
+    raw = codec.encode(value) if value else b"\x02\x0f"
+    assert codec.decode(raw) == by_fastavro(codec, raw)
+
+
+@pytest.mark.parametrize(("levels", "fan"), [(25, 2), (7, 30)])
+def test_a_schema_that_grows_without_end_when_flattened_is_not_flattened(levels, fan):
+    """The generator's work is bounded, and so is the reader's: such a payload is refused."""
+    codec = growing(levels, fan)
+    started = time.process_time()
+    with pytest.raises(DecodeError, match="without a byte"):
+        codec.decode(b"", datetimes=True)
+    small = growing(3, 2)
+    assert small.decode(b"", datetimes=True) == by_fastavro(small, b"")
+    with pytest.raises(EncodeError, match="needs the field"):
+        codec.encode({})
+    codec_module._times(codec._schema, codec._named, {})
+    assert time.process_time() - started < 5
+
+
+def test_the_largest_objects_are_decoded_the_fast_way():
+    """Some 900 fields; there is a limit, but it is beyond them."""
+    wide = codec_of(*["string"] * (decoder.MAX_NODES + 1))
+    assert not is_generated(wide)
+    assert is_generated(codec_of(*[["null", "string"]] * 900))  # the largest object there may be
+
+
+def test_of_two_fields_of_one_name_the_last_wins():
+    """As with fastavro, also when the last one is null."""
+    field = {"name": "a", "type": ["null", "string"]}
+    codec = Codec("id", json.dumps({"type": "record", "name": "R", "fields": [field, field]}))
+    raw = b"\x02\x02x\x00"
+    assert codec.decode(raw) == by_fastavro(codec, raw) == {"a": None}
+
+
+def test_deep_types_fall_back():
+    """Python's own limits on nested blocks are never reached."""
+    kind: object = "int"
+    for _ in range(20):
+        kind = {"type": "array", "items": kind}
+    codec = codec_of(kind)
+    with pytest.raises(decoder.Unsupported):
+        decoder.generate(codec._schema, codec._named)
+    assert not is_generated(codec)
+    value: object = [3]
+    for _ in range(19):
+        value = [value]
+    assert codec.decode(codec.encode({"f0": value})) == {"f0": value}
+
+
+def test_a_schema_cannot_say_that_it_has_been_checked():
+    """fastavro would believe it."""
+    with pytest.raises(SchemaError):
+        codec_of("nonsense", __fastavro_parsed=True, __named_schemas={})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"record","name":"R","fields":[{"name":"a","type":' + '{"type":"array","items":' * n
+        + '"int"' + "}" * n + "}]}"
+        for n in (200, 5000)
+    ]
+    + [
+        '{"type":"record","name":"R","fields":[{"name":5,"type":"int"}]}',
+        '{"type":"record","name":"R","fields":[{"name":"a","type":'
+        '{"type":"fixed","name":"F","size":-1}}]}',
+        '{"type":"record","name":"R","fields":[{"name":"a","type":'
+        '{"type":"fixed","name":"F","size":"1"}}]}',
+    ],
+    ids=["deep", "deeper", "number as name", "negative size", "text as size"],
+)  # fmt: skip
+def test_a_schema_that_is_not_one_is_refused(text):
+    """What fastavro lets pass and we cannot use."""
+    with pytest.raises(SchemaError, match="id9"):
+        Codec("id9", text)
+
+
+HOSTILE = [
+    "quote'\"", "new\nline", "back\\slash", "class", "None", "b", "p", "decode", "Odd",
+    "__import__('os').abort()", "{}", "{0.__class__}", "%s", "<symbols>", "<size>", "= b", "",
+    "\ud800", "g8", "]; raise SystemExit #",
+]  # fmt: skip
+
+
+def test_names_from_the_network_never_become_code(monkeypatch):
+    """Whatever fields are called, they are keys and nothing else: the source has none of them."""
+    texts = []
+
+    def spy(text, *rest):
+        texts.append(text)
+        return compile(text, *rest)
+
+    monkeypatch.setattr(decoder, "compile", spy, raising=False)
+    fields = [{"name": name, "type": ["null", "string"]} for name in HOSTILE]
+    for record in ("evil'\"\n", "__import__", "string2"):
+        schema = {"type": "record", "name": record, "fields": fields}
+        codec = Codec("id", json.dumps(schema))
+        plain = codec_of(*[["null", "string"]] * len(HOSTILE))
+        raw = plain.encode(dict.fromkeys(plain.fields, "v"))
+        assert is_generated(codec)
+        assert codec.decode(raw) == dict.fromkeys(HOSTILE, "v")
+        plain._make_read()
+    assert len(set(texts)) == 1  # the same shape, the same source
+    assert set(codec._read.__globals__["__builtins__"]) == {"len", "range"}
+
+
+def test_a_type_with_the_name_of_a_builtin_does_not_replace_it():
+    """A record called string is not what "string" means."""
+    inner = {"type": "record", "name": "string", "fields": [{"name": "x", "type": "int"}]}
+    try:
+        codec = codec_of(inner, "string", {"type": "array", "items": "string"})
+    except SchemaError:
+        return
+    raw = b"\x02\x04hi\x02\x02a\x00"
+    assert codec.decode(raw) == careful(codec).decode(raw) == by_fastavro(codec, raw)
+
+
+# Bytes that no encoder writes
+
+
+def negative_blocks(items: list[bytes]) -> bytes:
+    """Write each item as a block of its own, with its size, as Java's blocking encoder may."""
+    blocks = b"".join(number(-1) + number(len(item)) + item for item in items)
+    return blocks + number(0)
+
+
+@pytest.mark.parametrize("size", [1, 100, 20_000])
+def test_blocks_with_a_negative_count_carry_their_size(size):
+    """The size follows the count; the items are the same."""
+    codec = codec_of({"type": "array", "items": "string"}, {"type": "map", "values": "int"})
+    text = "x" * size
+    raw = negative_blocks([number(size) + text.encode()] * 2) + negative_blocks([b"\x02k\x06"])
+    assert codec._make_read()(raw) == {"f0": [text, text], "f1": {"k": 3}}
+    assert careful(codec).decode(raw) == by_fastavro(codec, raw) == codec.decode(raw)
+    many = number(-200) + number(400) + b"\x02x" * 200 + b"\x00" + b"\x00"
+    assert codec._read(many) == by_fastavro(codec, many)
+
+
+@pytest.mark.parametrize("make", [lambda codec: codec, careful], ids=["generated", "careful"])
+@pytest.mark.parametrize(
+    ("kind", "raw", "says"),
+    [
+        ("string", number(2**60), "length of 1152921504606846976"),
+        ("bytes", number(2**60) + b"abc", "length of 1152921504606846976"),
+        ("bytes", number(-4) + b"abc", "length of -4"),
+        ("string", number(-101) + b"x" * 100, "length of -101"),
+        ("string", number(-(2**63)), "length of -"),
+        ("string", b"\x04\xc3\x28", "UTF-8"),
+        ("string", b"\x06\xed\xa0\x80", "UTF-8"),
+        ("boolean", b"\x02", "boolean"),
+        ("long", b"\x80" * 9 + b"\x02", "more than 64 bits"),
+        ("long", b"\x80" * 10 + b"\x00", "more than ten bytes"),
+        ("long", b"\x80" * 5_000_000, "more than ten bytes"),
+        ("int", number(2**31), "more than 32 bits"),
+        ("int", number(-(2**31) - 1), "more than 32 bits"),
+        ("double", b"1234567", "7 bytes are left"),
+        ("float", b"123", "3 bytes are left"),
+        (["null", "string"], b"\x04", "branch 2 of 2"),
+        (["null", "string"], b"\x01", "branch -1 of 2"),
+        (["string", "int", "null"], b"\x06", "branch 3 of 3"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x02", "symbol 1 of 1"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x01", "symbol -1 of 1"),
+        ({"type": "fixed", "name": "F", "size": 4}, b"abc", "length of 4"),
+        ({"type": "fixed", "name": "F", "size": 2**60}, b"abc", "length of 1152921504606846976"),
+        ({"type": "array", "items": "int"}, number(2**60), "left"),
+        ({"type": "array", "items": "int"}, number(-(2**62)) + b"\x00", "left"),
+        (
+            {"type": "array", "items": {"type": "fixed", "name": "F", "size": 4}},
+            number(2**60) + b"abcd",
+            "left",
+        ),
+        ({"type": "array", "items": "null"}, number(2**60), "without a byte"),
+        ({"type": "array", "items": "null"}, number(-(2**62)) + b"\x00", "without a byte"),
+        ({"type": "map", "values": "null"}, number(2**60), "left"),
+        (
+            {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}},
+            number(2**60),
+            "without a byte",
+        ),
+        (
+            {"type": "array", "items": {"type": "fixed", "name": "Zero", "size": 0}},
+            number(2**60),
+            "without a byte",
+        ),
+    ],
+)
+def test_bytes_that_do_not_fit_are_one_error(kind, raw, says, make):
+    """Never another exception, never more time or memory than the payload is worth."""
+    codec = make(codec_of(kind))
+    codec._read or codec._make_read()
+    tracemalloc.start()
+    started = time.process_time()
+    with pytest.raises(DecodeError, match=f"f0.*{says}"):
+        codec.decode(raw)
+    assert time.process_time() - started < 2
+    assert tracemalloc.get_traced_memory()[1] < 2_000_000 + 2 * len(raw)
+    tracemalloc.stop()
+
+
+def test_depth_of_the_payload_is_an_error():
+    """A recursive schema lets a payload nest without end; the stack does not."""
+    codec = linked()
+    fine = b"\x02\x02" * 20 + b"\x02\x00"
+    assert codec.decode(fine) == by_fastavro(codec, fine)
+    with pytest.raises(DecodeError, match="levels"):
+        codec.decode(b"\x02\x02" * 500_000 + b"\x02\x00")
+
+
+def test_many_small_arrays_do_not_multiply():
+    """The allowance for values without a byte is one for the payload, not one for each array."""
+    codec = codec_of({"type": "array", "items": {"type": "array", "items": "null"}})
+    block = number(1000) + b"\x00"
+    raw = number(1000) + block * 1000 + b"\x00"
+    started = time.process_time()
+    with pytest.raises(DecodeError, match="without a byte"):
+        codec.decode(raw)
+    assert time.process_time() - started < 5
+
+
+def test_padded_numbers_are_read_as_fastavro_reads_them():
+    """More bytes than needed are legal, up to ten; the careful way takes what is left to it."""
+    codec = codec_of(["null", "long"], {"type": "array", "items": "int"}, "string")
+    raw = b"\x82\x00" + b"\x86\x80\x00" + b"\x82\x00\x82\x00\x80\x00" + b"\x82\x80\x00x"
+    expected = {"f0": 3, "f1": [1], "f2": "x"}
+    assert codec.decode(raw) == careful(codec).decode(raw) == expected == by_fastavro(codec, raw)
+
+
+@pytest.mark.parametrize("bits", range(64))
+def test_numbers_of_every_size(bits):
+    """At every boundary of a byte, of either sign."""
+    codec = codec_of("long", ["null", "string"])
+    for value in (2**bits - 1, 2**bits, -(2**bits), -(2**bits) - 1):
+        if -(2**63) <= value < 2**63:
+            raw = number(value) + b"\x00"
+            assert codec._make_read()(raw) == by_fastavro(codec, raw) == {"f0": value, "f1": None}
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 8191, 8192, 100_000, 1_100_000])
+def test_texts_of_every_length(size):
+    """At every boundary of the length's own length."""
+    codec = codec_of("string", "bytes")
+    value = {"f0": "é" * (size // 2), "f1": b"\xff" * size}
+    assert codec._make_read()(codec.encode(value)) == value
+
+
+def test_an_error_says_where():
+    """Which schema, field and byte: enough to look at the payload by hand."""
+    codec = Codec("id7", schema_text("contact_change"))
+    value = next(values("contact_change", 1))
+    raw = codec.encode(value)
+    at = raw.index(value["ChangeEventHeader"]["commitUser"].encode())
+    with pytest.raises(DecodeError, match=r"id7 \(ContactChangeEvent\).*commitUser, byte \d+"):
+        codec.decode(raw[: at + 3])
+
+
+# Random schemas and values
+
+SIMPLE = st.sampled_from(["boolean", "int", "long", "float", "double", "string", "bytes"])
+TEXT = st.text(max_size=90)
+SCALARS = {
+    "null": st.none(),
+    "boolean": st.booleans(),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(width=32, allow_nan=False),
+    "double": st.floats(allow_nan=False),
+    "string": TEXT,
+    "bytes": st.binary(max_size=90),
+}
+
+
+@st.composite
+def schemas(draw):
+    """Records as Salesforce has them, and what else Avro allows inside them."""
+    count = 0
+    names: list[str] = []
+
+    def name() -> str:
+        nonlocal count
+        count += 1
+        return f"N{count}"
+
+    def kind(depth: int, union: bool = True):
+        choices = ["simple", "simple", "simple", "enum", "fixed"] + ["named"] * bool(names)
+        if depth < 3:
+            choices += ["array", "map", "record"] + ["union", "nullable"] * 2 * union
+        chosen = draw(st.sampled_from(choices))
+        if chosen == "simple":
+            return draw(SIMPLE)
+        if chosen == "named":
+            return draw(st.sampled_from(names))
+        if chosen == "nullable":
+            return ["null", kind(depth + 1, False)]
+        if chosen == "union":
+            rest = [b for b in ("null", "string", "boolean") if draw(st.booleans())]
+            return draw(st.permutations([*rest, record(depth + 1)]))
+        if chosen == "enum":
+            label = name()
+            found = {"type": "enum", "name": label, "symbols": ["A", "B", "C"]}
+        elif chosen == "fixed":
+            label = name()
+            found = {"type": "fixed", "name": label, "size": draw(st.integers(0, 3))}
+        elif chosen == "record":
+            return record(depth + 1)
+        else:
+            items = "items" if chosen == "array" else "values"
+            return {"type": chosen, items: kind(depth + 1)}
+        names.append(label)
+        return found
+
+    def record(depth: int):
+        label = name()
+        size = draw(st.integers(0, 30 if depth == 0 else 4))
+        fields = []
+        for index in range(size):
+            wide = depth == 0 and draw(st.booleans())
+            fields.append(
+                {"name": f"f{index}", "type": ["null", "string"] if wide else kind(depth)}
+            )
+        names.append(label)
+        return {"type": "record", "name": label, "fields": fields}
+
+    return {**record(0), "namespace": "com.sforce.eventbus"}
+
+
+def value_of(draw, schema, named):
+    if isinstance(schema, list):
+        return value_of(draw, draw(st.sampled_from(schema)), named)
+    kind = schema if isinstance(schema, str) else schema["type"]
+    if isinstance(schema, dict) and "name" in schema:
+        named[schema["name"]] = schema
+    if kind in SCALARS:
+        return draw(SCALARS[kind])
+    if kind == "enum":
+        return draw(st.sampled_from(schema["symbols"]))
+    if kind == "fixed":
+        return draw(st.binary(min_size=schema["size"], max_size=schema["size"]))
+    if kind == "array":
+        return [value_of(draw, schema["items"], named) for _ in range(draw(st.integers(0, 3)))]
+    if kind == "map":
+        keys = draw(st.lists(TEXT, max_size=3, unique=True))
+        return {key: value_of(draw, schema["values"], named) for key in keys}
+    if kind == "record":
+        return {f["name"]: value_of(draw, f["type"], named) for f in schema["fields"]}
+    return value_of(draw, named[kind], named)
+
+
+def collect(schema, named):
+    """Find the definitions, which a value may pass by in a branch that it does not take."""
+    if isinstance(schema, list):
+        for branch in schema:
+            collect(branch, named)
+    elif isinstance(schema, dict):
+        if "name" in schema:
+            named[schema["name"]] = schema
+        for field in schema.get("fields", ()):
+            collect(field["type"], named)
+        for inner in ("items", "values"):
+            collect(schema.get(inner), named)
+    return named
+
+
+@SLOW
+@given(st.data())
+def test_random_schemas_and_values_come_back(data):
+    """Encode, decode: the same value, by either way, and the same as fastavro's."""
+    schema = data.draw(schemas())
+    codec = Codec("id", json.dumps(schema))
+    slow = careful(codec)
+    for _ in range(3):
+        value = value_of(data.draw, schema, collect(schema, {}))
+        try:
+            raw = codec.encode(value)
+        except EncodeError as error:
+            raise AssertionError(f"{value} of {schema}") from error
+        expected = by_fastavro(codec, raw)
+        assert codec.decode(raw) == slow.decode(raw) == expected
+        if is_generated(codec):
+            assert repr(codec._read(raw)) == repr(expected)  # types and order too, and -0.0
+        cut = data.draw(st.integers(0, len(raw)))
+        for broken in (raw[:cut], raw + b"\x00"):
+            assert outcome(codec, broken) == outcome(slow, broken)
+
+
+def outcome(codec: Codec, raw: bytes):
+    try:
+        return repr(codec.decode(raw))
+    except DecodeError as error:
+        return f"error {error}"
+
+
+@SLOW
+@given(schema=schemas(), raw=st.binary(max_size=60))
+def test_random_bytes_are_a_value_or_one_error(schema, raw):
+    """Both ways agree on which, for any schema."""
+    codec = Codec("id", json.dumps(schema))
+    assert outcome(codec, raw) == outcome(careful(codec), raw)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(CORPUS)), st.integers(0, 11), st.data())
+def test_damaged_payloads_are_a_value_or_one_error(name, index, data):
+    """A few bytes of a real payload changed: no other exception, no disagreement."""
+    codec = CODECS[name]
+    raw = bytearray(list(golden(name))[index][0])
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    found = outcome(codec, bytes(raw))
+    assert found == outcome(careful(codec), bytes(raw))
+
+
+CODECS = {name: Codec("id", schema_text(name)) for name in CORPUS}
+
+
+def test_floats_are_the_bits_that_came():
+    """NaN and the infinities too."""
+    codec = codec_of("float", "double")
+    raw = struct.pack("<fd", math.nan, -math.inf)
+    value = codec.decode(raw)
+    assert math.isnan(value["f0"])
+    assert value["f1"] == -math.inf
+
+
+def test_the_guard_is_stricter_than_the_stack():
+    """Its own recursion ends long before Python's does."""
+    assert sys.getrecursionlimit() > guard.MAX_DEPTH * 4
+
+
+def test_threads_share_a_codec():
+    """The first payloads may come in several threads at once; all decode."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    raws = [raw for raw, _ in golden("account_change")]
+    expected = [CODECS["account_change"].decode(raw) for raw in raws]
+    for _ in range(5):
+        codec = Codec("id", schema_text("account_change"))
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(codec.decode, raws)) == expected

@@ -1,0 +1,182 @@
+"""Encoding: what fits is written as fastavro would, what does not is named by its path."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.errors import EncodeError
+
+from .schemas import CORPUS, ORDER, payload, schema_text, values
+
+ORDERS = Codec("id1", ORDER)
+VALUE = {"CreatedDate": 1, "CreatedById": "005x", "City__c": None, "Amount__c": 1.5}
+CONTACTS = Codec("id2", schema_text("contact_change"))
+ACCOUNTS = Codec("id3", schema_text("account_change"))
+HEADER = next(values("contact_change", 1))["ChangeEventHeader"]
+
+ALL = Codec(
+    "id4",
+    json.dumps(
+        {
+            "type": "record",
+            "name": "All",
+            "fields": [
+                {"name": "b", "type": "boolean", "default": False},
+                {"name": "i", "type": "int", "default": 0},
+                {"name": "f", "type": "float", "default": 0.0},
+                {"name": "d", "type": "double", "default": 0.0},
+                {"name": "y", "type": "bytes", "default": ""},
+                {
+                    "name": "e",
+                    "type": {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]},
+                    "default": "RED",
+                },
+                {
+                    "name": "x",
+                    "type": {"type": "fixed", "name": "Two", "size": 2},
+                    "default": "ab",
+                },
+                {"name": "a", "type": {"type": "array", "items": "int"}, "default": []},
+                {"name": "m", "type": {"type": "map", "values": ["null", "int"]}, "default": {}},
+                {"name": "e2", "type": ["null", "Color"], "default": None},
+                {
+                    "name": "t",
+                    "type": {"type": "long", "logicalType": "timestamp-millis"},
+                    "default": 0,
+                },
+            ],
+        }
+    ),
+)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_corpus_is_written_as_fastavro_writes_it(name):
+    """Byte for byte, and it comes back as it was."""
+    codec = Codec("id", schema_text(name))
+    for value in values(name, 40):
+        encoded = codec.encode(value)
+        assert encoded == payload(name, value)
+        assert codec.decode(encoded) == value
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "says"),
+    [
+        (
+            ORDERS,
+            {"CreatedDate": 1},
+            "Order_Event__e needs the field 'CreatedById', of type string",
+        ),
+        (
+            ORDERS,
+            {**VALUE, "Nope__c": 1},
+            "Order_Event__e has no field 'Nope__c'; Order_Event__e has CreatedDate, CreatedById, "
+            "City__c, Amount__c",
+        ),
+        (
+            ORDERS,
+            {**VALUE, "Amount__c": "many"},
+            "Order_Event__e.Amount__c takes null or double, not str 'many'",
+        ),
+        (ORDERS, {**VALUE, "CreatedDate": "now"}, "Order_Event__e.CreatedDate takes long, not str"),
+        (ORDERS, {**VALUE, "CreatedDate": 1.0}, "CreatedDate takes long, not float 1.0"),
+        (ORDERS, {**VALUE, "CreatedDate": True}, "CreatedDate takes long, not bool True"),
+        (ORDERS, {**VALUE, "CreatedDate": 2**63}, "CreatedDate takes long, not int 9223372036"),
+        (ORDERS, {**VALUE, "CreatedById": None}, "CreatedById takes string, not NoneType None"),
+        (ORDERS, {**VALUE, "City__c": b"x"}, "City__c takes null or string, not bytes"),
+        (ORDERS, {**VALUE, "City__c": "\ud800"}, "City__c takes null or string, not str"),
+        (ORDERS, {**VALUE, "Amount__c": 10**400}, "Amount__c takes null or double, not int 1000"),
+        (ORDERS, [1], "Order_Event__e takes a mapping, not list"),
+        (
+            CONTACTS,
+            {"ChangeEventHeader": HEADER, "Name": {"LastName": 5}},
+            "ContactChangeEvent.Name.LastName takes null or string, not int 5",
+        ),
+        (
+            CONTACTS,
+            {"ChangeEventHeader": HEADER, "MailingAddress": {"City": "x", "Town": "y"}},
+            "ContactChangeEvent.MailingAddress has no field 'Town'; Address has Street",
+        ),
+        (
+            CONTACTS,
+            {"ChangeEventHeader": {**HEADER, "changeType": "RENAME"}},
+            "ContactChangeEvent.ChangeEventHeader.changeType takes ChangeType (CREATE, UPDATE",
+        ),
+        (
+            CONTACTS,
+            {"ChangeEventHeader": {**HEADER, "recordIds": ["a", 1]}},
+            "ContactChangeEvent.ChangeEventHeader.recordIds[1] takes string, not int 1",
+        ),
+        (
+            ACCOUNTS,
+            {"ChangeEventHeader": HEADER, "Name": 7},
+            "AccountChangeEvent.Name takes null or string or Switchable_PersonName, not int 7",
+        ),
+        (
+            ACCOUNTS,
+            {"ChangeEventHeader": HEADER, "Name": {"LastName": 1}},
+            "AccountChangeEvent.Name.LastName takes null or string, not int 1",
+        ),
+        (
+            ACCOUNTS,
+            {"ChangeEventHeader": HEADER, "ShippingAddress": "here"},
+            "AccountChangeEvent.ShippingAddress takes null or Address, not str 'here'",
+        ),
+        (ALL, {"b": 1}, "All.b takes boolean, not int 1"),
+        (ALL, {"i": 2**31}, "All.i takes int, not int 2147483648"),
+        (ALL, {"f": 1e39}, "All.f takes float, not float 1e+39"),
+        (ALL, {"y": "text"}, "All.y takes bytes, not str 'text'"),
+        (ALL, {"x": b"abc"}, "All.x takes Two (2 bytes), not bytes b'abc'"),
+        (ALL, {"a": "12"}, "All.a takes array, not str '12'"),
+        (ALL, {"m": [1]}, "All.m takes map, not list [1]"),
+        (ALL, {"m": {1: 1}}, "All.m takes text as keys, not int"),
+        (ALL, {"m": {"k": "v"}}, "All.m['k'] takes null or int, not str 'v'"),
+        (ALL, {"e2": "GREEN"}, "All.e2 takes null or Color (RED, BLUE), not str 'GREEN'"),
+        (ALL, {"t": "soon"}, "not a All: "),
+        (ALL, {"y": "z" * 999}, "..."),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(codec, value, says):
+    """The path, the type that is expected, and the type that was given."""
+    with pytest.raises(EncodeError) as caught:
+        codec.encode(value)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_defaults_are_applied():
+    """At the top and inside records, as the schema says."""
+    decoded = ALL.decode(ALL.encode({}))
+    assert decoded["e"] == "RED"
+    assert decoded["x"] == b"ab"
+    assert decoded["m"] == {}
+    named = CONTACTS.decode(
+        CONTACTS.encode({"ChangeEventHeader": HEADER, "Name": {"LastName": "X"}})
+    )
+    assert named["Name"] == {
+        "Salutation": None, "FirstName": None, "LastName": "X", "MiddleName": None,
+        "InformalName": None, "Suffix": None,
+    }  # fmt: skip
+
+
+def test_numbers_go_where_python_would_let_them():
+    """A whole number is a double too; a float is never a long."""
+    assert ORDERS.decode(ORDERS.encode({**VALUE, "Amount__c": 2}))["Amount__c"] == 2.0
+    assert ALL.decode(ALL.encode({"f": float("inf"), "i": -(2**31)}))["f"] == float("inf")
+
+
+def test_created_is_filled_only_when_asked():
+    """What the user gives wins, and an event without these fields gets none."""
+    short = {"City__c": "Bern"}
+    with pytest.raises(EncodeError, match="CreatedDate"):
+        ORDERS.encode(short)
+    filled = ORDERS.decode(ORDERS.encode(short, fill_created=(5, "005y")))
+    assert (filled["CreatedDate"], filled["CreatedById"]) == (5, "005y")
+    assert short == {"City__c": "Bern"}
+    kept = ORDERS.decode(ORDERS.encode({**short, "CreatedDate": 9}, fill_created=(5, "005y")))
+    assert (kept["CreatedDate"], kept["CreatedById"]) == (9, "005y")
+    ALL.encode({}, fill_created=(5, "005y"))
