@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from sfpubsub.avro.bitmaps import change_schema
+from sfpubsub.avro.change_events import ChangeEvent, FieldChange
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import to_json
+from sfpubsub.errors import LocalProtocolError
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
 
@@ -87,6 +90,105 @@ class Event:
             DecodeError: The payload does not fit its schema.
         """
         return self._codec.event_time(self.value)
+
+    # Change events. The facts are asked of change events only: on another event they raise
+    # LocalProtocolError. A payload that does not fit its schema is a DecodeError everywhere.
+
+    @property
+    def is_change_event(self) -> bool:
+        """Whether this is a change data capture event. Decodes nothing."""
+        return self._codec.is_change_event
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether this is a change event without its change; False for other events."""
+        return self.is_change_event and self._change.is_gap
+
+    @property
+    def is_overflow(self) -> bool:
+        """Whether the rest of a large transaction was left out; False for other events."""
+        return self.is_change_event and self._change.is_overflow
+
+    @property
+    def change_type(self) -> str:
+        """``CREATE``, ``UPDATE``, ``DELETE``, ``UNDELETE``, ``GAP_…``, or one that is newer."""
+        return self._change.change_type
+
+    @property
+    def entity_name(self) -> str:
+        """API name of the object that changed, such as ``Account``."""
+        return self._change.entity_name
+
+    @property
+    def record_ids(self) -> tuple[str, ...]:
+        """Ids of the records that changed in this way; ``001*`` stands for all of an object."""
+        return self._change.record_ids
+
+    @property
+    def changed_fields(self) -> tuple[str, ...]:
+        """Names of the fields that an update changed, ``Parent.Child`` for parts."""
+        return self._change.changed_fields
+
+    @property
+    def nulled_fields(self) -> tuple[str, ...]:
+        """Names of the fields that an update set to null."""
+        return self._change.nulled_fields
+
+    @property
+    def diff_fields(self) -> tuple[str, ...]:
+        """Names of the fields whose text was sent as a diff."""
+        return self._change.diff_fields
+
+    @property
+    def transaction_key(self) -> str:
+        """The same for all changes of one transaction."""
+        return self._change.transaction_key
+
+    @property
+    def sequence_number(self) -> int:
+        """Counts the changes of one transaction, from 1."""
+        return self._change.sequence_number
+
+    @property
+    def commit_number(self) -> int:
+        """The service's number of the commit."""
+        return self._change.commit_number
+
+    @property
+    def commit_timestamp(self) -> int:
+        """When the change was committed, in milliseconds since 1970 UTC."""
+        return self._change.commit_timestamp
+
+    @property
+    def commit_user(self) -> str:
+        """Id of the user who made the change."""
+        return self._change.commit_user
+
+    @property
+    def change_origin(self) -> str:
+        """The API and the client that made the change; empty for changes of the org itself."""
+        return self._change.change_origin
+
+    def change(self, name: str) -> FieldChange:
+        """Say what happened to a field: changed to a value, set to null, or unchanged.
+
+        Args:
+            name: A field, or ``Parent.Child`` for a part of a compound field.
+
+        Raises:
+            LocalProtocolError: Not a change event, or its schema has no such field.
+            DecodeError: The payload or its bitmaps do not fit the schema.
+        """
+        return self._change.change(name)
+
+    @cached_property
+    def _change(self) -> ChangeEvent:
+        if not self.is_change_event:
+            raise LocalProtocolError(
+                f"{self.event_name} is not a change event: ask event.is_change_event first"
+            )
+        schema = change_schema(self.schema_id, self._codec.schema_json)
+        return ChangeEvent(schema, self.value)
 
     @cached_property
     def dedupe_key(self) -> bytes:

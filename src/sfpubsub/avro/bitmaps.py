@@ -1,0 +1,218 @@
+"""Bitmaps of fields in change events, by the event's own schema.
+
+``changedFields``, ``nulledFields`` and ``diffFields`` are lists of texts (Salesforce documentation,
+event deserialization considerations)::
+
+    0x100000000000800000    fields 23 and 68 of the schema: a big-endian number, bit i for field i
+    6-0x0180                fields 7 and 8 of the record that field 6 holds
+
+A field that only changed in parts has no bit of its own, so a list may have nothing but entries of
+the second form. Invariant: an entry that the schema cannot explain is a `DecodeError`; a name is
+never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from sfpubsub.errors import DecodeError, SchemaError
+
+# Expanded bitmaps kept for each schema. An org's automations change the same few sets of fields
+# again and again; an entry takes some 300 bytes for ten names.
+MAX_BITMAPS = 512
+
+# Schemas kept with the text that is their key: some 100 KiB for one of 500 fields. An org selects
+# some ten objects for change data capture; to make an entry anew takes a millisecond.
+MAX_SCHEMAS = 128
+
+# 4,096 fields; an object has at most some 1,000. Bounds what a cached text may take.
+_BITMAP = re.compile(r"(?:([0-9]{1,4})-)?0x([0-9A-Fa-f]{1,1024})")
+
+# Characters of a broken entry that an error quotes; an event may have a megabyte of them.
+_QUOTED = 80
+
+
+class ChangeSchema:
+    """The fields of one change event's schema, and what bitmaps mean by them.
+
+    Immutable apart from its cache, and safe to share between threads.
+
+    Args:
+        schema_id: The service's id of the schema.
+        schema_json: The Avro schema as JSON text.
+
+    Raises:
+        SchemaError: The text is not an Avro record schema.
+    """
+
+    def __init__(self, schema_id: str, schema_json: str) -> None:
+        self.schema_id = schema_id
+        try:
+            schema = json.loads(schema_json)
+            self.name = str(schema["name"]).rpartition(".")[2]
+            found = list(_fields_and_parts(schema))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise SchemaError(f"schema {schema_id} is not an Avro record schema") from error
+        self.fields: tuple[str, ...] = tuple(field for field, _ in found)
+        """Names of the top-level fields, the header first."""
+        self.parts: Mapping[str, tuple[str, ...]] = {
+            field: tuple(f"{field}.{part}" for part in parts)
+            for field, parts in found
+            if parts is not None
+        }
+        """Names of a compound field's parts, such as ``BillingAddress.City``, by its own name."""
+        entity_fields = self.fields[1:]
+        self.names: frozenset[str] = frozenset(entity_fields).union(
+            *(self.parts.get(field, ()) for field in entity_fields)
+        )
+        """Every name that a change can be asked for: fields and their parts, not the header."""
+        # Names by entry. Single reads and writes of a dict are atomic, and two threads that miss
+        # the same entry write the same names, so there is no lock.
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
+        """Return the names of the fields that *entries* stand for, in the order of the schema.
+
+        Parts of compound fields come after the fields, as ``Parent.Child``; parts are not
+        collapsed to their parent when all of them are there. An entry that is the name of a field
+        already, as in the Streaming API, stays what it is.
+
+        Args:
+            entries: The value of ``changedFields``, ``nulledFields`` or ``diffFields``.
+
+        Raises:
+            DecodeError: An entry is no bitmap, or speaks of a field that the schema does not have.
+        """
+        if not entries:
+            return ()
+        known = self._known
+        try:
+            # Nearly every list has one entry or two, seen before.
+            if len(entries) == 1:
+                return known[entries[0]]
+            if len(entries) == 2:
+                return known[entries[0]] + known[entries[1]]
+        except KeyError:
+            pass
+        except TypeError as error:  # not hashable, so not text either
+            raise self._error(entries, "is not a list of texts") from error
+        return tuple(chain.from_iterable(map(self._names_of, entries)))
+
+    @property
+    def cached(self) -> int:
+        """How many expanded bitmaps are kept."""
+        return len(self._known)
+
+    def _names_of(self, entry: str) -> tuple[str, ...]:
+        if not isinstance(entry, str):
+            raise self._error(entry, "is not a text")
+        names = self._known.get(entry)
+        if names is None:
+            names = self._expand_entry(entry)
+            # Starting over costs a few hundred misses; keeping the order of use would cost every
+            # hit. Threads that come here together pass the bound by one entry each.
+            if len(self._known) >= MAX_BITMAPS:
+                self._known.clear()
+            self._known[entry] = names
+        return names
+
+    def _expand_entry(self, entry: str) -> tuple[str, ...]:
+        match = _BITMAP.fullmatch(entry)
+        if match is None:
+            if entry in self.names:
+                return (entry,)
+            raise self._error(entry, "is neither a bitmap of fields nor the name of one")
+        parent, digits = match.groups()
+        names = self.fields if parent is None else self._parts_at(int(parent), entry)
+        bits = int(digits, 16)
+        if bits.bit_length() > len(names):
+            raise self._error(
+                entry, f"has bit {bits.bit_length() - 1}, and there are {len(names)} fields"
+            )
+        found = []
+        while bits:
+            lowest = bits & -bits
+            found.append(names[lowest.bit_length() - 1])
+            bits ^= lowest
+        return tuple(found)
+
+    def _parts_at(self, index: int, entry: str) -> tuple[str, ...]:
+        if index >= len(self.fields):
+            raise self._error(
+                entry, f"is about field {index}, and there are {len(self.fields)} fields"
+            )
+        parts = self.parts.get(self.fields[index])
+        if parts is None:
+            raise self._error(entry, f"is about parts of {self.fields[index]}, which has none")
+        return parts
+
+    def _error(self, entry: object, what: str) -> DecodeError:
+        text = repr(entry)
+        if len(text) > _QUOTED:
+            text = f"{text[:_QUOTED]}…"
+        return DecodeError(
+            f"{text} {what} in schema {self.schema_id} ({self.name}); "
+            f"the raw lists are in the event's value"
+        )
+
+    def __repr__(self) -> str:
+        return f"ChangeSchema({self.schema_id}, {self.name})"
+
+
+@lru_cache(maxsize=MAX_SCHEMAS)
+def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
+    """Return the `ChangeSchema` of a schema, made once. Thread-safe.
+
+    Raises:
+        SchemaError: The text is not an Avro record schema.
+    """
+    return ChangeSchema(schema_id, schema_json)
+
+
+def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    """Yield each field's name with the field names of the record that it can hold, if any."""
+    named: dict[str, tuple[str, ...]] = {}
+    _record_fields(schema, "", named)
+    namespace = _full_name(schema, "").rpartition(".")[0]
+    for field in schema["fields"]:
+        yield str(field["name"]), _record_fields(field["type"], namespace, named)
+
+
+def _record_fields(
+    node: Any, namespace: str, named: dict[str, tuple[str, ...]]
+) -> tuple[str, ...] | None:
+    """Return the field names of the record that a type is or has as a branch, else None.
+
+    A named type is defined where it first occurs and only named afterwards (Avro specification,
+    Names), so every definition that is met goes into *named*.
+    """
+    if isinstance(node, str):
+        return named.get(node if "." in node or not namespace else f"{namespace}.{node}")
+    if isinstance(node, list):
+        branches = [_record_fields(branch, namespace, named) for branch in node]
+        return next((fields for fields in branches if fields is not None), None)
+    kind = node["type"]
+    if kind == "record":
+        name = _full_name(node, namespace)
+        fields = tuple(str(field["name"]) for field in node["fields"])
+        named[name] = fields
+        for field in node["fields"]:
+            _record_fields(field["type"], name.rpartition(".")[0], named)
+        return fields
+    if kind in ("array", "map"):
+        _record_fields(node["items" if kind == "array" else "values"], namespace, named)
+        return None
+    return _record_fields(kind, namespace, named)  # {"type": "string"}, {"type": {…}}
+
+
+def _full_name(definition: Any, namespace: str) -> str:
+    name = str(definition["name"])
+    if "." in name:
+        return name
+    namespace = definition.get("namespace", namespace)
+    return f"{namespace}.{name}" if namespace else name

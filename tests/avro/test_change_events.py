@@ -1,0 +1,654 @@
+"""Change events: bitmaps to names by the event's own schema, and what happened to a field."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfpubsub.avro.bitmaps import MAX_BITMAPS, ChangeSchema, change_schema
+from sfpubsub.avro.change_events import ChangeEvent, FieldState, TextDiff
+from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.errors import DecodeError, LocalProtocolError, SchemaError
+
+from ..conftest import PATIENCE
+from ..emulator.support import ACCOUNTS, CHANGES, ORDERS
+
+# Schemas. Written as the service writes them, with each named type defined at its first use.
+
+HEADER = {
+    "type": "record",
+    "name": "ChangeEventHeader",
+    "fields": [
+        {"name": "entityName", "type": "string"},
+        {"name": "recordIds", "type": {"type": "array", "items": "string"}},
+        {
+            "name": "changeType",
+            "type": {"type": "enum", "name": "ChangeType", "symbols": ["CREATE", "UPDATE"]},
+        },
+    ],
+}
+PARTS = (
+    "Street", "City", "State", "PostalCode", "Country", "StateCode", "CountryCode", "Latitude",
+    "Longitude", "GeocodeAccuracy",
+)  # fmt: skip
+
+
+def record(name: str, *fields: str) -> dict:
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": field, "type": ["null", "string"]} for field in fields],
+    }
+
+
+def schema_json(*fields: tuple[str, object], name: str = "AccountChangeEvent", **more) -> str:
+    return json.dumps(
+        {
+            "type": "record",
+            "name": name,
+            "namespace": "com.sforce.eventbus",
+            "fields": [{"name": field, "type": kind} for field, kind in fields],
+            **more,
+        }
+    )
+
+
+SCALAR = ["null", "string"]
+ACCOUNT = schema_json(
+    ("ChangeEventHeader", HEADER),
+    (
+        "Name",
+        ["null", "string", record("Switchable_PersonName", "Title", "FirstName", "Last")],
+    ),
+    ("Type", SCALAR),
+    ("BillingAddress", ["null", record("Address", *PARTS)]),
+    ("Phone", SCALAR),
+    ("Description", SCALAR),
+    ("ShippingAddress", ["null", "Address"]),
+    *((f"Field{index}", SCALAR) for index in range(7, 70)),
+)
+SCHEMA = ChangeSchema("acc", ACCOUNT)
+
+
+@pytest.mark.parametrize(
+    ("entries", "names"),
+    [
+        ([], ()),
+        (["0x00"], ()),
+        (["0x02"], ("Name",)),
+        (["0x800000"], ("Field23",)),
+        (["0x100000000000800000"], ("Field23", "Field68")),
+        (["0x0100"], ("Field8",)),
+        (["0x000000000002"], ("Name",)),
+        (["0x1"], ("ChangeEventHeader",)),
+        (["0x2c"], ("Type", "BillingAddress", "Description")),
+        (["6-0x0180"], ("ShippingAddress.Latitude", "ShippingAddress.Longitude")),
+        (["3-0x01"], ("BillingAddress.Street",)),
+        (["1-0x02"], ("Name.FirstName",)),
+        (["0x800000", "6-0x01"], ("Field23", "ShippingAddress.Street")),
+        (
+            ["0x14", "3-0x02", "6-0x02", "1-0x06"],
+            (
+                "Type", "Phone", "BillingAddress.City", "ShippingAddress.City", "Name.FirstName",
+                "Name.Last",
+            ),
+        ),
+        (["3-0x03FF"], tuple(f"BillingAddress.{part}" for part in PARTS)),
+        (["Phone", "BillingAddress.City"], ("Phone", "BillingAddress.City")),
+    ],
+)  # fmt: skip
+def test_a_bitmap_becomes_names(entries, names):
+    """Captured and documented forms, and lists with nothing but parts of compound fields."""
+    given_entries = list(entries)
+    assert SCHEMA.expand(entries) == names
+    assert SCHEMA.expand(entries) == names, "the cache answers the same"
+    assert entries == given_entries, "the event's own list was changed"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("0x400000000000000000", "has bit 70, and there are 70 fields"),
+        ("0x" + "F" * 1024, "has bit 4095"),
+        ("3-0x0400", "has bit 10, and there are 10 fields"),
+        ("2-0x01", "parts of Type, which has none"),
+        ("70-0x01", "about field 70"),
+        ("9999-0x01", "about field 9999"),
+        ("", "neither"),
+        ("0x", "neither"),
+        ("3-", "neither"),
+        ("-0x01", "neither"),
+        ("-1-0x01", "neither"),
+        ("3-3-0x01", "neither"),
+        ("0X01", "neither"),
+        ("0x0G", "neither"),
+        ("0x1_0", "neither"),
+        (" 0x01", "neither"),
+        ("0x01\n", "neither"),
+        ("٣-0x01", "neither"),
+        ("0x" + "0" * 1025, "neither"),
+        ("9" * 5000 + "-0x01", "neither"),
+        ("Nonsense", "neither"),
+        ("BillingAddress.Nonsense", "neither"),
+        ("ChangeEventHeader.entityName", "neither"),
+        (7, "not a text"),
+        (None, "not a text"),
+        (["0x01"], "not a (list of texts|text)"),
+    ],
+)
+def test_what_the_schema_cannot_explain_is_a_typed_error(entry, says):
+    """A bit beyond the schema, or garbage, names the entry and the schema; nothing crashes."""
+    for entries in ([entry], ["0x02", entry], [entry, "0x02", "0x04"]):
+        with pytest.raises(DecodeError, match=says) as caught:
+            SCHEMA.expand(entries)
+        assert "acc (AccountChangeEvent)" in str(caught.value)
+        assert repr(entry)[:40] in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+
+def test_a_text_in_place_of_a_list_is_an_error():
+    """A string is a sequence of characters, none of which is a bitmap."""
+    with pytest.raises(DecodeError, match="'0'"):
+        SCHEMA.expand("0x02")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ["null", record("Point", "X", "Y")],
+        ["null", "string", record("Point", "X", "Y")],
+        ["string", record("Point", "X", "Y")],
+        [record("Point", "X", "Y"), "null"],
+        record("Point", "X", "Y"),
+        {"type": record("Point", "X", "Y")},
+        ["null", record("other.Point", "X", "Y")],
+        ["null", {**record("Point", "X", "Y"), "namespace": "other"}],
+        ["null", {**record("Point", "X", "Y"), "fields": [
+            {"name": "X", "type": ["null", record("Deep", "Z")]},
+            {"name": "Y", "type": ["null", "Point"]},
+        ]}],
+    ],
+)  # fmt: skip
+def test_a_record_is_found_in_any_place_and_by_reference(kind):
+    """T17: a second field of the same type has only its name; unions of every shape hold it."""
+    reference = "other.Point" if "other" in json.dumps(kind) else "Point"
+    text = schema_json(
+        ("ChangeEventHeader", HEADER),
+        ("First", kind),
+        ("Second", ["null", reference]),
+        ("Third", ["string", reference]),
+        ("Scalar", {"type": "string"}),
+    )
+    schema = ChangeSchema("id", text)
+    for index, field in enumerate(("First", "Second", "Third"), 1):
+        assert schema.expand([f"{index}-0x03"]) == (f"{field}.X", f"{field}.Y")
+    with pytest.raises(DecodeError, match="parts of Scalar"):
+        schema.expand(["4-0x01"])
+
+
+def test_a_type_defined_inside_another_can_be_named_later():
+    """A definition may stand in an array, a map or a record; the name is known afterwards."""
+    text = schema_json(
+        ("ChangeEventHeader", HEADER),
+        ("List", {"type": "array", "items": ["null", record("A", "X")]}),
+        ("Map", {"type": "map", "values": record("B", "Y")}),
+        ("Record", {"type": "record", "name": "C", "fields": [
+            {"name": "Inner", "type": record("D", "Z")},
+        ]}),
+        ("UseA", ["null", "A"]),
+        ("UseB", ["null", "com.sforce.eventbus.B"]),
+        ("UseD", ["null", "D"]),
+        ("UseEnum", ["null", "ChangeType"]),
+    )  # fmt: skip
+    schema = ChangeSchema("id", text)
+    assert schema.parts.keys() == {"ChangeEventHeader", "Record", "UseA", "UseB", "UseD"}
+    assert schema.expand(["4-0x01", "5-0x01", "6-0x01"]) == ("UseA.X", "UseB.Y", "UseD.Z")
+
+
+def test_a_schema_without_a_namespace_has_names_too():
+    """Names without a dot, in no namespace, refer to each other."""
+    text = schema_json(
+        ("ChangeEventHeader", HEADER),
+        ("A", ["null", record("P", "X")]),
+        ("B", ["null", "P"]),
+        namespace="",
+    )
+    assert ChangeSchema("id", text).expand(["2-0x01"]) == ("B.X",)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '"string"', "{}", '{"name": "x", "type": "record"}', "7", "[" * 100_000]
+)
+def test_a_broken_schema_is_a_typed_error(text):
+    """Whatever stands in place of a schema, the error names its id."""
+    with pytest.raises(SchemaError, match="id9"):
+        ChangeSchema("id9", text)
+
+
+# Random schemas, against a reference that never looks at the schema's text.
+
+WRAPS = (["null"], ["null", "int"], ["int"])
+
+
+@st.composite
+def models(draw) -> tuple[str, list[tuple[str, list[str] | None]]]:
+    """Draw a schema's text, and the names in it as a list of fields with their parts."""
+    defined: list[list[str]] = []
+    model: list[tuple[str, list[str] | None]] = [("ChangeEventHeader", ["entityName"])]
+    fields: list[tuple[str, object]] = [("ChangeEventHeader", record("H", "entityName"))]
+    for index, code in enumerate(draw(st.lists(st.integers(0, 200), max_size=90))):
+        kind: object = "string"
+        parts = None
+        if code >= 140:  # a record: the one defined before, or a new one of up to 20 fields
+            if not defined or code >= 170:
+                defined.append([f"P{code}_{part}" for part in range(1 + code % 20)])
+                kind = record(f"Type{len(defined) - 1}", *defined[-1])
+            else:
+                kind = f"Type{len(defined) - 1}"
+            parts = defined[-1]
+        fields.append((f"F{index}", [*WRAPS[code % 3], kind]))
+        model.append((f"F{index}", parts))
+    return schema_json(*fields), model
+
+
+def slow(model: list[tuple[str, list[str] | None]], entry: str) -> list[str]:
+    """Expand an entry digit by digit; IndexError or TypeError when it does not fit."""
+    parent, _, digits = entry.rpartition("0x")
+    names = [name for name, _ in model]
+    if parent:
+        field, parts = model[int(parent.removesuffix("-"))]
+        names = [f"{field}.{part}" for part in parts]
+    found = []
+    for place, digit in enumerate(reversed(digits)):
+        for bit, weight in enumerate((1, 2, 4, 8)):
+            if "0123456789ABCDEF".index(digit) // weight % 2:
+                found.append(names[4 * place + bit])
+    return found
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(models(), st.data())
+def test_random_bitmaps_mean_what_the_slow_reference_says(model_and_text, data):
+    """Any bits over any schema: the same names in the same order, or an error on both sides."""
+    text, model = model_and_text
+    schema = ChangeSchema("id", text)
+    entries = []
+    for _ in range(data.draw(st.integers(0, 4))):
+        parent = data.draw(st.none() | st.integers(0, len(model)))
+        width = len(model)
+        if parent is not None and parent < len(model):
+            width = len(model[parent][1] or "x")
+        bits = data.draw(
+            st.integers(0, 2 ** (width + data.draw(st.sampled_from([0, 0, 0, 2]))) - 1)
+        )
+        size = max(1, (bits.bit_length() + 7) // 8)
+        entry = f"0x{bits.to_bytes(size, 'big').hex().upper()}"
+        entries.append(entry if parent is None else f"{parent}-{entry}")
+    try:
+        expected = tuple(name for entry in entries for name in slow(model, entry))
+    except (IndexError, TypeError):
+        with pytest.raises(DecodeError):
+            schema.expand(entries)
+    else:
+        assert schema.expand(entries) == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(max_size=20) | st.from_regex(r"\A([0-9]{1,3}-)?0x[0-9A-F]{1,24}\Z")))
+def test_any_text_expands_or_raises_one_error(entries):
+    """Garbage in the lists cannot crash a consumer."""
+    try:
+        names = SCHEMA.expand(entries)
+    except DecodeError:
+        return
+    header = {"ChangeEventHeader", *SCHEMA.parts["ChangeEventHeader"]}
+    assert set(names) <= SCHEMA.names | header
+
+
+def test_the_cache_is_bounded_and_answers():
+    """A stream of ever new bitmaps does not grow memory; the same one is the same object."""
+    schema = ChangeSchema("acc", ACCOUNT)
+    assert schema.expand(["0x06"]) == ("Name", "Type")
+    assert schema.expand(["0x06"]) is schema.expand(["0x06"])
+    for bits in range(3 * MAX_BITMAPS):
+        schema.expand([f"0x{bits:04X}"])
+        assert schema.cached <= MAX_BITMAPS
+    cached = schema.cached
+    for _ in range(3):
+        with pytest.raises(DecodeError):
+            schema.expand(["0xFFFFFFFFFFFFFFFFFFFF"])
+    assert schema.cached == cached, "an error was remembered"
+
+
+def test_a_schema_is_read_once_and_versions_do_not_meet():
+    """The same id and text are the same object; another text, even under the same id, is not."""
+    assert change_schema("acc", ACCOUNT) is change_schema("acc", ACCOUNT)
+    assert repr(change_schema("acc", ACCOUNT)) == "ChangeSchema(acc, AccountChangeEvent)"
+    shorter = schema_json(("ChangeEventHeader", HEADER), ("Other", SCALAR))
+    assert change_schema("acc", shorter).expand(["0x02"]) == ("Other",)
+    assert change_schema("acc", ACCOUNT).expand(["0x02"]) == ("Name",)
+
+
+def test_threads_share_a_schema():
+    """Many threads over few bitmaps with an overflowing cache all get the right names."""
+    schema = ChangeSchema("acc", ACCOUNT)
+    wrong: list[object] = []
+
+    def work(start: int) -> None:
+        for bits in range(start, start + 2 * MAX_BITMAPS):
+            names = schema.expand([f"0x{bits:04X}", "6-0x01"])
+            if len(names) != bits.bit_count() + 1:
+                wrong.append((bits, names))
+
+    threads = [threading.Thread(target=work, args=(100 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert wrong == []
+    assert schema.cached <= MAX_BITMAPS + len(threads)
+
+
+# What happened to a field.
+
+FACTS = {
+    "entityName": "Account",
+    "recordIds": ["001A", "001B"],
+    "changeType": "UPDATE",
+    "changeOrigin": "com/salesforce/api/soap/60.0;client=x",
+    "transactionKey": "000f2c32",
+    "sequenceNumber": 2,
+    "commitTimestamp": 1_771_300_995_000,
+    "commitNumber": 2**53 + 1,
+    "commitUser": "005A",
+    "nulledFields": [],
+    "diffFields": [],
+    "changedFields": [],
+}
+CHANGED, NULLED = FieldState.CHANGED, FieldState.NULLED
+UNCHANGED, UNKNOWN = FieldState.UNCHANGED, FieldState.UNKNOWN
+NO_PARTS = dict.fromkeys(PARTS)
+
+
+def change(
+    change_type: str = "UPDATE", values: dict | None = None, **header: object
+) -> ChangeEvent:
+    value = dict.fromkeys(SCHEMA.fields)
+    value["ChangeEventHeader"] = {**FACTS, "changeType": change_type, **header}
+    return ChangeEvent(SCHEMA, {**value, **(values or {})})
+
+
+def test_the_header_is_read():
+    """Every fact of the header has its name, and lists are tuples."""
+    event = change(changedFields=["0x14", "6-0x01"], nulledFields=["0x10"], diffFields=["0x20"])
+    assert event.change_type == "UPDATE"
+    assert event.entity_name == "Account"
+    assert event.record_ids == ("001A", "001B")
+    assert event.changed_fields == ("Type", "Phone", "ShippingAddress.Street")
+    assert event.nulled_fields == ("Phone",)
+    assert event.diff_fields == ("Description",)
+    assert event.transaction_key == "000f2c32"
+    assert event.sequence_number == 2
+    assert event.commit_number == 2**53 + 1
+    assert event.commit_timestamp == 1_771_300_995_000
+    assert event.commit_user == "005A"
+    assert event.change_origin == "com/salesforce/api/soap/60.0;client=x"
+    assert repr(event) == "ChangeEvent(UPDATE, AccountChangeEvent)"
+
+
+@pytest.mark.parametrize(
+    ("change_type", "is_gap", "is_overflow"),
+    [
+        ("CREATE", False, False),
+        ("GAP_CREATE", True, False),
+        ("GAP_UPDATE", True, False),
+        ("GAP_DELETE", True, False),
+        ("GAP_UNDELETE", True, False),
+        ("GAP_OVERFLOW", True, True),
+        ("GAP_OF_TOMORROW", True, False),
+        ("SNAPSHOT", False, False),
+    ],
+)
+def test_gaps_are_told_apart(change_type, is_gap, is_overflow):
+    """A gap event is known by its type, also by one that was added after this release."""
+    event = change(change_type)
+    assert (event.is_gap, event.is_overflow) == (is_gap, is_overflow)
+
+
+STREET = {"BillingAddress": {**NO_PARTS, "Street": "One Market"}}
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "state", "value"),
+    [
+        # CREATE: what has a value was changed to it.
+        (change("CREATE", {"Phone": "1"}), "Phone", CHANGED, "1"),
+        (change("CREATE", {"Phone": ""}), "Phone", CHANGED, ""),
+        (change("CREATE"), "Phone", UNCHANGED, None),
+        (change("CREATE", STREET), "BillingAddress", CHANGED, STREET["BillingAddress"]),
+        (change("CREATE", STREET), "BillingAddress.Street", CHANGED, "One Market"),
+        (change("CREATE", STREET), "BillingAddress.City", UNCHANGED, None),
+        (change("CREATE", STREET), "ShippingAddress.City", UNCHANGED, None),
+        (change("CREATE", {"BillingAddress": NO_PARTS}), "BillingAddress", UNCHANGED, NO_PARTS),
+        (change("CREATE", {"Name": "Acme"}), "Name", CHANGED, "Acme"),
+        (change("CREATE", {"Name": "Acme"}), "Name.FirstName", UNCHANGED, None),
+        (change("CREATE", {"Name": {"FirstName": "A"}}), "Name.FirstName", CHANGED, "A"),
+        # UPDATE: the lists decide.
+        (change(values={"Phone": "1"}, changedFields=["0x10"]), "Phone", CHANGED, "1"),
+        (change(changedFields=["0x10"]), "Phone", NULLED, None),
+        (change(changedFields=["0x10"], nulledFields=["0x10"]), "Phone", NULLED, None),
+        (change(nulledFields=["0x10"]), "Phone", NULLED, None),
+        (change(values={"Phone": "1"}, nulledFields=["0x10"]), "Phone", NULLED, None),
+        (change(values=STREET, nulledFields=["0x08"]), "BillingAddress.Street", NULLED, None),
+        (change(changedFields=["0x10"]), "Type", UNCHANGED, None),
+        (change(values={"Type": "enriched"}), "Type", UNCHANGED, "enriched"),
+        # UPDATE of parts.
+        (change(values=STREET, changedFields=["3-0x01"]), "BillingAddress.Street", CHANGED,
+         "One Market"),
+        (change(values=STREET, changedFields=["3-0x01"]), "BillingAddress.City", UNCHANGED, None),
+        (change(values=STREET, changedFields=["3-0x01"]), "BillingAddress", CHANGED,
+         STREET["BillingAddress"]),
+        (change(values=STREET, changedFields=["3-0x01"]), "ShippingAddress", UNCHANGED, None),
+        (change(values=STREET, changedFields=["3-0x03"], nulledFields=["3-0x02"]),
+         "BillingAddress.City", NULLED, None),
+        (change(nulledFields=["3-0x02"]), "BillingAddress", CHANGED, None),
+        (change(changedFields=["3-0x03FF"], nulledFields=["3-0x03FF"]), "BillingAddress", NULLED,
+         None),
+        (change(changedFields=["0x40"], nulledFields=["0x40"]), "ShippingAddress.City", NULLED,
+         None),
+        (change(values={"ShippingAddress": {**NO_PARTS, "City": "Rome"}}, changedFields=["0x40"]),
+         "ShippingAddress.City", CHANGED, "Rome"),
+        (change(values={"ShippingAddress": {**NO_PARTS, "City": "Rome"}}, changedFields=["0x40"]),
+         "ShippingAddress.State", NULLED, None),
+        (change(values={"Name": {"FirstName": "A"}}, changedFields=["1-0x02"]), "Name.FirstName",
+         CHANGED, "A"),
+        (change(values={"Phone": "1"}, changedFields=["Phone"]), "Phone", CHANGED, "1"),
+        # DELETE and UNDELETE are about every field.
+        (change("DELETE"), "Phone", NULLED, None),
+        (change("DELETE"), "BillingAddress.City", NULLED, None),
+        (change("UNDELETE", {"Phone": "1"}), "Phone", CHANGED, "1"),
+        (change("UNDELETE", {"Phone": "1"}), "Type", NULLED, None),
+        (change("UNDELETE", STREET), "BillingAddress.City", NULLED, None),
+        # What the event does not say.
+        (change("GAP_UPDATE"), "Phone", UNKNOWN, None),
+        (change("GAP_DELETE"), "Phone", UNKNOWN, None),
+        (change("SNAPSHOT", {"Phone": "1"}), "Phone", UNKNOWN, "1"),
+    ],
+)  # fmt: skip
+def test_what_happened_to_a_field(event, name, state, value):
+    """Changed to a value, set to null, or unchanged: by the change type's own rule."""
+    found = event.change(name)
+    assert (found.name, found.state, found.value) == (name, state, value)
+
+
+HASH = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
+DIFF = f"--- \n+++ {HASH}\n@@ -1,2 +1,2 @@\n line\n-old\n+new\n"
+
+
+@pytest.mark.parametrize("text", [DIFF, DIFF.replace("--- ", "---"), DIFF.replace("\n", "\r\n")])
+def test_a_diff_of_a_large_text_is_not_taken_for_the_text(text):
+    """The field's bit in diffFields and the header of a diff make a TextDiff with the hash."""
+    for lists in ({"changedFields": ["0x20"], "diffFields": ["0x20"]}, {"diffFields": ["0x20"]}):
+        found = change(values={"Description": text}, **lists).change("Description")
+        assert found.state is CHANGED
+        assert found.value == TextDiff(text, HASH)
+
+
+@pytest.mark.parametrize(
+    ("text", "diff_fields"),
+    [(DIFF, []), (DIFF, ["0x10"]), ("--- a line of a text", ["0x20"]), ("+++ x", ["0x20"])],
+)
+def test_a_text_that_looks_like_a_diff_stays_a_text(text, diff_fields):
+    """Both marks are needed: the header alone is what somebody may have written."""
+    event = change(values={"Description": text}, changedFields=["0x20"], diffFields=diff_fields)
+    assert event.change("Description").value == text
+
+
+@pytest.mark.parametrize(
+    "name", ["Nope", "", "BillingAddress.Nope", "Phone.City", "ChangeEventHeader", "City"]
+)
+def test_a_name_that_the_schema_does_not_have_is_the_callers_error(name):
+    """A misspelt field never looks unchanged."""
+    for change_type in ("UPDATE", "DELETE", "GAP_UPDATE"):
+        with pytest.raises(LocalProtocolError, match="AccountChangeEvent has no field"):
+            change(change_type).change(name)
+
+
+@pytest.mark.parametrize("lists", ["changedFields", "nulledFields", "diffFields"])
+def test_a_broken_list_breaks_only_what_asks_for_it(lists):
+    """The other facts and the raw list stay readable."""
+    event = change(**{lists: ["0xFFFFFFFFFFFFFFFFFFFF"]})
+    assert event.record_ids == ("001A", "001B")
+    with pytest.raises(DecodeError, match="0xFFFFFFFFFFFFFFFFFFFF"):
+        event.change("Phone")
+
+
+def test_a_header_with_holes_is_a_typed_error():
+    """A schema without some fact, or without a header, does not end in a KeyError."""
+    with pytest.raises(DecodeError, match="no header"):
+        ChangeEvent(SCHEMA, {"ChangeEventHeader": None})
+    event = ChangeEvent(SCHEMA, {"ChangeEventHeader": {"changedFields": "0x02"}})
+    for fact in ("entity_name", "record_ids", "changed_fields", "sequence_number"):
+        with pytest.raises(DecodeError, match=r"AccountChangeEvent \(schema acc\) has no"):
+            getattr(event, fact)
+
+
+def test_reading_changes_nothing():
+    """The official helper mutates its lists; here the value is the same afterwards."""
+    value = {
+        **STREET,
+        "ChangeEventHeader": {**FACTS, "changedFields": ["0x10", "3-0x01"], "diffFields": ["0x20"]},
+        "Description": DIFF,
+    }
+    before = copy.deepcopy(value)
+    event = ChangeEvent(SCHEMA, value)
+    assert event.changed_fields == ("Phone", "BillingAddress.Street")
+    for name in SCHEMA.names:
+        event.change(name)
+    assert value == before
+
+
+# On the wire.
+
+ACCESSORS = (
+    "change_type", "entity_name", "record_ids", "changed_fields", "nulled_fields", "diff_fields",
+    "transaction_key", "sequence_number", "commit_number", "commit_timestamp", "commit_user",
+    "change_origin",
+)  # fmt: skip
+
+
+def received(subscription, count: int) -> list[Event]:
+    events: list[Event] = []
+    while len(events) < count:
+        batch = subscription.next_batch(PATIENCE)
+        assert isinstance(batch, EventBatch), subscription.health()
+        events += batch
+    return events
+
+
+def test_change_events_over_the_wire(run_emulator, connect):
+    """Merged, diffed, deleted and lost: published with literal bitmaps, read as names."""
+    emulator = run_emulator()
+    update = {**FACTS, "changedFields": ["0x010044", "5-0x0180"], "nulledFields": ["0x04"],
+              "diffFields": ["0x010000"]}  # fmt: skip
+    emulator.publish(
+        ACCOUNTS,
+        [
+            {
+                "ChangeEventHeader": update,
+                "Phone": "+41",
+                "Description": DIFF,
+                "ShippingAddress": {"Latitude": 47.4, "Longitude": 8.5},
+            },
+            {"ChangeEventHeader": {**FACTS, "changeType": "CREATE"}, "Name": {"LastName": "Doe"}},
+            {"ChangeEventHeader": {**FACTS, "changedFields": ["1-0x02", "4-0x01"]}},
+            {"ChangeEventHeader": {**FACTS, "changeType": "DELETE"}},
+            {"ChangeEventHeader": {**FACTS, "changeType": "GAP_OVERFLOW", "recordIds": []}},
+            {"ChangeEventHeader": {**FACTS, "changeType": "SNAPSHOT"}, "Phone": "1"},
+            {"ChangeEventHeader": {**FACTS, "changedFields": ["0x4000000000000000"]}},
+        ],
+    )
+    with connect(emulator).subscribe(CHANGES, replay="earliest") as subscription:
+        merged, created, nested, deleted, lost, newer, broken = received(subscription, 7)
+    assert merged.is_change_event
+    assert merged.record_ids == ("001A", "001B")
+    assert merged.entity_name == "Account"
+    assert merged.change_type == "UPDATE"
+    assert merged.changed_fields == (
+        "Type", "Phone", "Description", "ShippingAddress.Latitude", "ShippingAddress.Longitude",
+    )  # fmt: skip
+    assert (merged.nulled_fields, merged.diff_fields) == (("Type",), ("Description",))
+    assert merged.value["ChangeEventHeader"]["changedFields"] == update["changedFields"]
+    assert [getattr(merged, name) for name in ACCESSORS[6:]] == [
+        "000f2c32", 2, 2**53 + 1, 1_771_300_995_000, "005A", FACTS["changeOrigin"],
+    ]  # fmt: skip
+    assert merged.change("Phone").value == "+41"
+    assert merged.change("Type").state is NULLED
+    assert merged.change("Fax").state is UNCHANGED
+    assert merged.change("ShippingAddress.Latitude").value == 47.4
+    assert merged.change("Description").value == TextDiff(DIFF, HASH)
+    assert created.change("Name.LastName").value == "Doe"
+    assert nested.changed_fields == ("Name.FirstName", "BillingAddress.Street")
+    assert deleted.change("Phone").state is NULLED
+    assert (lost.is_gap, lost.is_overflow, lost.record_ids) == (True, True, ())
+    assert lost.change("Phone").state is UNKNOWN
+    assert (newer.change_type, newer.is_gap) == ("SNAPSHOT", False)
+    assert broken.record_ids == ("001A", "001B")
+    with pytest.raises(DecodeError, match="0x4000000000000000") as caught:
+        _ = broken.changed_fields
+    assert broken.schema_id in str(caught.value)
+
+
+def test_a_platform_event_has_no_change(run_emulator, connect):
+    """Questions are answered with no; facts of a change are a clear error."""
+    emulator = run_emulator()
+    emulator.publish(ORDERS, [{}])
+    with connect(emulator).subscribe(ORDERS, replay="earliest") as subscription:
+        (event,) = received(subscription, 1)
+    assert (event.is_change_event, event.is_gap, event.is_overflow) == (False, False, False)
+    for name in ACCESSORS:
+        with pytest.raises(LocalProtocolError, match="Order_Event__e is not a change event"):
+            getattr(event, name)
+    with pytest.raises(LocalProtocolError, match="not a change event"):
+        event.change("City__c")
+
+
+def test_each_event_is_read_by_its_own_schema(run_emulator, connect):
+    """A field added in the middle moves the bits; old and new events stand side by side."""
+    emulator = run_emulator()
+    client = connect(emulator)
+    row = {"ChangeEventHeader": {**FACTS, "changedFields": ["0x0080"]}}
+    emulator.publish(ACCOUNTS, [row])
+    wider = json.loads(client.get_schema(client.get_topic(ACCOUNTS).schema_id).schema_json)
+    wider["fields"].insert(7, {"name": "New__c", "type": SCALAR, "default": None})
+    emulator.change_schema(ACCOUNTS, json.dumps(wider))
+    emulator.publish(ACCOUNTS, [row])
+    with client.subscribe(ACCOUNTS, replay="earliest") as subscription:
+        older, newer = received(subscription, 2)
+    assert older.changed_fields == ("Fax",)
+    assert newer.changed_fields == ("New__c",)
