@@ -1,0 +1,180 @@
+"""How much faster events become Arrow record batches than by fastavro and `from_pylist`.
+
+Prints one JSON line. Process CPU time of 1,000 events in ten batches of 100, medians; the routes
+are interleaved and the ratios inside one run. Two schemas: a platform event of 9 fields (about 150
+bytes) and an Account change event of 60 or more (about 430 bytes; a quarter are CREATEs).
+
+``values`` compares the payloads alone; the target is for these. ``events`` compares what
+`record_batches` gives with the same columns made by hand: the envelope's columns start as Python
+objects on both sides, so that ratio is smaller, most of all for a small payload. ``dicts`` is the
+route without the native decoder. The peer is given the Arrow schema, so that it need not guess
+types, and the one union of several types is put into the form that the schema asks for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.avro.schemas import payload, schema_text, values  # noqa: E402
+
+from sfpubsub.avro.arrow import ENVELOPE, record_batches  # noqa: E402
+from sfpubsub.avro.arrow_values import has_native, values_of  # noqa: E402
+from sfpubsub.avro.codec import Codec  # noqa: E402
+from sfpubsub.client.batch import EventBatch  # noqa: E402
+from sfpubsub.types import RawEvent, ReplayId, dedupe_key  # noqa: E402
+
+ROUNDS = 15  # enough for a stable median on a busy machine
+EVENTS = 1_000
+RESPONSE = 100  # events in one FetchResponse, at most
+SCHEMAS = {"pe": "order_event", "acct": "account_change"}
+TARGET = 10.0
+
+
+class Peer:
+    """fastavro for each event, then `pyarrow.RecordBatch.from_pylist`."""
+
+    def __init__(self, schema_json: str, codec: Codec, value_type: pa.StructType) -> None:
+        self.schema = fastavro.parse_schema(json.loads(schema_json))
+        self.codec = codec
+        self.value_schema = pa.schema(list(value_type))
+        self.event_schema = ENVELOPE.append(pa.field("value", value_type))
+        name = self.value_schema.field("Name").type if "Name" in value_type.names else None
+        self.record_name = name.names[1] if name is not None and len(name.names) == 2 else None
+
+    def value(self, data: bytes) -> dict[str, Any]:
+        """Decode one payload."""
+        value: Any = fastavro.schemaless_reader(io.BytesIO(data), self.schema, None)
+        if self.record_name and value["Name"] is not None:
+            kind = "string" if isinstance(value["Name"], str) else self.record_name
+            value["Name"] = {kind: value["Name"]}
+        return value  # type: ignore[no-any-return]
+
+    def values(self, payloads: list[bytes]) -> pa.RecordBatch:
+        """Return the payloads alone."""
+        return pa.RecordBatch.from_pylist([self.value(p) for p in payloads], self.value_schema)
+
+    def events(self, batches: list[EventBatch]) -> pa.RecordBatch:
+        """Return the payloads with the columns of the envelope."""
+        rows = []
+        for batch in batches:
+            received_at = round(batch.received_at * 1_000_000)
+            for seq, raw in enumerate(batch.raw_events, batch.first_seq):
+                value = self.value(raw.payload)
+                at = self.codec.event_time(value)
+                rows.append(
+                    {
+                        "event_id": raw.id,
+                        "dedupe_key": dedupe_key(raw.id, raw.schema_id, raw.payload),
+                        "replay_id": bytes(raw.replay_id),
+                        "topic": batch.topic,
+                        "subscription": batch.subscription,
+                        "schema_id": raw.schema_id,
+                        "event_name": self.codec.name,
+                        "event_time": None if at is None else at * 1000,
+                        "received_at": received_at,
+                        "delivery_seq": seq,
+                        "payload": raw.payload,
+                        "value": value,
+                    }
+                )
+        return pa.RecordBatch.from_pylist(rows, self.event_schema)
+
+
+def responses(codec: Codec, payloads: list[bytes]) -> list[EventBatch]:
+    """Return the events as they are received."""
+    raws = [
+        RawEvent(f"{n:08x}-0000-4000-8000-000000000000", codec.schema_id, p, ReplayId(b"%d" % n))
+        for n, p in enumerate(payloads)
+    ]
+    return [
+        EventBatch(
+            subscription=codec.topic,
+            topic=codec.topic,
+            events=tuple(raws[start : start + RESPONSE]),
+            codecs={codec.schema_id: codec},
+            first_seq=start,
+            received_at=1_790_000_000.0,
+            ack=lambda first, last: None,
+        )
+        for start in range(0, len(raws), RESPONSE)
+    ]
+
+
+def medians(routes: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return microseconds of CPU an event, for each route."""
+    times: dict[str, list[float]] = {name: [] for name in routes}
+    for _ in range(ROUNDS):
+        for name, route in routes.items():
+            before = time.process_time()
+            route()
+            times[name].append(time.process_time() - before)
+    return {name: 1e6 * statistics.median(taken) / EVENTS for name, taken in times.items()}
+
+
+def measure(name: str) -> dict[str, float]:
+    """Return microseconds an event and ratios for one schema."""
+    codec = Codec(name, schema_text(name))
+    payloads = [payload(name, value) for value in values(name, EVENTS)]
+    batches = responses(codec, payloads)
+    ours = {native: values_of(name, codec.schema_json, native) for native in (True, False)}
+    peer = Peer(codec.schema_json, codec, ours[True].type)
+
+    same = peer.events(batches)
+    for native in (None, False):
+        made = record_batches(batches, native=native)
+        assert not made.rejected
+        assert list(made) == [same], f"{name}: the routes differ"
+
+    taken = medians(
+        {
+            "events_peer": lambda: peer.events(batches),
+            "events": lambda: record_batches(batches),
+            "events_dicts": lambda: record_batches(batches, native=False),
+            "values_peer": lambda: peer.values(payloads),
+            "values": lambda: ours[True].decode(payloads),
+            "values_dicts": lambda: ours[False].decode(payloads),
+        }
+    )
+    figures = {f"{route}_us": round(value, 2) for route, value in taken.items()}
+    for what in ("events", "values"):
+        for route in (what, f"{what}_dicts"):
+            figures[f"{route}_ratio"] = round(taken[f"{what}_peer"] / taken[route], 1)
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    figures = {short: measure(name) for short, name in SCHEMAS.items()}
+    worst = min(figure["values_ratio"] for figure in figures.values())
+    print(
+        json.dumps(
+            {
+                "python": sys.version.split()[0],
+                "pyarrow": pa.__version__,
+                "native": has_native(),
+                "events": EVENTS,
+                "rounds": ROUNDS,
+                **figures,
+                "worst_ratio": worst,
+                "target": TARGET,
+                "reached": worst >= TARGET,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Events as Arrow record batches: the envelope's columns, and the payload as a struct.
+
+Takes `EventBatch` objects by what they have, because this package does not know the client. The
+events of one schema become one record batch, in order of arrival. Invariant: every event is in
+exactly one record batch or among the rejected ones. No I/O; safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from sfpubsub.avro.arrow_types import shape_of
+from sfpubsub.avro.arrow_values import has_native, values_of
+from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
+from sfpubsub.errors import DecodeError, MissingExtraError
+from sfpubsub.types import RawEvent, dedupe_key
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError as missing:
+    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+
+# Times are in UTC by type: Spark shifts a time without a zone by the session's.
+_TIME = pa.timestamp("us", tz="UTC")
+
+ENVELOPE = pa.schema(
+    [
+        ("event_id", pa.string()),  # empty where the event has none
+        ("dedupe_key", pa.binary()),
+        ("replay_id", pa.binary()),
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        ("schema_id", pa.string()),
+        ("event_name", pa.string()),
+        ("event_time", _TIME),  # null where the event does not say, or not in a way Spark can hold
+        ("received_at", _TIME),
+        ("delivery_seq", pa.int64()),  # the order of arrival
+        ("payload", pa.binary()),
+    ]
+)
+
+# Payload bytes in one record batch: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
+# symbol can be much longer than the byte that stands for it.
+MAX_BATCH_BYTES = 64 * 2**20
+
+# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
+_FIRST_TIME = -62_135_596_800_000
+_LAST_TIME = 253_402_300_799_999
+
+
+class Received(Protocol):
+    """What is needed of an `EventBatch`."""
+
+    @property
+    def subscription(self) -> str:
+        """Topic, or name or id of the managed subscription."""
+        ...
+
+    @property
+    def topic(self) -> str | None:
+        """The subscribed topic, None with a managed subscription."""
+        ...
+
+    @property
+    def raw_events(self) -> tuple[RawEvent, ...]:
+        """The events in order of arrival."""
+        ...
+
+    @property
+    def first_seq(self) -> int:
+        """``delivery_seq`` of the first event; the others follow without a hole."""
+        ...
+
+    @property
+    def received_at(self) -> float:
+        """Seconds since 1970 UTC."""
+        ...
+
+    @property
+    def _codecs(self) -> Mapping[str, Codec]: ...
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An event that is in no record batch, because its payload does not fit its schema."""
+
+    index: int
+    """Its number among the events that were handed in, from 0."""
+    delivery_seq: int
+    """Its `Event.delivery_seq`."""
+    event: RawEvent
+    """The event as received."""
+    error: DecodeError
+    """Why."""
+
+
+@dataclass(frozen=True)
+class ArrowEvents:
+    """What `record_batches` made of the events; iterates over the record batches."""
+
+    batches: tuple[pa.RecordBatch, ...]
+    """One a schema, in order of the first event of each; more where `MAX_BATCH_BYTES` is passed.
+    A batch may have no rows, where all events of its schema were rejected."""
+    rejected: tuple[Rejected, ...]
+    """In order of arrival."""
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return iter(self.batches)
+
+
+def arrow_type(schema_json: str) -> pa.StructType:
+    """Return the type of the column ``value`` for events of an Avro schema.
+
+    Raises:
+        SchemaError: The schema is not a valid Avro record schema, or it has no Arrow form: it
+            contains itself, or a record without fields.
+    """
+    return shape_of(schema_json).type
+
+
+def record_batches(
+    batches: Received | Iterable[Received], *, native: bool | None = None
+) -> ArrowEvents:
+    """Turn received events into Arrow record batches, one for each schema.
+
+    Args:
+        batches: An `EventBatch`, or several in order of arrival. More events at once cost less
+            an event; a thousand are a good number.
+        native: Whether to use the native decoder: by default where it is installed and takes the
+            schema, with False never, with True as by default but it must be installed.
+
+    Raises:
+        SchemaError: A schema has no Arrow form; see `arrow_type`.
+        MissingExtraError: *native* is True and the decoder is not installed.
+    """
+    if native and not has_native():
+        raise MissingExtraError("native=True", "arrow-native")
+    groups: dict[str, _Group] = {}
+    index = 0
+    for batch in _each(batches):
+        offsets: dict[str, list[int]] = {}
+        for offset, raw in enumerate(batch.raw_events):
+            offsets.setdefault(raw.schema_id, []).append(offset)
+        for schema_id, mine in offsets.items():
+            group = groups.get(schema_id)
+            if group is None:
+                group = groups[schema_id] = _Group(batch._codecs[schema_id])
+            group.add(batch, index, mine)
+        index += len(batch.raw_events)
+    rejected: list[Rejected] = []
+    made = tuple(
+        part.record_batch(rejected, native is not False)
+        for group in groups.values()
+        for part in group.parts(MAX_BATCH_BYTES)
+    )
+    rejected.sort(key=lambda one: one.index)
+    return ArrowEvents(made, tuple(rejected))
+
+
+def _each(batches: Received | Iterable[Received]) -> Iterable[Received]:
+    # An EventBatch can be iterated as well, over its events.
+    if hasattr(batches, "raw_events"):
+        return (cast("Received", batches),)
+    return batches
+
+
+class _Group:
+    """Events of one schema, in columns."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._raws: list[RawEvent] = []
+        self._indexes: list[int] = []
+        self._seqs: list[int] = []
+        self._topics: list[str] = []
+        self._subscriptions: list[str] = []
+        self._received: list[int] = []
+
+    def add(self, batch: Received, index: int, offsets: list[int]) -> None:
+        """Take some events of a batch.
+
+        Args:
+            batch: With the events.
+            index: Number of the batch's first event in the call.
+            offsets: Which ones.
+        """
+        raws, count = batch.raw_events, len(offsets)
+        self._raws += [raws[offset] for offset in offsets]
+        self._indexes += [index + offset for offset in offsets]
+        self._seqs += [batch.first_seq + offset for offset in offsets]
+        self._topics += [batch.topic or self._codec.topic] * count
+        self._subscriptions += [batch.subscription] * count
+        self._received += [round(batch.received_at * 1_000_000)] * count
+
+    def parts(self, max_bytes: int) -> Iterator[_Group]:
+        """Yield the events in groups of some payload bytes at most, or of one event."""
+        sizes = [len(raw.payload) for raw in self._raws]
+        if sum(sizes) <= max_bytes:
+            yield self
+            return
+        start = total = 0
+        for number, size in enumerate(sizes):
+            if number > start and total + size > max_bytes:
+                yield self._pick(range(start, number))
+                start, total = number, 0
+            total += size
+        yield self._pick(range(start, len(sizes)))
+
+    def _pick(self, numbers: Iterable[int]) -> _Group:
+        picked, numbers = _Group(self._codec), list(numbers)
+        for name, column in vars(self).items():
+            if isinstance(column, list):
+                setattr(picked, name, [column[n] for n in numbers])
+        return picked
+
+    def record_batch(self, rejected: list[Rejected], native: bool) -> pa.RecordBatch:
+        """Decode the payloads and return all columns; add to *rejected* what is not in them."""
+        values = values_of(self._codec.schema_id, self._codec.schema_json, native)
+        value, bad = values.decode([raw.payload for raw in self._raws])
+        for number, error in bad.items():
+            raw, index, seq = self._raws[number], self._indexes[number], self._seqs[number]
+            rejected.append(Rejected(index, seq, raw, error))
+        good = self
+        if bad:
+            good = self._pick(n for n in range(len(self._raws)) if n not in bad)
+        columns = [*good._envelope(value), value]
+        schema = ENVELOPE.append(pa.field("value", value.type))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _envelope(self, value: pa.StructArray) -> Iterator[pa.Array]:
+        raws, count = self._raws, len(self._raws)
+        columns: dict[str, list[Any]] = {
+            "event_id": [raw.id for raw in raws],
+            "dedupe_key": [dedupe_key(raw.id, raw.schema_id, raw.payload) for raw in raws],
+            "replay_id": [bytes(raw.replay_id) for raw in raws],
+            "topic": self._topics,
+            "subscription": self._subscriptions,
+            "schema_id": [self._codec.schema_id] * count,
+            "event_name": [self._codec.name] * count,
+            "received_at": self._received,
+            "delivery_seq": self._seqs,
+            "payload": [raw.payload for raw in raws],
+        }
+        for field in ENVELOPE:
+            if field.name == "event_time":
+                yield _event_time(self._codec, value)
+            else:
+                yield pa.array(columns[field.name], type=field.type)
+
+
+def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
+    """Return `Codec.event_time` of every value."""
+    path = [CHANGE_EVENT_HEADER, "commitTimestamp"] if codec.is_change_event else ["CreatedDate"]
+    type_ = value.type
+    for name in path:
+        if not pa.types.is_struct(type_) or type_.get_field_index(name) < 0:
+            return pa.nulls(len(value), _TIME)
+        type_ = type_.field(name).type
+    if not pa.types.is_integer(type_):
+        return pa.nulls(len(value), _TIME)
+    times = pc.struct_field(value, path).cast(pa.int64())
+    ends = pc.min_max(times)
+    first, last = ends["min"].as_py(), ends["max"].as_py()
+    if first is not None and (first < _FIRST_TIME or last > _LAST_TIME):
+        held = pc.and_(pc.greater_equal(times, _FIRST_TIME), pc.less_equal(times, _LAST_TIME))
+        times = pc.if_else(held, times, pa.scalar(None, pa.int64()))
+    return times.view(pa.timestamp("ms", tz="UTC")).cast(_TIME)

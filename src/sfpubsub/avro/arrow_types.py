@@ -1,0 +1,243 @@
+"""Which Arrow type an Avro schema becomes, and what is derived from the schema to get there.
+
+A pure function of the schema, `shape_of`: no payloads here. Invariant: the Arrow type is one that
+Parquet and Spark take, so it has no unions, and everything in it is nullable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sfpubsub.errors import MissingExtraError, SchemaError
+
+try:
+    import pyarrow as pa
+except ImportError as missing:
+    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+
+PRIMITIVES = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+
+NAMED = ("record", "error", "enum", "fixed")
+
+# Most types in a schema once every reference to a named type is replaced by the type. A record that
+# names the one before it twice doubles that number with every step, in a schema of any size.
+MAX_TYPES = 20_000
+
+AvroSchema: TypeAlias = Any  # JSON
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One type of an Avro schema, with everything that is derived from it."""
+
+    kind: str
+    """An Avro type's name; ``optional`` for a union of null and one type."""
+    type: pa.DataType
+    """The Arrow type. Everything in it is nullable, so that versions of a schema can be merged."""
+    dicts: AvroSchema
+    """A schema of the same bytes whose Python values pyarrow takes for `type`: a union's branches
+    are records of one field, which are written like the field; a map is an array of records."""
+    native: AvroSchema | None
+    """A schema of the same bytes that pyruhvro decodes without loss; None where there is none."""
+    may_be_empty: bool
+    """Whether a value may take no bytes at all."""
+    children: tuple[Shape, ...] = ()
+    """Of a record its fields, of an array its items, of a map its values, of a union its
+    members, without null."""
+    branches: tuple[int, ...] = ()
+    """Of a union: the number of each member's branch."""
+    null_branch: int | None = None
+    """Of a union: the number of the branch that is null."""
+
+
+class _Mapper:
+    """Turns one schema into shapes. Every named type is written out where it is referred to."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, tuple[AvroSchema, str]] = {}
+        self._open: list[str] = []  # records that are being mapped
+        self._types = 0
+
+    def shape(self, schema: AvroSchema, namespace: str = "") -> Shape:
+        self._types += 1
+        if self._types > MAX_TYPES:
+            raise SchemaError(f"no Arrow form: more than {MAX_TYPES} types, references resolved")
+        if isinstance(schema, list):
+            return self._union(schema, namespace)
+        kind = schema["type"] if isinstance(schema, dict) else schema
+        if isinstance(kind, (dict, list)):
+            return self.shape(kind, namespace)  # {"type": {"type": …}}
+        if kind in PRIMITIVES:
+            native = {"int": "long", "bytes": None}.get(kind, kind)  # int: see `_leaf`
+            return Shape(kind, PRIMITIVES[kind], kind, native, kind == "null")
+        if kind == "array":
+            return self._array(self.shape(schema["items"], namespace))
+        if kind == "map":
+            return self._map(self.shape(schema["values"], namespace))
+        if kind not in NAMED:
+            return self._reference(kind, namespace)
+        name = _full_name(schema["name"], schema.get("namespace", namespace))
+        self._named[name] = (schema, namespace)
+        if kind == "enum":
+            new = {"type": "enum", "name": self._name(), "symbols": schema["symbols"]}
+            return Shape("enum", pa.string(), new, new, may_be_empty=False)
+        if kind == "fixed":
+            size = schema["size"]
+            new = {"type": "fixed", "name": self._name(), "size": size}
+            return Shape("fixed", pa.binary(size), new, None, may_be_empty=size == 0)
+        return self._record(schema, name)
+
+    def _reference(self, kind: str, namespace: str) -> Shape:
+        name = _full_name(kind, namespace)
+        if name in self._open:
+            raise SchemaError(f"no Arrow form: the record {name} contains itself")
+        if name not in self._named:
+            raise SchemaError(f"no Arrow form: the type {name} is not defined")
+        return self.shape(*self._named[name])
+
+    def _record(self, schema: AvroSchema, name: str) -> Shape:
+        if not schema["fields"]:
+            # pyruhvro has no array for it, and Parquet no column.
+            raise SchemaError(f"no Arrow form: the record {name} has no fields")
+        self._open.append(name)
+        inner = name.rpartition(".")[0]
+        children = [self.shape(field["type"], inner) for field in schema["fields"]]
+        self._open.pop()
+        names = [field["name"] for field in schema["fields"]]
+        new_name = self._name() if self._open else schema["name"]  # the event's: it is in messages
+        return Shape(
+            "record",
+            pa.struct(list(zip(names, (child.type for child in children), strict=True))),
+            _record_of(new_name, names, [child.dicts for child in children]),
+            _unless_missing(
+                children, lambda natives: _record_of(new_name.rpartition(".")[2], names, natives)
+            ),
+            all(child.may_be_empty for child in children),
+            tuple(children),
+        )
+
+    def _array(self, items: Shape) -> Shape:
+        # Items without bytes: a payload of ten bytes could ask the native decoder for 2^62 of them.
+        usable = items.native is not None and not items.may_be_empty
+        return Shape(
+            "array",
+            pa.list_(items.type),
+            {"type": "array", "items": items.dicts},
+            {"type": "array", "items": items.native} if usable else None,
+            may_be_empty=False,  # the count
+            children=(items,),
+        )
+
+    def _map(self, values: Shape) -> Shape:
+        entry = _record_of(self._name(), ["key", "value"], ["string", values.dicts])
+        return Shape(
+            "map",
+            pa.map_(pa.string(), values.type),
+            {"type": "array", "items": entry},
+            None if values.native is None else {"type": "map", "values": values.native},
+            may_be_empty=False,
+            children=(values,),
+        )
+
+    def _union(self, schema: list[AvroSchema], namespace: str) -> Shape:
+        shapes = [self.shape(branch, namespace) for branch in schema]
+        numbers = tuple(n for n, shape in enumerate(shapes) if shape.kind != "null")
+        null = next((n for n, shape in enumerate(shapes) if shape.kind == "null"), None)
+        if not numbers:
+            raise SchemaError(f"no Arrow form: a union of {json.dumps(schema)}")
+        members = [shapes[n] for n in numbers]
+        if len(members) == 1:
+            (member,) = members
+            both = null is not None and len(shapes) == 2 and member.native is not None
+            return Shape(
+                "optional",
+                member.type,
+                [shape.dicts for shape in shapes],
+                [shape.native for shape in shapes] if both else None,
+                may_be_empty=False,  # the branch
+                children=(member,),
+            )
+        names = _member_names([schema[n] for n in numbers], namespace)
+        tagged = [shape.dicts for shape in shapes]
+        for n, name in zip(numbers, names, strict=True):
+            tagged[n] = _record_of(self._name(), [name], [shapes[n].dicts])
+        return Shape(
+            "union",
+            pa.struct(list(zip(names, (member.type for member in members), strict=True))),
+            tagged,
+            _unless_missing(shapes, list),
+            may_be_empty=False,
+            children=tuple(members),
+            branches=numbers,
+            null_branch=null,
+        )
+
+    def _name(self) -> str:
+        self._types += 1
+        return f"_T{self._types}"  # no API name begins like this
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _record_of(name: str, names: Sequence[str], types: Sequence[AvroSchema]) -> AvroSchema:
+    fields = [{"name": n, "type": t} for n, t in zip(names, types, strict=True)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def _unless_missing(
+    shapes: Sequence[Shape], make: Callable[[list[AvroSchema]], AvroSchema]
+) -> AvroSchema | None:
+    natives = [shape.native for shape in shapes]
+    return None if None in natives else make(natives)
+
+
+def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:
+    """Name the members of a union: by their type, a named one without its namespace."""
+    full = [_type_name(branch, namespace) for branch in branches]
+    names = [name.rpartition(".")[2] for name in full]
+    if len(set(names)) < len(names):
+        names = [name.replace(".", "_") for name in full]
+    if len(set(names)) < len(names):
+        raise SchemaError(f"no Arrow form: a union with two members of one name, {names}")
+    return names
+
+
+def _type_name(schema: AvroSchema, namespace: str) -> str:
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if isinstance(kind, dict):
+        return _type_name(kind, namespace)
+    if kind in PRIMITIVES or kind in ("array", "map"):
+        return str(kind)
+    if kind in NAMED:
+        return _full_name(schema["name"], schema.get("namespace", namespace))
+    return _full_name(kind, namespace)
+
+
+def shape_of(schema_json: str) -> Shape:
+    """Map an Avro record schema.
+
+    Raises:
+        SchemaError: It is not a valid Avro record schema, or it has no Arrow form: it contains
+            itself, or a record without fields.
+    """
+    try:
+        shape = _Mapper().shape(json.loads(schema_json))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SchemaError(f"not a valid Avro schema: {type(error).__name__} {error}") from error
+    if shape.kind != "record":
+        raise SchemaError(f"not an Avro record schema: {shape.kind}")
+    return shape

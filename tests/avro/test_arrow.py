@@ -1,0 +1,786 @@
+"""The Arrow form: two routes with equal results, and no payload lost on the way."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sfpubsub.avro import arrow, arrow_values
+from sfpubsub.avro.arrow import ENVELOPE, arrow_type, record_batches
+from sfpubsub.avro.arrow_values import FEW, Values, values_of
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.errors import DecodeError, MissingExtraError, SchemaError
+from sfpubsub.types import RawEvent, ReplayId
+
+from .schemas import CORPUS, golden, payload, schema_text, values
+
+NATIVE = arrow_values.has_native()
+needs_native = pytest.mark.skipif(not NATIVE, reason="needs the extra arrow-native")
+ROUTES = [pytest.param(True, id="native", marks=needs_native), pytest.param(False, id="dicts")]
+
+ADDRESS = {
+    "type": "record",
+    "name": "Address",
+    "fields": [{"name": "City", "type": ["null", "string"]}, {"name": "Zip", "type": "int"}],
+}
+
+
+def event_schema(*types: Any, name: str = "Test_Event__e") -> str:
+    """Return a platform event whose fields F0, F1… have the given types."""
+    fields = [{"name": f"F{n}", "type": type_} for n, type_ in enumerate(types)]
+    return json.dumps(
+        {"type": "record", "name": name, "namespace": "com.sforce.eventbus", "fields": fields}
+    )
+
+
+def written(schema_json: str, *rows: Any) -> list[bytes]:
+    """Encode with fastavro. A row is the values of F0, F1…, or a dict."""
+    schema = fastavro.parse_schema(json.loads(schema_json))
+    payloads = []
+    for row in rows:
+        out = io.BytesIO()
+        value = row if isinstance(row, dict) else {f"F{n}": v for n, v in enumerate(row)}
+        fastavro.schemaless_writer(out, schema, value)
+        payloads.append(out.getvalue())
+    return payloads
+
+
+def decode(schema_json: str, payloads: list[bytes], native: bool) -> tuple[pa.StructArray, dict]:
+    """Decode on one route and check that the array is sound."""
+    decoder = Values("S", schema_json, native=native)
+    array, rejected = decoder.decode(payloads)
+    array.validate(full=True)
+    assert str(array.type) == str(decoder.type)
+    return array, rejected
+
+
+def assert_routes_agree(schema_json: str, payloads: list[bytes]) -> pa.StructArray:
+    """Decode on both routes, compare values, types and rejects, and return the array."""
+    by_dicts, bad = decode(schema_json, payloads, native=False)
+    if NATIVE:
+        natively, rejected = decode(schema_json, payloads, native=True)
+        assert str(by_dicts.type) == str(natively.type)
+        assert repr(by_dicts.to_pylist()) == repr(natively.to_pylist())  # NaN is not equal to NaN
+        assert {n: str(e) for n, e in bad.items()} == {n: str(e) for n, e in rejected.items()}
+    return by_dicts
+
+
+def received(
+    codecs: list[Codec],
+    events: list[tuple[int, bytes]],
+    *,
+    first_seq: int = 0,
+    topic: str | None = "/event/Test_Event__e",
+) -> EventBatch:
+    """Make a response; an event is the number of its codec and its payload."""
+    return EventBatch(
+        subscription="My_Subscription",
+        topic=topic,
+        events=tuple(
+            RawEvent(f"id-{seq}", codecs[n].schema_id, data, ReplayId(b"%08d" % seq))
+            for seq, (n, data) in enumerate(events, first_seq)
+        ),
+        codecs={codec.schema_id: codec for codec in codecs},
+        first_seq=first_seq,
+        received_at=1_790_000_000.25,
+        ack=lambda first, last: None,
+    )
+
+
+def parquet(batch: pa.RecordBatch) -> pa.Table:
+    """Write to Parquet and read back."""
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_batches([batch]), file)
+    return pq.read_table(io.BytesIO(file.getvalue()))
+
+
+# --- types
+
+
+@pytest.mark.parametrize(
+    ("avro", "expected"),
+    [
+        ("boolean", "bool"),
+        ("int", "int32"),
+        ("long", "int64"),
+        ("float", "float"),
+        ("double", "double"),
+        ("string", "string"),
+        ("bytes", "binary"),
+        (["null", "string"], "string"),
+        (["string", "null"], "string"),
+        (["double"], "double"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, "int64"),
+        ({"type": {"type": "string"}}, "string"),
+        ({"type": "fixed", "name": "F", "size": 4}, "fixed_size_binary[4]"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, "string"),
+        ({"type": "array", "items": "string"}, "list<item: string>"),
+        ({"type": "array", "items": ["null", "long"]}, "list<item: int64>"),
+        ({"type": "map", "values": "long"}, "map<string, int64>"),
+        (ADDRESS, "struct<City: string, Zip: int32>"),
+        (["null", ADDRESS], "struct<City: string, Zip: int32>"),
+        (
+            ["null", "string", ADDRESS],
+            "struct<string: string, Address: struct<City: string, Zip: int32>>",
+        ),
+        (
+            ["string", ADDRESS],
+            "struct<string: string, Address: struct<City: string, Zip: int32>>",
+        ),
+        (["null", "int", "long"], "struct<int: int32, long: int64>"),
+    ],
+)
+def test_each_avro_type_has_an_arrow_type(avro, expected):
+    """The mapping, row by row as documented."""
+    assert str(arrow_type(event_schema(avro)).field("F0").type) == expected
+
+
+def test_a_reference_is_the_type_that_it_names():
+    """A compound field by reference has the same type as by definition."""
+    type_ = arrow_type(event_schema(["null", ADDRESS], ["null", "Address"], "Address"))
+    assert type_.field("F0").type == type_.field("F1").type == type_.field("F2").type
+
+
+def test_members_of_one_short_name_are_told_apart():
+    """Two records of one name from two namespaces keep their namespaces."""
+    one = {"type": "record", "name": "a.X", "fields": [{"name": "p", "type": "int"}]}
+    other = {"type": "record", "name": "b.X", "fields": [{"name": "q", "type": "int"}]}
+    schema = event_schema(["null", one, other], ["string", "a.X", "b.X"])
+    type_ = arrow_type(schema)
+    assert type_.field("F0").type.names == ["a_X", "b_X"]
+    assert type_.field("F1").type.names == ["string", "a_X", "b_X"]
+    rows = [[("b.X", {"q": 2}), "s"], [("a.X", {"p": 1}), ("b.X", {"q": 3})], [None, "t"]]
+    array = assert_routes_agree(schema, written(schema, *rows))
+    assert array.to_pylist()[1] == {
+        "F0": {"a_X": {"p": 1}, "b_X": None},
+        "F1": {"string": None, "a_X": None, "b_X": {"q": 3}},
+    }
+
+
+def bomb(levels: int) -> str:
+    """Return a small schema whose references, written out, are 2 ** levels types."""
+    inner: Any = {"type": "record", "name": "R0", "fields": [{"name": "x", "type": "int"}]}
+    for n in range(1, levels):
+        fields = [{"name": "a", "type": inner}, {"name": "b", "type": f"R{n - 1}"}]
+        inner = {"type": "record", "name": f"R{n}", "fields": fields}
+    return event_schema(inner)
+
+
+@pytest.mark.parametrize(
+    ("schema_json", "reason"),
+    [
+        (
+            event_schema(
+                {"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}
+            ),
+            "contains itself",
+        ),
+        (event_schema(["null", "com.sforce.eventbus.Test_Event__e"]), "contains itself"),
+        (event_schema({"type": "record", "name": "E", "fields": []}), "has no fields"),
+        (event_schema(["null"]), "a union of"),
+        (event_schema("Missing"), "is not defined"),
+        (event_schema(["string", "string"]), "two members of one name"),
+        (bomb(40), "more than"),
+        ('"string"', "not an Avro record schema"),
+        ("{", "not a valid Avro schema"),
+        ('{"type": "record", "name": "X"}', "not a valid Avro schema"),
+        ('{"type": "enum", "name": "X", "symbols": [1]}', "not an Avro record schema"),
+        ("[" * 100_000, "not a valid Avro schema"),
+    ],
+)
+def test_a_schema_without_an_arrow_form_is_refused(schema_json, reason):
+    """Recursion above all: a typed error, and at once."""
+    with pytest.raises(SchemaError, match=reason):
+        arrow_type(schema_json)
+
+
+# --- the two routes
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_both_routes_agree_on_the_corpus(name):
+    """Every schema of the corpus takes the native route, and both routes give equal arrays."""
+    payloads = [payload(name, value) for value in values(name, 300)]
+    payloads += [data for data, _ in golden(name)]
+    array = assert_routes_agree(schema_text(name), payloads)
+    assert len(array) == len(payloads)
+    assert values_of(name, schema_text(name), True).is_native is NATIVE
+    codec = Codec(name, schema_text(name))
+    for row, data in zip(array.to_pylist(), payloads, strict=True):
+        value = codec.decode(data)
+        if isinstance(row.get("Name"), dict) and "string" in row["Name"]:  # the union
+            row["Name"] = next((v for v in row["Name"].values() if v is not None), None)
+        assert row == value
+
+
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+
+
+class Scope:
+    """The named types of a schema so far, and how many names were given away."""
+
+    def __init__(self) -> None:
+        self.named: list[Any] = []
+        self.count = 0
+
+
+@st.composite
+def avro_types(draw: st.DrawFn, scope: Scope, depth: int = 2) -> tuple[Any, Any]:
+    """Draw a type of a field of an event, and a strategy for its values."""
+    simple = {
+        "boolean": st.booleans(),
+        "int": st.integers(-(2**31), 2**31 - 1),
+        "long": NUMBERS,
+        "float": st.floats(width=32),
+        "double": st.floats(),
+        "string": st.text(max_size=20),
+        "bytes": st.binary(max_size=9),
+    }
+    kinds = [*simple, "enum", "fixed", "null"]
+    if scope.named:
+        kinds += ["reference"] * 3
+    if depth:
+        kinds += ["record", "array", "map", "optional", "optional", "union", "single"]
+    kind = draw(st.sampled_from(kinds))
+    if kind in simple:
+        return kind, simple[kind]
+    if kind == "null":
+        return kind, st.none()
+    if kind == "reference":
+        return draw(st.sampled_from(scope.named))
+    inner = avro_types(scope, depth - 1)
+    if kind == "array":
+        items, each = draw(inner)
+        return {"type": "array", "items": items}, st.lists(each, max_size=3)
+    if kind == "map":
+        items, each = draw(inner)
+        return {"type": "map", "values": items}, st.dictionaries(st.text(max_size=3), each)
+    if kind == "single":
+        items, each = draw(inner)
+        return (items if isinstance(items, list) or items == "null" else [items]), each
+    if kind in ("optional", "union"):
+        return draw(avro_unions(scope, depth, kind))
+    scope.count += 1
+    name = f"N{scope.count}"
+    made: tuple[Any, Any]
+    if kind == "enum":
+        symbols = ["A", "Bb", "CCC"]
+        made = ({"type": "enum", "name": name, "symbols": symbols}, st.sampled_from(symbols))
+    elif kind == "fixed":
+        made = ({"type": "fixed", "name": name, "size": 3}, st.binary(min_size=3, max_size=3))
+    else:
+        fields, each = [], {}
+        for number in range(draw(st.integers(1, 3))):
+            type_, strategy = draw(inner)
+            fields.append({"name": f"f{number}", "type": type_})
+            each[f"f{number}"] = strategy
+        made = ({"type": "record", "name": name, "fields": fields}, st.fixed_dictionaries(each))
+    scope.named.append((f"com.sforce.eventbus.{name}", made[1]))
+    return made
+
+
+@st.composite
+def avro_unions(draw: st.DrawFn, scope: Scope, depth: int, kind: str) -> tuple[Any, Any]:
+    """Draw a union, with null anywhere or not at all; values name their branch."""
+    count = 1 if kind == "optional" else draw(st.integers(2, 3))
+    branches: list[Any] = []
+    strategies = []
+    taken = set()
+    for _ in range(count):
+        before = len(scope.named)
+        type_, each = draw(avro_types(scope, depth - 1))
+        label = type_ if isinstance(type_, str) else "union"
+        if isinstance(type_, dict):
+            label = type_["type"]
+            if "name" in type_:
+                label = f"com.sforce.eventbus.{type_['name']}"
+        if label in ("union", "null") or label in taken:
+            del scope.named[before:]
+            label, type_, each = "string", "string", st.text(max_size=5)
+            if label in taken:
+                continue
+        taken.add(label)
+        branches.append(type_)
+        strategies.append(st.tuples(st.just(label), each))
+    if kind == "optional" or draw(st.booleans()):
+        branches.insert(draw(st.integers(0, len(branches))), "null")
+        strategies.append(st.none())
+    return branches, st.one_of(strategies)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> tuple[str, list[bytes]]:
+    """Draw a schema and payloads of it."""
+    scope = Scope()
+    made = [draw(avro_types(scope)) for _ in range(draw(st.integers(1, 5)))]
+    schema_json = event_schema(*(type_ for type_, _ in made))
+    rows = draw(st.lists(st.tuples(*(each for _, each in made)), min_size=1, max_size=6))
+    return schema_json, written(schema_json, *rows)
+
+
+RANDOM = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+
+@RANDOM
+@given(events())
+def test_both_routes_agree_on_random_schemas(made):
+    """Any schema, with every kind of type in every place, and any values."""
+    schema_json, payloads = made
+    array = assert_routes_agree(schema_json, payloads)
+    assert len(array) == len(payloads)
+
+
+@RANDOM
+@given(events(), st.data())
+def test_both_routes_agree_on_damaged_payloads(made, data):
+    """A payload with a byte changed, lost or added is rejected by both routes, or read alike."""
+    schema_json, payloads = made
+    damaged = []
+    for one in payloads:
+        at = data.draw(st.integers(0, len(one)))
+        new = data.draw(st.binary(max_size=2))
+        damaged.append(one[:at] + new + one[at + data.draw(st.integers(0, 2)) :])
+    assert_routes_agree(schema_json, damaged)
+
+
+# --- what the native decoder does not see by itself
+
+
+def zigzag(number: int) -> bytes:
+    """Return an Avro long."""
+    number = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+GOOD = {
+    "string": zigzag(1) + b"x",
+    "int": zigzag(7),
+    "boolean": b"\1",
+    "list": zigzag(1) + zigzag(1) + b"x" + b"\0",
+    "enum": zigzag(0),
+    "union": zigzag(1) + zigzag(1) + b"x",
+}
+TYPES = {
+    "list": {"type": "array", "items": "string"},
+    "enum": {"type": "enum", "name": "E", "symbols": ["A", "B"]},
+    "union": ["null", "string", ADDRESS],
+}
+
+BAD = [
+    pytest.param("string", zigzag(1) + b"xy", id="one byte left over"),
+    pytest.param("string", zigzag(1) + b"x" * 9, id="eight bytes left over"),
+    pytest.param("string", zigzag(1) + b"x" * 1000, id="many bytes left over"),
+    pytest.param("string", zigzag(2) + b"x", id="too short by one"),
+    pytest.param("string", zigzag(9) + b"x", id="too short by eight"),
+    pytest.param("string", b"", id="nothing"),
+    pytest.param("string", zigzag(2) + b"\xff\xfe", id="not UTF-8"),
+    pytest.param("string", zigzag(3) + b"\xed\xa0\x80", id="half a surrogate pair"),
+    pytest.param("string", zigzag(-5), id="negative length"),
+    pytest.param("string", zigzag(2**60) + b"x", id="length of 2^60"),
+    pytest.param("int", zigzag(2**40), id="integer beyond 32 bits"),
+    pytest.param("list", zigzag(2**62) + b"x", id="block of 2^62"),
+    pytest.param("list", zigzag(-(2**62)) + zigzag(5) + b"x", id="block of -2^62"),
+    pytest.param("enum", zigzag(2), id="symbol beyond the last"),
+    pytest.param("enum", zigzag(-1), id="negative symbol"),
+    pytest.param("union", zigzag(3), id="branch beyond the last"),
+    pytest.param("union", zigzag(-1), id="negative branch"),
+]
+
+
+@pytest.mark.parametrize("native", ROUTES)
+@pytest.mark.parametrize(("kind", "bad"), BAD)
+def test_a_bad_payload_is_rejected_alone(kind, bad, native):
+    """Whatever is wrong with it and wherever it is, all the others are in the array."""
+    schema_json = event_schema(TYPES.get(kind, kind), "long")
+    good = [GOOD[kind] + zigzag(n) for n in range(3 * FEW)]
+    # The long comes first on the wire for the bad one, where the value must end the payload.
+    last = event_schema("long", TYPES.get(kind, kind))
+    for at in (0, FEW, len(good)):
+        payloads = [zigzag(n) + GOOD[kind] for n in range(3 * FEW)]
+        payloads.insert(at, zigzag(0) + bad)
+        array, rejected = decode(last, payloads, native)
+        assert list(rejected) == [at]
+        assert isinstance(rejected[at], DecodeError)
+        assert array.field("F0").to_pylist() == list(range(3 * FEW))
+    array, rejected = decode(schema_json, good, native)
+    assert (len(array), rejected) == (3 * FEW, {})
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_many_bad_payloads_are_found_by_halving(native):
+    """Rejects keep their numbers, and the good ones their order."""
+    schema_json = event_schema("long")
+    bad = set(random.Random(4).sample(range(2_000), 37))
+    payloads = [b"" if n in bad else zigzag(n) for n in range(2_000)]
+    array, rejected = decode(schema_json, payloads, native)
+    assert sorted(rejected) == sorted(bad)
+    assert array.field("F0").to_pylist() == [n for n in range(2_000) if n not in bad]
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_all_payloads_may_be_bad(native):
+    """An array of no values, of the right type."""
+    array, rejected = decode(event_schema("long"), [b""] * 100, native)
+    assert (len(array), len(rejected)) == (0, 100)
+
+
+@needs_native
+def test_good_payloads_never_become_dicts(monkeypatch):
+    """Of a thousand events with one bad one, only its few neighbours go the slow way."""
+    decoded = []
+    decoder = Values("S", event_schema("long"), native=True)
+    slow = decoder._codec.decode
+    monkeypatch.setattr(decoder._codec, "decode", lambda data: decoded.append(data) or slow(data))
+    payloads = [zigzag(n) for n in range(1_000)]
+    assert len(decoder.decode(payloads)[0]) == 1_000
+    assert decoded == []
+    payloads[500] = b""
+    assert len(decoder.decode(payloads)[0]) == 999
+    assert len(decoded) <= FEW
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "type_",
+    [
+        "bytes",
+        {"type": "fixed", "name": "F", "size": 2},
+        {"type": "array", "items": "null"},
+        {
+            "type": "array",
+            "items": {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]},
+        },
+        ["string"],
+    ],
+)
+def test_what_the_native_decoder_cannot_do_safely_goes_by_dicts(type_):
+    """Types that it panics on, and arrays of items without bytes, which have no end."""
+    assert not Values("S", event_schema("long", type_), native=True).is_native
+
+
+@needs_native
+def test_a_panic_of_the_native_decoder_is_a_refusal(monkeypatch):
+    """Its class is no Exception; the dicts decide. Ctrl-C goes through."""
+
+    class PanicException(BaseException):  # the name that pyo3 gives it
+        pass
+
+    decoder = Values("S", event_schema("long"), native=True)
+
+    def fail(error):
+        def deserialize_array(*_arguments):
+            raise error
+
+        monkeypatch.setattr(arrow_values.pyruhvro, "deserialize_array", deserialize_array)
+
+    fail(PanicException("not implemented"))
+    assert decoder.decode([zigzag(1)])[0].to_pylist() == [{"F0": 1}]
+    assert not Values("S", event_schema("long"), native=True).is_native
+    fail(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        decoder.decode([zigzag(1)])
+    with pytest.raises(KeyboardInterrupt):
+        Values("S", event_schema("long"), native=True)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("type_", "data", "value"),
+    [
+        ("long", b"\x82" + b"\x80" * 8 + b"\x02", 1),
+        (TYPES["list"], zigzag(-(2**63)) + zigzag(5) + b"\0", []),
+    ],
+    ids=["number of 65 bits", "block of -2^63"],
+)
+def test_what_only_the_dicts_refuse(type_, data, value):
+    """The known difference, as documented: payloads that no encoder writes."""
+    schema_json = event_schema(type_)
+    array, rejected = decode(schema_json, [data], native=True)
+    assert (array.to_pylist(), rejected) == ([{"F0": value}], {})
+    _, rejected = decode(schema_json, [data], native=False)
+    assert list(rejected) == [0]
+
+
+def test_no_beginning_of_a_seal_is_its_end():
+    """So that fewer than eight bytes left over can never be taken for none."""
+    seals = {arrow_values._seal() for _ in range(2_000)}
+    assert len(seals) == 2_000
+    for seal in seals:
+        assert not any(seal.startswith(seal[n:]) for n in range(1, len(seal)))
+
+
+@needs_native
+def test_a_field_may_have_the_name_of_the_seal():
+    """The native schema's extra field gives way."""
+    schema = json.dumps(
+        {
+            "type": "record",
+            "name": "T",
+            "fields": [{"name": "end", "type": "long"}, {"name": "end_", "type": "string"}],
+        }
+    )
+    assert Values("S", schema, native=True).is_native
+    array = assert_routes_agree(schema, written(schema, {"end": 1, "end_": "x"}))
+    assert array.to_pylist() == [{"end": 1, "end_": "x"}]
+
+
+# --- record batches
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_the_envelope_is_what_the_events_say(native):
+    """Every column equals the event's own attribute, whatever the route."""
+    codec = Codec("acct", schema_text("account_change"))
+    payloads = [payload("account_change", value) for value in values("account_change", 20)]
+    batch = received([codec], [(0, data) for data in payloads], first_seq=40)
+    (made,) = record_batches(batch, native=native)
+    assert made.schema.names == [*ENVELOPE.names, "value"]
+    for row, event in zip(made.to_pylist(), batch, strict=True):
+        assert row["event_id"] == event.id
+        assert row["dedupe_key"] == event.dedupe_key
+        assert row["replay_id"] == bytes(event.replay_id)
+        assert row["topic"] == event.topic
+        assert row["subscription"] == event.subscription
+        assert row["schema_id"] == event.schema_id
+        assert row["event_name"] == event.event_name
+        assert round(row["event_time"].timestamp() * 1000) == event.event_time
+        assert row["received_at"].timestamp() == batch.received_at
+        assert row["delivery_seq"] == event.delivery_seq
+        assert row["payload"] == event.payload
+
+
+def test_the_topic_of_a_managed_subscription_is_the_event_types_own():
+    """The service does not name the topic, so the event does."""
+    batch = received([Codec("S", event_schema("long"))], [(0, zigzag(1))], topic=None)
+    (made,) = record_batches(batch)
+    assert made.column("topic").to_pylist() == ["/event/Test_Event__e"]
+
+
+@pytest.mark.parametrize("native", ROUTES)
+@pytest.mark.parametrize(
+    ("type_", "time", "expected"),
+    [
+        ("long", 1_790_000_000_123, 1_790_000_000_123_000),
+        ("long", 0, 0),
+        ("long", 253_402_300_799_999, 253_402_300_799_999_000),
+        ("long", 253_402_300_800_000, None),
+        ("long", -62_135_596_800_000, -62_135_596_800_000_000),
+        ("long", -62_135_596_800_001, None),
+        ("long", 2**63 - 1, None),
+        ("int", 5, 5_000),
+        (["null", "long"], None, None),
+        ("string", "today", None),
+        (["null", "string", "long"], "today", None),
+    ],
+)
+def test_the_event_time_is_read_from_the_value(type_, time, expected, native):
+    """CreatedDate in milliseconds; null where it is no time that Spark can hold."""
+    fields = [{"name": "CreatedDate", "type": type_}]
+    schema_json = json.dumps({"type": "record", "name": "T__e", "fields": fields})
+    (data,) = written(schema_json, {"CreatedDate": time})
+    (other,) = written(schema_json, {"CreatedDate": 3 if type_ in ("long", "int") else time})
+    (made,) = record_batches(
+        received([Codec("S", schema_json)], [(0, data), (0, other)]), native=native
+    )
+    column = made.column("event_time").cast(pa.int64()).to_pylist()
+    assert column == [expected, 3_000 if type_ in ("long", "int") else expected]
+
+
+def test_an_event_without_a_time_has_none():
+    """Neither CreatedDate nor a change event's header."""
+    (made,) = record_batches(received([Codec("S", event_schema("long"))], [(0, b"\2")]))
+    assert made.column("event_time").to_pylist() == [None]
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_events_are_grouped_by_schema(native):
+    """Two schemas in one response, over several responses: one record batch each, in order."""
+    names = ["order_event", "order_event_v2", "shipment_change"]
+    codecs = [Codec(name, schema_text(name)) for name in names]
+    rng = random.Random(7)
+    made_of = {n: [payload(name, v) for v in values(name, 90)] for n, name in enumerate(names)}
+    picks = [rng.randrange(3) for _ in range(90)]
+    picks[0] = 1
+    all_events = [(n, made_of[n][i]) for i, n in enumerate(picks)]
+    batches = [
+        received(codecs, all_events[start : start + 30], first_seq=100 + start)
+        for start in range(0, 90, 30)
+    ]
+    made = record_batches(iter(batches), native=native)
+    assert made.rejected == ()
+    order = list(dict.fromkeys(picks))
+    assert [b.column("schema_id")[0].as_py() for b in made] == [names[n] for n in order]
+    for n, batch in zip(order, made, strict=True):
+        mine = [i for i, pick in enumerate(picks) if pick == n]
+        assert batch.column("delivery_seq").to_pylist() == [100 + i for i in mine]
+        assert batch.column("payload").to_pylist() == [made_of[n][i] for i in mine]
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_rejected_events_are_handed_back(native):
+    """With their number, their event and the reason; the columns of the others stay together."""
+    codecs = [Codec("S", event_schema("long")), Codec("T", event_schema("string"))]
+    batches = [
+        received(codecs, [(0, b"\2"), (1, b"\2"), (0, b"")], first_seq=10),
+        received(codecs, [(0, b"\4\0"), (1, b"\2x"), (0, b"\6")], first_seq=13),
+    ]
+    made = record_batches(batches, native=native)
+    assert [one.index for one in made.rejected] == [1, 2, 3]
+    assert [one.delivery_seq for one in made.rejected] == [11, 12, 13]
+    assert [one.event.id for one in made.rejected] == ["id-11", "id-12", "id-13"]
+    assert all(isinstance(one.error, DecodeError) for one in made.rejected)
+    longs, strings = made
+    assert longs.column("event_id").to_pylist() == ["id-10", "id-15"]
+    assert longs.column("value").to_pylist() == [{"F0": 1}, {"F0": 3}]
+    assert strings.column("event_id").to_pylist() == ["id-14"]
+
+
+def test_no_events_are_no_record_batches():
+    """An empty list is no error."""
+    made = record_batches([])
+    assert (made.batches, made.rejected) == ((), ())
+
+
+@pytest.mark.parametrize("native", ROUTES)
+@pytest.mark.parametrize("name", CORPUS)
+def test_parquet_gives_back_what_was_written(name, native):
+    """Every schema of the corpus, unions of several types included."""
+    codec = Codec(name, schema_text(name))
+    batch = received([codec], [(0, payload(name, value)) for value in values(name, 50)])
+    (made,) = record_batches(batch, native=native)
+    table = parquet(made)
+    assert table == pa.Table.from_batches([made])
+
+
+@RANDOM
+@given(events())
+def test_parquet_takes_random_schemas(made):
+    """What shape_of makes of a schema has a place in Parquet."""
+    schema_json, payloads = made
+    batch = received([Codec("S", schema_json)], [(0, data) for data in payloads])
+    (rows,) = record_batches(batch)
+    assert repr(parquet(rows).to_pylist()) == repr(rows.to_pylist())
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_a_large_batch(native):
+    """More events than anybody receives at once."""
+    codec = Codec("pe", schema_text("order_event"))
+    some = [payload("order_event", value) for value in values("order_event", 500)]
+    batches = [
+        received([codec], [(0, data) for data in some], first_seq=500 * n) for n in range(40)
+    ]
+    (made,) = record_batches(batches, native=native)
+    assert made.num_rows == 20_000
+    assert made.column("delivery_seq").to_pylist() == list(range(20_000))
+    assert made.column("payload").to_pylist() == some * 40
+
+
+def test_a_record_batch_is_bounded_in_bytes(monkeypatch):
+    """Arrow's offsets have 32 bits, so a schema's events may need several record batches."""
+    monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 10)
+    codec = Codec("S", event_schema("string"))
+    texts = ["abc", "abc", "abc", "x" * 30, "", "y" * 9, "", "last"]
+    payloads = written(event_schema("string"), *[(text,) for text in texts])
+    payloads.insert(6, b"")  # a bad one, behind a boundary
+    made = record_batches(received([codec], [(0, data) for data in payloads]))
+    parts = [[len(p) for p in batch.column("payload").to_pylist()] for batch in made]
+    assert parts == [[4, 4], [4], [31], [1], [10], [1, 5]]
+    assert [one.index for one in made.rejected] == [6]
+    rows = [row["F0"] for batch in made for row in batch.column("value").to_pylist()]
+    assert rows == texts
+
+
+def test_several_threads_may_share_a_schema():
+    """The decoder of a schema is made once and used by all threads at once."""
+    name = "account_change"
+    codec = Codec(name, schema_text(name))
+    data = [payload(name, value) for value in values(name, 200)]
+    data[77] = b"\0"
+    batch = received([codec], [(0, one) for one in data])
+    results: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(record_batches(batch))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    for made in results:
+        assert made.batches == results[0].batches
+        assert [one.index for one in made.rejected] == [77]
+
+
+# --- extras
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["arrow", "arrow_types", "arrow_values"])
+def test_without_pyarrow_the_extra_is_named(module):
+    """What to install, instead of a bare ImportError."""
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from sfpubsub.errors import MissingExtraError\n"
+        f"try: import sfpubsub.avro.{module}\n"
+        "except MissingExtraError as error: print(error.extra, error)"
+    )
+    assert python(code).startswith("arrow the Arrow form of events needs an optional package")
+
+
+def test_without_the_native_decoder_the_dicts_do_it():
+    """By default it is not missed; native=True names the extra."""
+    code = (
+        "import sys; sys.modules['pyruhvro'] = None\n"
+        "from sfpubsub.avro.arrow import record_batches\n"
+        "from sfpubsub.avro.arrow_values import Values\n"
+        "from sfpubsub.errors import MissingExtraError\n"
+        "schema = '''" + event_schema("long") + "'''\n"
+        "decoder = Values('S', schema, native=True)\n"
+        "print(decoder.is_native, decoder.decode([bytes([2])])[0].to_pylist())\n"
+        "print(record_batches([]).batches)\n"
+        "try: record_batches([], native=True)\n"
+        "except MissingExtraError as error: print(error.extra)"
+    )
+    assert python(code).splitlines() == ["False [{'F0': 1}]", "()", "arrow-native"]
+
+
+def test_a_missing_native_decoder_is_said(monkeypatch):
+    """Asked for and not there: an error, not a slow answer."""
+    monkeypatch.setattr(arrow_values, "pyruhvro", None)
+    with pytest.raises(MissingExtraError, match="arrow-native"):
+        record_batches([], native=True)
+
+
+def test_decoding_needs_no_pyarrow():
+    """The codec and the JSON form do not load it."""
+    loaded = python(
+        "import sys, sfpubsub.avro.codec, sfpubsub.avro.json, sfpubsub.client.batch;"
+        "print(sorted({'pyarrow', 'pyruhvro'} & set(sys.modules)))"
+    )
+    assert loaded == "[]"
