@@ -11,10 +11,16 @@ import pytest
 from sfpubsub.cli.main import cli
 
 from .cli.test_cli import point_at
-from .client.test_managed import TOPIC, orders
+from .client.test_managed import ACCOUNT, TOPIC, orders
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "client.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "client.md",
+    ROOT / "docs" / "change-events.md",
+    ROOT / "docs" / "arrow.md",
+    ROOT / "docs" / "quarantine.md",
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -35,6 +41,7 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
     point_at(emulator, monkeypatch)
     monkeypatch.chdir(tmp_path)
     emulator.publish(TOPIC, orders(3))
+    emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
 
     class EnoughError(Exception):
         pass

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
+    from sfpubsub.client.quarantine import FileQuarantine, Quarantine, QuarantinedEvent
     from sfpubsub.client.replay_store import (
         AsyncReplayStore,
         DefaultMappingReplayStore,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         MappingReplayStore,
         ReplayStore,
     )
+    from sfpubsub.client.schema_store import FileSchemaStore, SchemaStore
     from sfpubsub.client.subscription import ManagedSubscription, Subscription
     from sfpubsub.errors import SfPubSubError
     from sfpubsub.types import (
@@ -44,16 +46,21 @@ _HOMES = {
     "DefaultMappingReplayStore": "sfpubsub.client.replay_store",
     "Event": "sfpubsub.client.batch",
     "EventBatch": "sfpubsub.client.batch",
+    "FileQuarantine": "sfpubsub.client.quarantine",
     "FileReplayStore": "sfpubsub.client.replay_store",
+    "FileSchemaStore": "sfpubsub.client.schema_store",
     "Gap": "sfpubsub.types",
     "Health": "sfpubsub.types",
     "ManagedSubscription": "sfpubsub.client.subscription",
     "MappingReplayStore": "sfpubsub.client.replay_store",
     "PubSubClient": "sfpubsub.client.client",
     "PublishResult": "sfpubsub.types",
+    "Quarantine": "sfpubsub.client.quarantine",
+    "QuarantinedEvent": "sfpubsub.client.quarantine",
     "ReplayId": "sfpubsub.types",
     "ReplayOption": "sfpubsub.types",
     "ReplayStore": "sfpubsub.client.replay_store",
+    "SchemaStore": "sfpubsub.client.schema_store",
     "Session": "sfpubsub.auth.session",
     "SfPubSubError": "sfpubsub.errors",
     "StartPosition": "sfpubsub.types",
@@ -69,16 +76,21 @@ __all__ = [
     "DefaultMappingReplayStore",
     "Event",
     "EventBatch",
+    "FileQuarantine",
     "FileReplayStore",
+    "FileSchemaStore",
     "Gap",
     "Health",
     "ManagedSubscription",
     "MappingReplayStore",
     "PubSubClient",
     "PublishResult",
+    "Quarantine",
+    "QuarantinedEvent",
     "ReplayId",
     "ReplayOption",
     "ReplayStore",
+    "SchemaStore",
     "Session",
     "SfPubSubError",
     "StartPosition",

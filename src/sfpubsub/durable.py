@@ -38,6 +38,18 @@ def sync_directory_and_files(directory: Path) -> None:
     sync(directory)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory durable, with those above it; it may be there already.
+
+    Raises:
+        OSError: The system could not.
+    """
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync(place.parent)
+
+
 def replace_file(path: Path, text: str) -> None:
     """Give *path* new contents: after a crash it has the old ones or the new ones, never a part.
 

@@ -328,3 +328,7 @@ class Health:
     gaps: tuple[Gap, ...] = ()
     """Every position that was given up."""
     details: Mapping[str, Any] = field(default_factory=dict)
+    quarantined: int = 0
+    """Events that could not be decoded and were put into the quarantine."""
+    skipped: int = 0
+    """Events that could not be decoded and were passed over, as was asked for."""

@@ -55,7 +55,7 @@ class Client:
 subscription = Subscription({script})
 
 @contextmanager
-def connected_client(**service):
+def connected_client(schema_store, **service):
     yield Client()
 
 command.connected_client = connected_client
@@ -114,6 +114,7 @@ def test_a_run_tells_what_it_did(tmp_path: Path):
         "rows": 5,
         "duplicates": 0,
         "undecodable": 0,
+        "set_aside": 0,
         "batches": 2,
         "gaps": 0,
         "position": summary["position"],

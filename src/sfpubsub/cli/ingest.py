@@ -11,13 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from sfpubsub.auth.session import Session
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
+from sfpubsub.client.quarantine import FileQuarantine
+from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.config import WINDOW, Limits, Settings
 from sfpubsub.errors import MissingExtraError
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.spark.destination import Source
     from sfpubsub.spark.job import IngestJob, Progress, Summary
+    from sfpubsub.spark.writer import OnUndecodable
 
 
 @click.command("ingest")
@@ -65,6 +68,14 @@ if TYPE_CHECKING:
     metavar="S",
     help="Write at the latest S seconds after a batch's first event.  [default: 10]",
 )
+@click.option(
+    "--on-undecodable",
+    type=click.Choice(["quarantine", "keep", "skip", "fail"]),
+    default="quarantine",
+    show_default=True,
+    help="An event that cannot be decoded: into PATH/_quarantine; a row without JSON; only "
+    "counted; end the job.",
+)
 @service_options
 def ingest(
     managed: str | None,
@@ -77,6 +88,7 @@ def ingest(
     once: bool,
     batch_events: int | None,
     batch_seconds: float | None,
+    on_undecodable: OnUndecodable,
     **service: str | None,
 ) -> None:
     """Write events into a raw Spark table, each event once.
@@ -110,7 +122,8 @@ def ingest(
         "on_progress": report.progress,
     }
     stop = StopRequest()
-    with _running_job(source, path, format_, master, service, stop, settings) as job:
+    table = _Table(source, path, format_, on_undecodable)
+    with _running_job(table, master, service, stop, settings) as job:
         stop.tell(lambda: _stop(job))
         summary = job.run()
     # After the block: the drain is over, so what the summary says is committed.
@@ -130,11 +143,18 @@ def _require_spark() -> None:
             raise MissingExtraError("sfpubsub ingest", "spark")
 
 
+class _Table(NamedTuple):
+    """Where the events go."""
+
+    source: Source
+    path: Path
+    format: str
+    on_undecodable: OnUndecodable
+
+
 @contextmanager
 def _running_job(
-    source: Source,
-    path: Path,
-    format_: str,
+    table: _Table,
     master: str | None,
     service: dict[str, str | None],
     stop: StopRequest,
@@ -146,11 +166,14 @@ def _running_job(
     the table second (its position says where to subscribe), the subscription last, so that it is
     drained while the table is still leased.
     """
+    from sfpubsub.spark.destination import QUARANTINE_NAME, SCHEMAS_NAME
     from sfpubsub.spark.job import IngestJob
     from sfpubsub.spark.positions import TableReplayStore
     from sfpubsub.spark.session import spark_session
     from sfpubsub.spark.writer import EventWriter
 
+    source, path, policy = table.source, table.path, table.on_undecodable
+    keep_in = FileQuarantine(path / QUARANTINE_NAME) if policy == "quarantine" else None
     # A batch is acked as a whole, so all of it must be allowed to be on its way.
     unacked = max(Limits.max_unacked, settings["batch_events"] + WINDOW)
     with ExitStack() as opened:
@@ -162,12 +185,15 @@ def _running_job(
             EventWriter(
                 spark,
                 path,
-                format=format_,
+                format=table.format,
+                on_undecodable=policy,
+                quarantine=keep_in,
                 subscription=source.name if source.kind == "managed" else None,
                 topic=source.name if source.kind == "topic" else None,
             )
         )
-        client = opened.enter_context(connected_client(**service))
+        schemas = FileSchemaStore(path / SCHEMAS_NAME)
+        client = opened.enter_context(connected_client(schemas, **service))
         click.echo(f"reading {source} into {path}", err=True)
         if source.kind == "managed":
             subscription: Subscription = client.subscribe_managed(
@@ -195,7 +221,7 @@ class _Report:
             f"{progress.duplicates} duplicates dropped"
         )
         if progress.undecodable:
-            text += f", {progress.undecodable} undecoded"
+            text += f", {progress.undecodable} not decoded"
         if self._updating:
             click.echo(f"\r\033[K{text}", err=True, nl=False)
             self._shown = True
@@ -214,6 +240,7 @@ class _Report:
             "rows": progress.rows,
             "duplicates": progress.duplicates,
             "undecodable": progress.undecodable,
+            "set_aside": progress.set_aside,
             "batches": progress.batches,
             "gaps": len(summary.gaps),
             "position": progress.position.hex() if progress.position else None,

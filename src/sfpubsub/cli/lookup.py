@@ -17,7 +17,7 @@ from sfpubsub.errors import SchemaNotFoundError
 @service_options
 def topic(name: str, **service: str | None) -> None:
     """Show a topic: its schema, and whether you may publish and subscribe."""
-    with connected_client(**service) as client:
+    with connected_client(None, **service) as client:
         click.echo(json_line(dataclasses.asdict(client.get_topic(name))), nl=False)
 
 
@@ -26,7 +26,7 @@ def topic(name: str, **service: str | None) -> None:
 @service_options
 def schema(id_or_topic: str, **service: str | None) -> None:
     """Show an Avro schema, by schema id or by topic."""
-    with connected_client(**service) as client:
+    with connected_client(None, **service) as client:
         schema_id = id_or_topic
         if id_or_topic.startswith("/"):  # schema ids are base64url, without a slash
             schema_id = client.get_topic(id_or_topic).schema_id

@@ -31,7 +31,7 @@ def publish(topic: str, file: TextIO, **service: str | None) -> None:
     A line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
     CreatedDate (milliseconds since 1970 UTC) and CreatedById have to be among them.
     """
-    with connected_client(**service) as client:
+    with connected_client(None, **service) as client:
         refused = 0
         for first_line, part in _parts(file):
             try:

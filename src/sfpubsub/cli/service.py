@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from sfpubsub.client.client import PubSubClient
+from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import DEFAULT_ENDPOINT
 
 # How long a command waits for the service to be reached, in seconds: several attempts of a
@@ -41,14 +42,20 @@ def service_options(command: Command) -> Command:
 
 
 @contextmanager
-def connected_client(**options: str | None) -> Iterator[PubSubClient]:
+def connected_client(
+    schema_store: SchemaStore | None = None, /, **options: str | None
+) -> Iterator[PubSubClient]:
     """Yield a client whose service can be reached.
+
+    Args:
+        schema_store: Where schemas are kept.
+        options: What `service_options` gave.
 
     Raises:
         ConfigurationError: A setting is missing or wrong.
         StreamUnavailableError: The service cannot be reached.
     """
-    with PubSubClient.from_env(options) as client:
+    with PubSubClient.from_env(options, schema_store=schema_store) as client:
         client.connect(CONNECT_TIMEOUT)
         yield client
 

@@ -14,8 +14,11 @@ from sfpubsub.cli.render import event_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
+from sfpubsub.client.quarantine import FileQuarantine
 from sfpubsub.client.replay_store import FileReplayStore
+from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.client.subscription import Subscription
+from sfpubsub.client.undecodable import OnUndecodable
 from sfpubsub.types import start_position
 
 # How often to look whether a signal has asked to stop, in seconds: soon enough for a person.
@@ -47,6 +50,12 @@ _POLL = 0.2
     type=click.Choice(["stop", "earliest", "latest"]),
     help="With --topic: what to do when the position is refused.  [default: stop]",
 )
+@click.option(
+    "--quarantine",
+    "quarantine_dir",
+    metavar="DIR",
+    help="Keep events that cannot be decoded here and go on.  [default: stop at the first]",
+)
 @service_options
 @click.pass_context
 def subscribe(
@@ -60,6 +69,7 @@ def subscribe(
     replay: str | None,
     store_file: str | None,
     fallback: str | None,
+    quarantine_dir: str | None,
     **service: str | None,
 ) -> None:
     """Print events as JSON lines on stdout.
@@ -80,13 +90,20 @@ def subscribe(
     with ExitStack() as opened:
         first = replay or "latest"
         start: str | FileReplayStore = first
+        schemas = None
         if store_file is not None:
             start = opened.enter_context(FileReplayStore(store_file, default=first))
-        client = opened.enter_context(connected_client(**service))
+            schemas = FileSchemaStore(f"{store_file}.schemas")
+        client = opened.enter_context(connected_client(schemas, **service))
         stop = opened.enter_context(StopRequest().installed())
-        subscription = opened.enter_context(_open(client, managed, topic, start, fallback))
+        kept = None if quarantine_dir is None else FileQuarantine(quarantine_dir)
+        subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
         _run(subscription, printer, stop, idle_timeout)
-    click.echo(f"{printer.count} events", err=True)
+    quarantined = subscription.health().quarantined
+    click.echo(
+        f"{printer.count} events" + (f", {quarantined} quarantined" if quarantined else ""),
+        err=True,
+    )
     if stop.interrupted:
         ctx.exit(INTERRUPTED)
 
@@ -104,12 +121,23 @@ def _open(
     topic: str | None,
     start: str | FileReplayStore,
     fallback: str | None,
+    kept: FileQuarantine | None,
 ) -> Subscription:
+    policy: OnUndecodable = "fail" if kept is None else "quarantine"
     if topic is None:
-        return client.subscribe_managed(str(managed), ack="manual")
+        return client.subscribe_managed(
+            str(managed), ack="manual", on_undecodable=policy, quarantine=kept
+        )
     client.get_topic(topic)  # a wrong name is an error now, and not a silent wait
     go_on = None if fallback == "stop" else fallback
-    return client.subscribe(topic, replay=start, replay_fallback=go_on, ack="manual")
+    return client.subscribe(
+        topic,
+        replay=start,
+        replay_fallback=go_on,
+        ack="manual",
+        on_undecodable=policy,
+        quarantine=kept,
+    )
 
 
 class _Printer:

@@ -19,8 +19,11 @@ from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.aio_bridge import call_in, in_thread, settled
 from sfpubsub.client.aio_subscription import AnyStore, AsyncManagedSubscription, AsyncSubscription
 from sfpubsub.client.connection import CLOSE_TIMEOUT, Connection
+from sfpubsub.client.quarantine import Quarantine
 from sfpubsub.client.replay_store import AsyncReplayStore, ReplayStore, as_store, is_async
+from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.client.subscription import AckMode
+from sfpubsub.client.undecodable import OnUndecodable, Screen
 from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
 from sfpubsub.errors import LocalProtocolError
 from sfpubsub.transports.base import Transport
@@ -52,6 +55,7 @@ class AsyncPubSubClient:
         ca_file: str = "",
         timings: Timings | None = None,
         transport: Transport | None = None,
+        schema_store: SchemaStore | None = None,
     ) -> None:
         self._connection = Connection(
             session,
@@ -60,12 +64,18 @@ class AsyncPubSubClient:
             ca_file=ca_file,
             timings=timings,
             transport=transport,
+            schema_store=schema_store,
         )
         self._pool = ThreadPoolExecutor(POOL_SIZE, thread_name_prefix="sfpubsub-aio")
         self._jobs: set[Future[Any]] = set()  # what runs in the pool, or waits for it
 
     @classmethod
-    def from_env(cls, options: Mapping[str, str | None] | None = None) -> AsyncPubSubClient:
+    def from_env(
+        cls,
+        options: Mapping[str, str | None] | None = None,
+        *,
+        schema_store: SchemaStore | None = None,
+    ) -> AsyncPubSubClient:
         """Make a client of the ``SFPUBSUB_…`` settings; see `PubSubClient.from_env`."""
         settings = Settings.load(options)
         return cls(
@@ -73,6 +83,7 @@ class AsyncPubSubClient:
             endpoint=settings.endpoint,
             insecure=settings.insecure,
             ca_file=settings.ca_file,
+            schema_store=schema_store,
         )
 
     # Unary calls.
@@ -125,14 +136,17 @@ class AsyncPubSubClient:
         max_unacked: int = Limits.max_unacked,
         connection_timeout: float | None = None,
         on_gap: Callable[[Gap], None] | None = None,
+        on_undecodable: OnUndecodable = "fail",
+        quarantine: Quarantine | None = None,
     ) -> AsyncSubscription:
         """Subscribe to a topic; the caller keeps the position. See `PubSubClient.subscribe`.
 
         *replay* may be an async store as well; then the stream is opened when the subscription is
         entered or first awaited. Any other store is called in the loop's thread, where it must not
-        wait long. *on_gap* is called in the loop's thread.
+        wait long; so is *quarantine*. *on_gap* is called in the loop's thread.
         """
         tell = self._in_loop(on_gap)
+        screen = Screen(on_undecodable, quarantine)
         later = is_async(replay)
         store = cast("AnyStore", replay) if later else as_store(replay)
 
@@ -148,9 +162,10 @@ class AsyncPubSubClient:
             )
 
         if later:
-            return self._make(AsyncSubscription, open_driver(None), ack, store, open_driver)
+            first = open_driver(None)
+            return self._make(AsyncSubscription, first, ack, screen, store, open_driver)
         start = cast("Replay", replay) if store is None else cast("ReplayStore", store).get(topic)
-        return self._make(AsyncSubscription, open_driver(start), ack, store)
+        return self._make(AsyncSubscription, open_driver(start), ack, screen, store)
 
     def subscribe_managed(
         self,
@@ -162,18 +177,21 @@ class AsyncPubSubClient:
         max_unacked: int = Limits.max_unacked,
         connection_timeout: float | None = None,
         on_gap: Callable[[Gap], None] | None = None,
+        on_undecodable: OnUndecodable = "fail",
+        quarantine: Quarantine | None = None,
     ) -> AsyncManagedSubscription:
         """Subscribe through a managed subscription; see `PubSubClient.subscribe_managed`.
 
-        *on_gap* is called in the loop's thread.
+        *on_gap* and *quarantine* are called in the loop's thread.
         """
+        screen = Screen(on_undecodable, quarantine)
         driver = self._connection.open_managed(
             name,
             limits=Limits(max_pending_count, max_bytes, max_unacked),
             connection_timeout=connection_timeout,
             on_gap=self._in_loop(on_gap),
         )
-        return self._make(AsyncManagedSubscription, driver, ack)
+        return self._make(AsyncManagedSubscription, driver, ack, screen)
 
     def _in_loop(self, on_gap: Callable[[Gap], None] | None) -> Callable[[Gap], None] | None:
         loop = asyncio.get_running_loop()
@@ -184,6 +202,7 @@ class AsyncPubSubClient:
         kind: type[S],
         driver: StreamDriver,
         ack: AckMode,
+        screen: Screen,
         store: AnyStore | None = None,
         open_later: Callable[[Replay | None], StreamDriver] | None = None,
     ) -> S:
@@ -192,6 +211,7 @@ class AsyncPubSubClient:
             self._connection,
             ack=ack,
             store=store,
+            screen=screen,
             submit=self._submit,
             open_later=open_later,
         )

@@ -13,6 +13,7 @@ import inspect
 import logging
 import random
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -24,7 +25,8 @@ from sfpubsub.client.aio_bridge import Bell, in_thread, settled
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.connection import Connection
 from sfpubsub.client.replay_store import AsyncReplayStore, ReplayStore, is_async
-from sfpubsub.client.subscription import COMMIT_TIMEOUT, AckMode, batch_of, check_ack
+from sfpubsub.client.subscription import COMMIT_TIMEOUT, AckMode, check_ack
+from sfpubsub.client.undecodable import Screen, codec_of
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.transports.grpc_driver import Arrival, StreamDriver
@@ -59,6 +61,7 @@ class AsyncSubscription:
         *,
         ack: AckMode,
         store: AnyStore | None,
+        screen: Screen,
         submit: Callable[[Callable[[], Codecs]], Future[Codecs]],
         open_later: Callable[[Replay | None], StreamDriver] | None,
     ) -> None:
@@ -67,10 +70,12 @@ class AsyncSubscription:
         self._connection = connection
         self._auto = ack == "auto"
         self._store = store
+        self._screen = screen
         self._submit = submit
         self._open_later = open_later  # until an async store has said where to start
         self._handed_out: EventBatch | None = None
-        self._waiting: Arrival | None = None  # taken, but a schema of it could not be had yet
+        self._waiting: Arrival | None = None  # taken, but not ready: a schema is missing
+        self._ready: deque[EventBatch] = deque()  # of one response, not yet handed out
         self._fetch: Future[Codecs] | None = None  # of the schemas of that one
         self._unstored: ReplayId | None = None  # a position that the store does not have yet
         self._storing = asyncio.Lock()  # a store gets one call at a time
@@ -128,6 +133,9 @@ class AsyncSubscription:
         while True:
             seen = self._bell.count
             await self._store_position()
+            if self._ready:
+                self._handed_out = self._ready.popleft()
+                return self._handed_out
             over = self._driver.over  # before looking: what comes before the end is taken first
             if self._waiting is None:
                 self._waiting = self._driver.poll()
@@ -135,11 +143,16 @@ class AsyncSubscription:
                 codecs = await self._codecs(self._waiting, deadline)
                 if codecs is None:
                     return None
-                arrival, self._waiting = self._waiting, None
-                if arrival is None:  # drained or aborted meanwhile
+                if self._waiting is None:  # drained or aborted meanwhile
                     return None
-                self._handed_out = batch_of(arrival, self._driver.target, codecs, self._ack)
-                return self._handed_out
+                runs = self._screen.runs(self._waiting, self._driver.target, codecs, self._ack)
+                self._waiting = None
+                self._ready.extend(runs)
+                if not self._ready:  # all of it was taken out, and there may be more behind it
+                    await asyncio.sleep(0)
+                    if self._bell.is_past(deadline):
+                        return None
+                continue
             if over or not await self._bell.until(partial(self._rung_since, seen), deadline):
                 await self._store_position()
                 return None
@@ -165,7 +178,9 @@ class AsyncSubscription:
         while True:
             try:
                 if self._fetch is None:
-                    self._fetch = self._submit(lambda: {name: schemas.get(name) for name in ids})
+                    self._fetch = self._submit(
+                        lambda: {name: codec_of(schemas, name) for name in ids}
+                    )
                     self._fetch.add_done_callback(lambda _future: self._bell.ring())
                 if not await self._bell.until(self._fetch.done, deadline):
                     return None  # the fetch goes on, for the next call
@@ -221,7 +236,7 @@ class AsyncSubscription:
 
     def health(self) -> Health:
         """Return a snapshot: state, counts, position, gaps."""
-        return self._driver.health()
+        return self._screen.health(self._driver.health(), self._connection.schemas)
 
     # The end.
 
@@ -232,6 +247,7 @@ class AsyncSubscription:
         """
         self._driver.begin_drain()
         self._waiting = None
+        self._ready.clear()
         await self._bell.until(lambda: self._driver.over)
         try:
             self._driver.raise_failure()
@@ -243,6 +259,7 @@ class AsyncSubscription:
         """End now. What is acked and not committed comes again."""
         self._driver.abort()
         self._waiting = None
+        self._ready.clear()
         self._connection.release(self._driver)
 
     async def join(self, timeout: float) -> None:

@@ -8,13 +8,16 @@ from typing import Any, TypeVar, cast
 
 from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.connection import Connection
+from sfpubsub.client.quarantine import Quarantine
 from sfpubsub.client.replay_store import ReplayStore, as_store
+from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.client.subscription import (
     AckMode,
     ManagedSubscription,
     Subscription,
     check_ack,
 )
+from sfpubsub.client.undecodable import OnUndecodable, Screen
 from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
 from sfpubsub.transports.base import Transport
 from sfpubsub.transports.grpc_driver import StreamDriver
@@ -36,6 +39,8 @@ class PubSubClient:
         ca_file: PEM file of certificate authorities to trust instead of the default ones.
         timings: Times of the service and the client.
         transport: Instead of a grpc channel: for tests.
+        schema_store: Where schemas are kept, so that raw events can be decoded offline and later;
+            looked into before the service is asked.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -50,6 +55,7 @@ class PubSubClient:
         ca_file: str = "",
         timings: Timings | None = None,
         transport: Transport | None = None,
+        schema_store: SchemaStore | None = None,
     ) -> None:
         self._connection = Connection(
             session,
@@ -58,14 +64,21 @@ class PubSubClient:
             ca_file=ca_file,
             timings=timings,
             transport=transport,
+            schema_store=schema_store,
         )
 
     @classmethod
-    def from_env(cls, options: Mapping[str, str | None] | None = None) -> PubSubClient:
+    def from_env(
+        cls,
+        options: Mapping[str, str | None] | None = None,
+        *,
+        schema_store: SchemaStore | None = None,
+    ) -> PubSubClient:
         """Make a client of the ``SFPUBSUB_…`` settings.
 
         Args:
             options: Settings that go before the environment, by field of `Settings`.
+            schema_store: Where schemas are kept.
 
         Raises:
             ConfigurationError: A setting is missing or wrong.
@@ -76,6 +89,7 @@ class PubSubClient:
             endpoint=settings.endpoint,
             insecure=settings.insecure,
             ca_file=settings.ca_file,
+            schema_store=schema_store,
         )
 
     # Unary calls.
@@ -141,6 +155,8 @@ class PubSubClient:
         max_unacked: int = Limits.max_unacked,
         connection_timeout: float | None = None,
         on_gap: Callable[[Gap], None] | None = None,
+        on_undecodable: OnUndecodable = "fail",
+        quarantine: Quarantine | None = None,
     ) -> Subscription:
         """Subscribe to a topic; the caller keeps the position.
 
@@ -156,12 +172,19 @@ class PubSubClient:
             max_unacked: Events handed out and not acked before no more are asked for.
             connection_timeout: Seconds that transport failures may last; None for ever.
             on_gap: Told of every position that is given up; must not wait.
+            on_undecodable: What becomes of an event that cannot be decoded: ``fail``: reading its
+                value raises; ``quarantine``: it is put into *quarantine*, durably before its
+                position can be passed, and is not handed out; ``skip``: it is counted, logged, and
+                not handed out. The last two decode a batch when it is handed out.
+            quarantine: Where such events are kept.
 
         Raises:
-            ConfigurationError: *replay* is an async store.
+            ConfigurationError: *replay* is an async store, or *on_undecodable* is no policy, or
+                does not go with *quarantine*.
             ValueError: *replay* is a string that is no position.
         """
         check_ack(ack)
+        screen = Screen(on_undecodable, quarantine)
         store = as_store(replay)
         if store is not None:
             start: Replay = store.get(topic) or StartPosition.latest()
@@ -176,7 +199,7 @@ class PubSubClient:
             connection_timeout=connection_timeout,
             on_gap=on_gap,
         )
-        return self._start(Subscription, driver, ack, store)
+        return self._start(Subscription, driver, ack, store, screen)
 
     def subscribe_managed(
         self,
@@ -188,6 +211,8 @@ class PubSubClient:
         max_unacked: int = Limits.max_unacked,
         connection_timeout: float | None = None,
         on_gap: Callable[[Gap], None] | None = None,
+        on_undecodable: OnUndecodable = "fail",
+        quarantine: Quarantine | None = None,
     ) -> ManagedSubscription:
         """Subscribe through a managed subscription; the service keeps the position.
 
@@ -200,24 +225,36 @@ class PubSubClient:
             max_unacked: As for `subscribe`.
             connection_timeout: As for `subscribe`; does not count waiting for the managed slot.
             on_gap: As for `subscribe`.
+            on_undecodable: As for `subscribe`.
+            quarantine: As for `subscribe`.
+
+        Raises:
+            ConfigurationError: *on_undecodable* is no policy, or does not go with *quarantine*.
         """
         check_ack(ack)
+        screen = Screen(on_undecodable, quarantine)
         driver = self._connection.open_managed(
             name,
             limits=Limits(max_pending_count, max_bytes, max_unacked),
             connection_timeout=connection_timeout,
             on_gap=on_gap,
         )
-        return self._start(ManagedSubscription, driver, ack, None)
+        return self._start(ManagedSubscription, driver, ack, None, screen)
 
     def _start(
-        self, kind: type[S], driver: StreamDriver, ack: AckMode, store: ReplayStore | None
+        self,
+        kind: type[S],
+        driver: StreamDriver,
+        ack: AckMode,
+        store: ReplayStore | None,
+        screen: Screen,
     ) -> S:
         return kind(
             driver,
             self._connection.schemas,
             ack=ack,
             store=store,
+            screen=screen,
             timings=self._connection.timings,
             on_close=self._connection.release,
         )

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.publisher import publish
+from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import Limits, Timings
 from sfpubsub.errors import LocalProtocolError, SessionExpiredError
 from sfpubsub.protocol.subscription import SubscriptionProtocol
@@ -50,6 +51,7 @@ class Connection:
         ca_file: str,
         timings: Timings | None,
         transport: Transport | None,
+        schema_store: SchemaStore | None,
     ) -> None:
         provider = StaticSession(session) if isinstance(session, Session) else session
         self._sessions = CurrentSession(provider)
@@ -59,7 +61,7 @@ class Connection:
             endpoint,
             lambda: self._sessions.get().headers,
         )
-        self.schemas = SchemaCache(self.get_schema)
+        self.schemas = SchemaCache(self.get_schema, store=schema_store)
         self._alarm = AlarmClock(time.monotonic)
         self._lock = threading.Lock()  # guards the two below
         self._drivers: set[StreamDriver] = set()

@@ -1,7 +1,8 @@
 """Subscriptions as the application holds them: iterate, ack, commit, drain.
 
-The stream, credit, commits and reconnects are the driver's business; here batches get their schemas
-and stores get their positions, both in the thread that iterates or acks.
+The stream, credit, commits and reconnects are the driver's business; here batches get their
+schemas, undecodable events are taken out, and stores get their positions, all in the thread that
+iterates or acks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, TypeVar
 
@@ -18,10 +21,10 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.replay_store import ReplayStore
+from sfpubsub.client.undecodable import Screen, codec_of
 from sfpubsub.config import Timings
 from sfpubsub.errors import ConfigurationError, SfPubSubError
 from sfpubsub.protocol.backoff import Backoff
-from sfpubsub.transports.base import Target
 from sfpubsub.transports.grpc_driver import Arrival, StreamDriver
 from sfpubsub.types import CommitReceipt, Health, ReplayId
 
@@ -45,23 +48,8 @@ def check_ack(ack: str) -> None:
         raise ConfigurationError(f"ack is 'auto' or 'manual', not {ack!r}")
 
 
-def batch_of(
-    arrival: Arrival,
-    target: Target,
-    codecs: Mapping[str, Codec],
-    ack: Callable[[int, int], None],
-) -> EventBatch:
-    """Return what arrived as the application sees it; see `EventBatch` for the arguments."""
-    return EventBatch(
-        subscription=target.name,
-        topic=None if target.managed else target.name,
-        events=arrival.batch.events,
-        codecs=codecs,
-        first_seq=arrival.batch.first_seq,
-        received_at=arrival.received_at,
-        rpc_id=arrival.batch.rpc_id,
-        ack=ack,
-    )
+def _is_past(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 class Subscription:
@@ -85,6 +73,7 @@ class Subscription:
         *,
         ack: AckMode,
         store: ReplayStore | None,
+        screen: Screen,
         timings: Timings,
         on_close: Callable[[StreamDriver], None],
     ) -> None:
@@ -93,10 +82,12 @@ class Subscription:
         self._schemas = schemas
         self._auto = ack == "auto"
         self._store = store
+        self._screen = screen
         self._timings = timings
         self._on_close = on_close
         self._handed_out: EventBatch | None = None
-        self._ready: tuple[Arrival, EventBatch] | None = None  # made, and not yet handed out
+        self._ready: deque[EventBatch] = deque()  # of one response, not yet handed out
+        self._prepared: Arrival | None = None  # what these are of, while it may not be accepted
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._schema_due = 0.0  # no schema that could not be had is asked for before
         self._unstored: ReplayId | None = None  # a position that the store does not have yet
@@ -126,26 +117,29 @@ class Subscription:
             timeout: Seconds; None for no limit.
 
         Returns:
-            The events of one response; None after the timeout, and after the subscription was
-            drained or aborted.
+            Consecutive events of one response: all of them, unless ``on_undecodable`` took some
+            out. None after the timeout, and after the subscription was drained or aborted.
 
         Raises:
+            WriteError: The quarantine could not be written; the next call tries again.
             SfPubSubError: The subscription failed; everything received before was handed out.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._ack_handed_out()
         while True:
             self._store_position()
+            if self._ready:
+                return self._hand_out()
             over = self._driver.over  # before looking: what comes before the end is taken first
-            if self._ready is None:
-                rest = None if deadline is None else max(0.0, deadline - time.monotonic())
-                arrival = self._driver.wait(rest)
-                if arrival is not None and not self._prepare(arrival, deadline):
+            rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+            arrival = self._driver.wait(rest)
+            if arrival is not None:
+                if not self._prepare(arrival, deadline):
                     return None
-            if self._ready is not None:
-                return self._hand_out(*self._ready)
+                if self._ready or not _is_past(deadline):
+                    continue  # if all of it was taken out, there may be more behind it
             # A plain None may be a wake-up to store a keepalive's position.
-            if over or (deadline is not None and time.monotonic() >= deadline):
+            if over or _is_past(deadline):
                 self._store_position()
                 return None
 
@@ -161,16 +155,22 @@ class Subscription:
             if self._driver.over:
                 self._driver.raise_failure()
             return False
-        self._ready = arrival, batch_of(arrival, self._target, codecs, self._ack)
+        runs = self._screen.runs(arrival, self._target, codecs, self._ack)
+        self._prepared = arrival
+        self._ready.extend(runs)
         if not self._driver.accept(arrival):
-            self._ready = None  # discarded meanwhile, by a drain in another thread
+            self._ready.clear()  # discarded meanwhile, by a drain in another thread
+        self._prepared = None
         return True
 
-    def _hand_out(self, arrival: Arrival, batch: EventBatch) -> EventBatch:
-        self._driver.accept(arrival)  # again, where the first time was interrupted
-        self._ready = None
-        self._handed_out = batch
-        return batch
+    def _hand_out(self) -> EventBatch | None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            self._driver.accept(prepared)  # again, where the first time was interrupted
+        with suppress(IndexError):  # drained or aborted by another thread just now
+            self._handed_out = self._ready.popleft()
+            return self._handed_out
+        return None
 
     def _codecs(self, schema_ids: set[str], deadline: float | None) -> dict[str, Codec] | None:
         # A schema that cannot be had for now must not cost an event: the batch waits for it.
@@ -182,7 +182,7 @@ class Subscription:
             if wait > 0 and self._driver.wait_until_over(wait):
                 return None
             try:
-                codecs = {schema_id: self._schemas.get(schema_id) for schema_id in schema_ids}
+                codecs = {name: codec_of(self._schemas, name) for name in schema_ids}
             except SfPubSubError as error:
                 if self._driver.over:
                     return None
@@ -219,7 +219,7 @@ class Subscription:
 
     def health(self) -> Health:
         """Return a snapshot: state, counts, position, gaps."""
-        return self._driver.health()
+        return self._screen.health(self._driver.health(), self._schemas)
 
     # The end.
 
@@ -240,7 +240,7 @@ class Subscription:
             self._driver.abort()
             raise
         finally:
-            self._ready = None
+            self._ready.clear()
             try:
                 self._store_position()
             finally:
@@ -249,7 +249,7 @@ class Subscription:
     def abort(self) -> None:
         """End now. What is acked and not committed comes again."""
         self._driver.abort()
-        self._ready = None
+        self._ready.clear()
         self._on_close(self._driver)
 
     def join(self, timeout: float) -> None:

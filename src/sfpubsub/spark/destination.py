@@ -22,6 +22,8 @@ from sfpubsub.spark.lease import LEASE_NAME
 IDENTITY_NAME = "_table.json"
 STAGING_NAME = "_staging"
 POSITION_NAME = "_position"
+SCHEMAS_NAME = "_schemas"
+QUARANTINE_NAME = "_quarantine"
 HOUR_PREFIX = "ingest_hour="
 
 FORMATS = ("parquet",)

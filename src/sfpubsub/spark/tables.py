@@ -7,7 +7,6 @@ Rows have an order of their own, ``ingest_seq``: the order of arrival.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ import pyarrow as pa
 from sfpubsub.client.batch import Event
 from sfpubsub.errors import DecodeError
 from sfpubsub.types import ReplayId
-
-_log = logging.getLogger("sfpubsub.spark")
 
 # Times are in UTC by type: Spark shifts a time without a zone by the session's.
 _TIME = pa.timestamp("us", tz="UTC")
@@ -69,17 +66,16 @@ class Row:
     event_time: int | None
     """Milliseconds since 1970 UTC."""
     payload_json: str | None
+    error: DecodeError | None = None
+    """Why there is no JSON."""
 
 
 def read(event: Event, received_at: float) -> Row:
-    """Decode an event. One that cannot be decoded becomes a row without JSON, and a log line."""
+    """Decode an event. One that cannot be decoded becomes a row without JSON."""
     try:
         return Row(event, received_at, event.event_time, event.to_json())
     except DecodeError as error:
-        _log.error(  # the reason is one sentence; a traceback says no more
-            "event %s at %s is kept undecoded: %s", event.id, event.replay_id.hex(), error
-        )
-        return Row(event, received_at, None, None)
+        return Row(event, received_at, None, None, error)
 
 
 def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:

@@ -6,17 +6,21 @@ Responsible for what is new and for the order of the steps; the table's format d
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal, TypeAlias, get_args
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sfpubsub.client.batch import Event
+from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
+from sfpubsub.client.undecodable import reason_of
 from sfpubsub.errors import ConfigurationError, LocalProtocolError
 from sfpubsub.spark.dedupe import DEFAULT_WINDOW, KeyWindow, drop_repeats, drop_stored
 from sfpubsub.spark.destination import (
@@ -32,6 +36,10 @@ from sfpubsub.spark.parquet import ParquetTable
 from sfpubsub.spark.tables import RawTable, Received, Row, arrow_table, read
 from sfpubsub.types import ReplayId
 
+_log = logging.getLogger("sfpubsub.spark")
+
+OnUndecodable: TypeAlias = Literal["keep", "quarantine", "skip", "fail"]
+
 
 @dataclass(frozen=True)
 class WriteResult:
@@ -42,13 +50,15 @@ class WriteResult:
     duplicates: int
     """Events dropped because the table has them, or because they came twice."""
     undecodable: int
-    """Events among the rows whose payload does not fit its schema."""
+    """Events that could not be decoded: rows without JSON, or `set_aside`."""
     batch_id: str | None
     """The table's name for the batch; None if every event was a duplicate."""
     first_seq: int | None
     """``ingest_seq`` of the first row."""
     position: ReplayId | None
     """Where a plain subscription resumes; None with a managed one."""
+    set_aside: int = 0
+    """Events that have no row because they could not be decoded: quarantined or skipped."""
 
 
 class EventWriter:
@@ -65,9 +75,14 @@ class EventWriter:
         topic: The topic; then the table keeps the position as well (`TableReplayStore`).
         window: Seconds for which a key is kept in memory.
         clock: Seconds since 1970 UTC; decides on the window and on the hour of a batch.
+        on_undecodable: What becomes of an event that cannot be decoded: ``keep``: its row has no
+            JSON; ``quarantine``: it is put into *quarantine* and has no row; ``skip``: it is
+            counted, logged, and has no row; ``fail``: `write` raises.
+        quarantine: Where such events are kept.
 
     Raises:
-        ConfigurationError: The destination is of no use or another's, or another writer lives.
+        ConfigurationError: The destination is of no use or another's, or another writer lives; or
+            *on_undecodable* is no policy, or does not go with *quarantine*.
         WriteError: The table cannot be read, or Spark has ended.
     """
 
@@ -81,8 +96,11 @@ class EventWriter:
         topic: str | None = None,
         window: float = DEFAULT_WINDOW,
         clock: Callable[[], float] = time.time,
+        on_undecodable: OnUndecodable = "keep",
+        quarantine: Quarantine | None = None,
     ) -> None:
         check_format(format)
+        self._undecodable = _Undecodable(on_undecodable, quarantine)
         self.topic = topic
         self._trusted = False  # whether window, numbers and position are those of the table
         self._clock = clock
@@ -105,11 +123,14 @@ class EventWriter:
         """Make the events of *batches* durable, each once.
 
         1. Drop events whose key came before in these batches or is in the window.
-        2. Decode the others. One that cannot be decoded is kept, without JSON.
+        2. Decode the others.
         3. Ask the table for those whose own time is older than the window, and drop what it has.
-        4. Hand rows and position to the table, which publishes them at once and returns when they
+           Those that cannot be decoded have no time, so it is asked for them as well.
+        4. Put those that cannot be decoded into the quarantine, which makes them durable. They
+           have no row. (By default there is no quarantine, and their row has no JSON.)
+        5. Hand rows and position to the table, which publishes them at once and returns when they
            are durable. With no rows left, the position alone: a redelivered tail is done too.
-        5. Remember the keys. Only then return, and only then may the caller ack.
+        6. Remember the keys. Only then return, and only then may the caller ack.
 
         If a step fails, nothing may be acked, and the next write begins by reading window, numbers
         and position from the table again: it alone knows whether the batch is in it.
@@ -119,6 +140,7 @@ class EventWriter:
 
         Raises:
             WriteError: Nothing is acked; the same batches may be written again.
+            DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
         """
         taken = [batches] if isinstance(batches, Received) else list(batches)
         if not self._trusted:
@@ -126,7 +148,8 @@ class EventWriter:
         self._trusted = False  # until the last step is done
         now = self._now()
         received = [(event, batch.received_at) for batch in taken for event in batch]
-        rows = self._new_rows(received, now)
+        new = self._new_rows(received, now)
+        rows = self._undecodable.sort_out(new)
         position = received[-1][0].replay_id if received and self.topic else None
         first_seq = self._table.next_seq
         batch_id = None
@@ -138,11 +161,12 @@ class EventWriter:
         self._trusted = True
         return WriteResult(
             rows=len(rows),
-            duplicates=len(received) - len(rows),
-            undecodable=sum(row.payload_json is None for row in rows),
+            duplicates=len(received) - len(new),
+            undecodable=sum(row.error is not None for row in new),
             batch_id=batch_id,
             first_seq=first_seq if rows else None,
             position=position,
+            set_aside=len(new) - len(rows),
         )
 
     @property
@@ -210,6 +234,47 @@ class EventWriter:
         """Read the clock, which must not go back: a batch's hour says where its keys are found."""
         self._latest = max(self._latest, self._table.newest_time, self._clock())
         return self._latest
+
+
+class _Undecodable:
+    """Applies the policy to rows that could not be decoded."""
+
+    def __init__(self, policy: OnUndecodable, quarantine: Quarantine | None) -> None:
+        if policy not in get_args(OnUndecodable):
+            raise ConfigurationError(
+                f"on_undecodable is one of {', '.join(get_args(OnUndecodable))}, not {policy!r}"
+            )
+        if (policy == "quarantine") != (quarantine is not None):
+            raise ConfigurationError("on_undecodable='quarantine' and quarantine=… go together")
+        self._policy = policy
+        self._quarantine = quarantine
+
+    def sort_out(self, rows: list[Row]) -> list[Row]:
+        """Return the rows to write; what is not among them is durable elsewhere, or skipped.
+
+        Raises:
+            WriteError: The quarantine could not be written.
+            DecodeError: The policy is ``fail``.
+        """
+        bad = [(row, row.error) for row in rows if row.error is not None]
+        if not bad:
+            return rows
+        if self._policy == "fail":
+            raise bad[0][1]
+        if self._quarantine is not None:
+            self._quarantine.put(
+                [QuarantinedEvent.of(r.event, reason_of(e), r.received_at) for r, e in bad]
+            )
+        became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
+        for row, error in bad:
+            _log.error(  # the reason is one sentence; a traceback says no more
+                "event %s at %s is %s: %s",
+                row.event.id,
+                row.event.replay_id.hex(),
+                became,
+                reason_of(error),
+            )
+        return rows if self._policy == "keep" else [row for row in rows if row.error is None]
 
 
 def _jvm_pid(spark: SparkSession) -> int:

@@ -1,0 +1,332 @@
+"""Events that cannot be decoded, kept until they can be.
+
+An entry holds everything that was received, so that nothing but a better schema or a better decoder
+is needed later. It is durable before the event's position can be passed: whoever puts one here acks
+after `Quarantine.put` has returned. Entries are never removed; that is for people.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sfpubsub.client.batch import Event
+from sfpubsub.durable import make_directory, replace_file, sync
+from sfpubsub.errors import ConfigurationError, SfPubSubError, WriteError
+from sfpubsub.types import RawEvent, ReplayId
+
+logger = logging.getLogger("sfpubsub.client")
+
+_ENTRY = ".json"
+_DONE = ".done"
+
+
+@dataclass(frozen=True)
+class QuarantinedEvent:
+    """One event as it was received, and why it could not be decoded."""
+
+    raw: RawEvent
+    """Payload, schema id, replay id, event id, headers."""
+    subscription: str
+    """The topic, or the managed subscription's name or id, that delivered it."""
+    topic: str
+    """Its topic; empty where a managed subscription delivered it and the schema is not known."""
+    reason: str
+    """What the decoder, or the service, said."""
+    received_at: float
+    """Seconds since 1970 UTC."""
+    delivery_seq: int = 0
+    """Order of arrival among those received at the same time."""
+    schema_json: str | None = None
+    """The schema, if it was known."""
+
+    @classmethod
+    def of(cls, event: Event, reason: str, received_at: float) -> QuarantinedEvent:
+        """Return what is to be kept of an event."""
+        return cls(
+            RawEvent(event.id, event.schema_id, event.payload, event.replay_id, event.headers),
+            subscription=event.subscription,
+            topic=event.topic,
+            reason=reason,
+            received_at=received_at,
+            delivery_seq=event.delivery_seq,
+            schema_json=event._codec.schema_json or None,
+        )
+
+    @cached_property
+    def key(self) -> str:
+        """The entry's name: equal when the same event of the same subscription comes again.
+
+        An event that has an id may come again under another replay id. Without one the replay id
+        tells it from another event with the same bytes, and bytes that differ are never merged.
+        """
+        raw = self.raw
+        digest = hashlib.blake2b(digest_size=16, person=b"sfpubsub quarant")
+        which = raw.id.encode() if raw.id else bytes(raw.replay_id)
+        for part in (
+            self.subscription.encode(),
+            b"id" if raw.id else b"replay id",
+            which,
+            raw.schema_id.encode(),
+            raw.payload,
+        ):
+            digest.update(len(part).to_bytes(8, "big"))  # so that no byte can move between parts
+            digest.update(part)
+        return digest.hexdigest()
+
+
+class Quarantine(ABC):
+    """Takes events that cannot be decoded.
+
+    Called in the thread that iterates; by the asyncio face in its loop's thread, where it must not
+    wait long.
+    """
+
+    @abstractmethod
+    def put(self, events: Sequence[QuarantinedEvent]) -> None:
+        """Keep events; durable when this returns. One that is here already is not kept twice.
+
+        If it raises, none of the events is acked, and they come again.
+        """
+
+
+class FileQuarantine(Quarantine):
+    """Entries in a directory, one JSON file each. Several processes may share it.
+
+    One `put`, step by step:
+
+    1. Write each new entry under another name, and flush it.
+    2. Give each its name. A name is made of the event, so one that is here already stays as it is,
+       unless its file is damaged.
+    3. Flush the directory. Only now may the events be acked.
+
+    Killed before 3, an event comes again and is kept then; killed after it, it comes again and is
+    here already.
+
+    Args:
+        directory: Made with the first entry.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._directory
+
+    def put(self, events: Sequence[QuarantinedEvent]) -> None:
+        """Keep events; durable when this returns.
+
+        Raises:
+            WriteError: It could not; some of them may be kept.
+        """
+        drafts: dict[Path, Path] = {}
+        try:
+            make_directory(self._directory)
+            for event in events:
+                path = self._path(event.key)
+                if path not in drafts and not _is_whole(path):
+                    drafts[path] = path.with_name(f"{event.key}.{uuid.uuid4().hex}.tmp")
+                    drafts[path].write_text(_text(event), encoding="utf-8")
+                    sync(drafts[path])
+            for path, draft in drafts.items():
+                os.replace(draft, path)
+            # Also for those that were here: whoever wrote them may have died before this step.
+            sync(self._directory)
+        except OSError as error:
+            for draft in drafts.values():
+                draft.unlink(missing_ok=True)
+            raise WriteError(
+                f"the quarantine {self._directory} cannot be written, none of its events is "
+                f"acked: {error.strerror}"
+            ) from error
+
+    def get(self, key: str) -> QuarantinedEvent | None:
+        """Return an entry by its key, or None.
+
+        Raises:
+            ConfigurationError: Its file is damaged or cannot be read.
+        """
+        try:
+            return _read(self._path(key))
+        except FileNotFoundError:
+            return None
+
+    def entries(self) -> Iterator[QuarantinedEvent]:
+        """Yield all entries, those redriven included, in order of arrival.
+
+        Raises:
+            ConfigurationError: Entries are damaged or cannot be read; all others were yielded.
+        """
+        order: list[tuple[float, int, str]] = []
+        damaged: list[str] = []
+        for path in self._files():
+            try:
+                event = _read(path)
+            except ConfigurationError as error:
+                damaged.append(str(error))
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            else:
+                order.append((event.received_at, event.delivery_seq, event.key))
+        for _, _, key in sorted(order):  # read again, so that payloads are not all held
+            found = self.get(key)
+            if found is not None:
+                yield found
+        if damaged:
+            more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            raise ConfigurationError(f"{damaged[0]}{more}")
+
+    def is_redriven(self, key: str) -> bool:
+        """Whether the entry was marked by `mark_redriven`."""
+        return self._path(key).with_suffix(_DONE).exists()
+
+    def mark_redriven(self, keys: Sequence[str], destination: str) -> None:
+        """Say that entries were decoded and written out; call it after that is durable.
+
+        Args:
+            keys: Of the entries.
+            destination: For people.
+
+        Raises:
+            WriteError: It could not be said; some of them may be marked.
+        """
+        note = json.dumps({"redriven_at": time.time(), "to": destination}) + "\n"
+        try:
+            for key in keys:
+                replace_file(self._path(key).with_suffix(_DONE), note)
+        except OSError as error:
+            raise WriteError(
+                f"the quarantine {self._directory} cannot be written: {error.strerror}; events "
+                f"that were written out may be written out again"
+            ) from error
+
+    @contextmanager
+    def redriving(self) -> Iterator[None]:
+        """Keep other processes from redriving at the same time; entries can be put meanwhile.
+
+        Raises:
+            ConfigurationError: Another process is redriving, or there is no quarantine here.
+        """
+        try:
+            lock = os.open(self._directory / ".redrive.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the quarantine {self._directory} cannot be redriven: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"another process is redriving {self._directory}: wait for it"
+            ) from error
+        finally:
+            os.close(lock)
+
+    def __len__(self) -> int:
+        """Return how many entries there are, those redriven included."""
+        return len(self._files())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _files(self) -> list[Path]:
+        try:
+            return sorted(p for p in self._directory.iterdir() if p.name.endswith(_ENTRY))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigurationError(
+                f"the quarantine {self._directory} cannot be read: {error.strerror}"
+            ) from error
+
+    def _path(self, key: str) -> Path:
+        return self._directory / f"{key}{_ENTRY}"
+
+    def __repr__(self) -> str:
+        return f"FileQuarantine({str(self._directory)!r})"
+
+
+def _text(event: QuarantinedEvent) -> str:
+    raw = event.raw
+    document = {
+        "subscription": event.subscription,
+        "topic": event.topic,
+        "event_id": raw.id,
+        "replay_id": raw.replay_id.hex(),
+        "schema_id": raw.schema_id,
+        "payload": base64.b64encode(raw.payload).decode(),
+        "headers": [[name, base64.b64encode(value).decode()] for name, value in raw.headers],
+        "reason": event.reason,
+        "received_at": event.received_at,
+        "delivery_seq": event.delivery_seq,
+        "schema": event.schema_json,
+    }
+    return json.dumps({**document, "check": _check(document)}, indent=1) + "\n"
+
+
+def _check(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path) -> QuarantinedEvent:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document.pop("check") == _check(document):
+            event = _event(document)
+            if path.name == f"{event.key}{_ENTRY}":
+                return event
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # said below
+    raise ConfigurationError(
+        f"the quarantined event {path} is damaged: restore it, or move it away"
+    )
+
+
+def _event(document: dict[str, Any]) -> QuarantinedEvent:
+    headers = tuple((name, base64.b64decode(value)) for name, value in document["headers"])
+    return QuarantinedEvent(
+        RawEvent(
+            document["event_id"],
+            document["schema_id"],
+            base64.b64decode(document["payload"], validate=True),
+            ReplayId.from_hex(document["replay_id"]),
+            headers,
+        ),
+        subscription=document["subscription"],
+        topic=document["topic"],
+        reason=document["reason"],
+        received_at=document["received_at"],
+        delivery_seq=document["delivery_seq"],
+        schema_json=document["schema"],
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _read(path)
+    except FileNotFoundError:
+        return False
+    except SfPubSubError as error:
+        logger.warning("%s; it is written again", error)
+        return False
+    return True

@@ -1,0 +1,260 @@
+"""``sfpubsub quarantine``: what was set aside is seen, and decoded once, when it can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfpubsub import FileQuarantine, FileSchemaStore, QuarantinedEvent
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.schema_cache import schema_id_of
+from sfpubsub.cli.main import run
+from sfpubsub.emulator.bus import Draft
+from sfpubsub.types import RawEvent, ReplayId
+
+from ..client.test_managed import NAME, TOPIC, committed, orders
+from .test_cli import emulator  # noqa: F401  # a fixture
+
+SCHEMA = json.dumps({"type": "record", "name": "Tick__e", "fields": [{"name": "n", "type": "int"}]})
+ID = schema_id_of(SCHEMA)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> FileQuarantine:
+    return FileQuarantine(tmp_path / "table" / "_quarantine")
+
+
+def put(kept: FileQuarantine, *values: int, **changes: Any) -> list[str]:
+    """Quarantine one event a value, as if its schema had not been known; return the keys."""
+    codec = Codec(ID, SCHEMA)
+    options = {"subscription": "/event/Tick__e", "topic": "/event/Tick__e", "reason": "no schema"}
+    events = [
+        QuarantinedEvent(
+            RawEvent(f"id{value}", ID, codec.encode({"n": value}), ReplayId(b"r%d" % value)),
+            received_at=1000.0 + value,
+            **{**options, **changes},
+        )
+        for value in values
+    ]
+    kept.put(events)
+    return [event.key for event in events]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def at(kept: FileQuarantine, command: str, *arguments: str) -> int:
+    return run(["quarantine", command, "--dir", str(kept.directory), *arguments])
+
+
+def test_list_and_show_tell_what_is_kept(kept, capsys):
+    """A line an event in order of arrival; show has payload and schema."""
+    keys = put(kept, 3, 1, 2)
+    assert at(kept, "list") == 0
+    listed = lines(capsys)
+    assert [line["event_id"] for line in listed] == ["id1", "id2", "id3"]
+    assert listed[2] == {
+        "key": keys[0],
+        "subscription": "/event/Tick__e",
+        "topic": "/event/Tick__e",
+        "event_id": "id3",
+        "replay_id": b"r3".hex(),
+        "schema_id": ID,
+        "has_schema": False,
+        "bytes": 1,
+        "received_at": "1970-01-01T00:16:43.000+00:00",
+        "reason": "no schema",
+        "redriven": False,
+    }
+    put(kept, 9, schema_json=SCHEMA)
+    (last,) = [key for key in (line.stem for line in kept.directory.glob("*.json"))
+               if key not in keys]  # fmt: skip
+    assert at(kept, "show", last) == 0
+    (shown,) = lines(capsys)
+    assert (shown["payload"], shown["schema"]) == ("Eg==", json.loads(SCHEMA))
+    for unknown in ("0" * 32, "../../etc/passwd"):
+        assert at(kept, "show", unknown) == 1
+        assert "quarantine list" in capsys.readouterr().err
+
+
+def test_redrive_writes_each_event_once(kept, capsys):
+    """The same line as subscribe would have printed; a second run has nothing to do."""
+    FileSchemaStore(kept.directory.parent / "_schemas").put(ID, SCHEMA)
+    put(kept, 1, 2)
+    assert at(kept, "redrive") == 0
+    first = lines(capsys)
+    assert [line["payload"] for line in first] == [{"n": 1}, {"n": 2}]
+    assert first[0] == {
+        "topic": "/event/Tick__e",
+        "subscription": "/event/Tick__e",
+        "event_id": "id1",
+        "replay_id": b"r1".hex(),
+        "schema_id": ID,
+        "event_name": "Tick__e",
+        "payload": {"n": 1},
+    }
+    assert at(kept, "redrive") == 0
+    assert lines(capsys) == []
+    put(kept, 1, 3)  # the first comes again: it is done already
+    assert at(kept, "redrive") == 0
+    assert [line["payload"]["n"] for line in lines(capsys)] == [3]
+    assert at(kept, "redrive", "--again") == 0
+    assert len(lines(capsys)) == 3
+    assert at(kept, "list") == 0
+    assert lines(capsys) == []
+    assert at(kept, "list", "--all") == 0
+    assert [line["redriven"] for line in lines(capsys)] == [True] * 3
+
+
+def test_what_still_cannot_be_decoded_stays(kept, capsys):
+    """Exit code 1 and a word for each; the others are written; later it may work."""
+    put(kept, 1)
+    (good,) = put(kept, 2, schema_json=SCHEMA)
+    put(kept, 3, schema_json="{")
+    assert at(kept, "redrive") == 1
+    captured = capsys.readouterr()
+    assert [json.loads(line)["payload"] for line in captured.out.splitlines()] == [{"n": 2}]
+    assert "--schemas" in captured.err
+    assert "1 redriven, 2 left" in captured.err
+    FileSchemaStore(kept.directory / "elsewhere").put(ID, SCHEMA)
+    assert at(kept, "redrive", good) == 0
+    assert lines(capsys) == []
+    assert at(kept, "redrive", "--schemas", str(kept.directory / "elsewhere")) == 0
+    assert [line["payload"]["n"] for line in lines(capsys)] == [1, 3]
+
+
+def test_a_payload_that_does_not_fit_stays(kept, capsys):
+    """With its schema at hand, too."""
+    kept.put(
+        [
+            QuarantinedEvent(
+                RawEvent("id", ID, b"\xff", ReplayId(b"r")), "S", "", "why", 1.0, 0, SCHEMA
+            )
+        ]
+    )
+    assert at(kept, "redrive") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "does not fit" in captured.err
+
+
+def test_fetch_asks_the_service(emulator, kept, capsys):  # noqa: F811
+    """For schemas that are nowhere else; one that it does not know leaves the event."""
+    done = emulator.publish(TOPIC, orders(1))[0]
+    payload = Codec(done.schema_id, emulator.bus.schema(done.schema_id).text).encode(
+        {"CreatedDate": 1, "CreatedById": "x", "Order_Number__c": "7"}
+    )
+    kept.put(
+        [
+            QuarantinedEvent(
+                RawEvent("a", done.schema_id, payload, ReplayId(b"r")), NAME, "", "why", 1.0
+            )
+        ]
+    )
+    put(kept, 1)
+    assert at(kept, "redrive", "--fetch") == 1
+    (line,) = lines(capsys)
+    assert (line["topic"], line["payload"]["Order_Number__c"]) == (TOPIC, "7")
+
+
+def test_a_closed_pipe_marks_nothing(kept):
+    """Marked only after it was written out."""
+    put(kept, *range(50), schema_json=SCHEMA + " " * 20_000)
+    code = "import sys; from sfpubsub.cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "quarantine", "redrive", "--dir", str(kept.directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(30) == 1
+    assert "Traceback" not in err
+    assert not list(kept.directory.glob("*.done"))
+
+
+def test_a_full_disk_marks_nothing(kept):
+    """What was not written is redriven again."""
+    put(kept, 1, schema_json=SCHEMA)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sfpubsub", "quarantine", "redrive", "--dir", kept.directory],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert done.returncode != 0
+    assert not list(kept.directory.glob("*.done"))
+
+
+def test_a_damaged_entry_is_an_error_behind_the_others(kept, capsys):
+    """It is named, and hides nothing."""
+    one, _ = put(kept, 1, 2, schema_json=SCHEMA)
+    (kept.directory / f"{one}.json").write_text("")
+    for command in ("list", "redrive"):
+        assert at(kept, command) == 1
+        captured = capsys.readouterr()
+        assert len(captured.out.splitlines()) == 1, command
+        assert f"{one}.json is damaged" in captured.err
+    assert kept.is_redriven(put(kept, 2)[0])
+
+
+def test_one_redrive_at_a_time(kept, capsys):
+    """Two would write the same events twice."""
+    put(kept, 1, schema_json=SCHEMA)
+    with kept.redriving():
+        assert at(kept, "redrive") == 1
+    assert "another process is redriving" in capsys.readouterr().err
+    assert at(kept, "redrive") == 0
+
+
+def test_subscribe_quarantines_when_told_where(emulator, tmp_path, capsys):  # noqa: F811
+    """It goes on behind the event, which is committed; without the option it stops before it."""
+    good = emulator.publish(TOPIC, orders(1))[0]
+    draft = Draft(schema_id=good.schema_id, payload=b"\xff")
+    emulator.publish_raw(TOPIC, [draft])
+    last = emulator.publish(TOPIC, orders(1, first=1))[0]
+    options = ["--managed", NAME, "--idle-timeout", "0.3"]
+    assert run(["subscribe", *options, "--quarantine", str(tmp_path / "q")]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 2
+    assert "2 events, 1 quarantined" in captured.err
+    assert committed(emulator) == last.replay_id
+    (found,) = FileQuarantine(tmp_path / "q").entries()
+    assert found.raw.payload == b"\xff"
+    assert found.schema_json
+
+
+def test_schemas_are_kept_next_to_the_replay_store(emulator, tmp_path, capsys):  # noqa: F811
+    """FILE.schemas."""
+    done = emulator.publish(TOPIC, orders(1))[0]
+    options = ["--replay", "earliest", "--replay-store", str(tmp_path / "p.json")]
+    assert run(["subscribe", "--topic", TOPIC, *options, "--max-events", "1"]) == 0
+    assert FileSchemaStore(tmp_path / "p.json.schemas").get(done.schema_id)
+
+
+@pytest.mark.parametrize("command", ["list", "show", "redrive"])
+def test_every_subcommand_has_help(command, capsys):
+    """--help explains the command and each of its options."""
+    assert run(["quarantine", command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--dir DIR" in out
+    assert run(["quarantine", command, "--dir", "/nowhere", "x"]) == 2
+    assert os.path.sep in capsys.readouterr().err
+
+
+def test_the_environment_is_for_fetch_only(kept, monkeypatch):
+    """Listing and redriving need no service and no credentials."""
+    for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
+        monkeypatch.delenv(name)
+    put(kept, 1, schema_json=SCHEMA)
+    assert at(kept, "list") == 0
+    assert at(kept, "redrive") == 0

@@ -1,0 +1,252 @@
+"""Schemas kept on disk: whole or not at all, and looked into before the service is asked."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sfpubsub import FileSchemaStore, SchemaStore
+from sfpubsub.avro.schema_cache import SchemaCache, schema_id_of
+from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.errors import ConfigurationError, SchemaError
+from sfpubsub.types import SchemaInfo
+
+from ..conftest import PATIENCE
+from .test_managed import TOPIC, orders
+
+
+def schema(name: str, *fields: str) -> str:
+    columns = [{"name": field, "type": ["null", "string"], "default": None} for field in fields]
+    return json.dumps({"type": "record", "name": name, "fields": columns})
+
+
+ORDER = schema("Order_Event__e", "Order_Number__c")
+
+
+def files(store: FileSchemaStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def test_what_was_put_is_there_for_the_next_process(tmp_path):
+    """One file a schema; an unknown id is None; the directory is made with the first one."""
+    store = FileSchemaStore(tmp_path / "deep" / "schemas")
+    assert store.get("a") is None
+    store.put("a", ORDER)
+    store.put("b", "not even JSON \u2028 é")
+    again = FileSchemaStore(tmp_path / "deep" / "schemas")
+    assert (again.get("a"), again.get("b")) == (ORDER, "not even JSON \u2028 é")
+    assert len(files(store)) == 2
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ("i8wgJwwM-AVcDbFkbRl5Nw", "I8wgJwwM-AVcDbFkbRl5Nw"),
+        ("a_b", "a.b"),
+        ("../../x", ".._.._x"),
+        ("", "x" * 300),
+        ("x" * 300, "x" * 301),
+        ("nul", "\0"),
+    ],
+)
+def test_ids_never_share_a_file_even_where_case_does_not_count(tmp_path, ids):
+    """Ids differ by case; names must not leave the directory, whatever the service sends."""
+    store = FileSchemaStore(tmp_path)
+    for schema_id in ids:
+        store.put(schema_id, schema_id * 2)
+    assert [store.get(schema_id) for schema_id in ids] == [schema_id * 2 for schema_id in ids]
+    assert len({name.casefold() for name in files(store)}) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("Order_Number", "Order_Namber"),
+        lambda text: "[]",
+        lambda text: '{"check": 1, "schema": 2}',
+        lambda text: text.replace("{", "\xff", 1),
+    ],
+)
+def test_a_damaged_file_is_noticed_and_fetched_again(tmp_path, caplog, damage):
+    """A wrong schema decodes to garbage in silence, so a changed file is not used."""
+    store = FileSchemaStore(tmp_path)
+    store.put("a", ORDER)
+    (file,) = tmp_path.iterdir()
+    file.write_text(damage(file.read_text()), encoding="latin-1")
+    assert store.get("a") is None
+    assert "is damaged" in caplog.text
+    calls = []
+    cache = SchemaCache(lambda id_: calls.append(id_) or SchemaInfo(id_, ORDER), store=store)
+    assert cache.get("a").name == "Order_Event__e"
+    assert calls == ["a"]
+    assert FileSchemaStore(tmp_path).get("a") == ORDER
+
+
+def test_a_file_of_another_schema_is_not_taken_for_this_one(tmp_path):
+    """Copying files about does not give an id another meaning."""
+    store = FileSchemaStore(tmp_path)
+    store.put("a", ORDER)
+    (of_a,) = tmp_path.iterdir()
+    store.put("b", schema("Other__e"))
+    (of_b,) = set(tmp_path.iterdir()) - {of_a}
+    of_b.write_bytes(of_a.read_bytes())
+    assert store.get("b") is None
+
+
+def test_many_threads_may_share_a_store(tmp_path):
+    """Whoever reads finds nothing or the whole."""
+    wrong = []
+
+    def work():
+        store = FileSchemaStore(tmp_path)
+        for n in range(20):
+            store.put(f"s{n % 3}", ORDER)
+            wrong.extend(x for x in range(3) if store.get(f"s{x}") not in (None, ORDER))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert wrong == []
+    assert len(list(tmp_path.iterdir())) == 3, "no draft is left behind"
+
+
+def test_kill_9_leaves_every_schema_that_was_put(tmp_path):
+    """And nothing that is half there."""
+    code = (
+        "import sys; from sfpubsub import FileSchemaStore\n"
+        "store = FileSchemaStore(sys.argv[1])\n"
+        "for n in range(1 << 20):\n"
+        "    store.put(str(n), '{}' * 1000)\n"
+        "    print(n, flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with process.stdout:
+        done = [int(process.stdout.readline()) for _ in range(20)]
+        os.kill(process.pid, signal.SIGKILL)
+        done += [int(line) for line in process.stdout if line.endswith("\n")]
+    process.wait(PATIENCE)
+    store = FileSchemaStore(tmp_path)
+    assert all(store.get(str(n)) == "{}" * 1000 for n in done)
+    assert store.get(str(done[-1] + 1)) in (None, "{}" * 1000)
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
+    """The promise that every schema is kept is not broken in silence."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="file"):
+        FileSchemaStore(tmp_path / "file").put("a", ORDER)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        FileSchemaStore(tmp_path / "file").get("a")
+
+
+class Shelf(SchemaStore):
+    """A store of the user's own."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.log: list[str] = []
+
+    def get(self, schema_id: str) -> str | None:
+        self.log.append(f"get {schema_id}")
+        return self.kept.get(schema_id)
+
+    def put(self, schema_id: str, schema_json: str) -> None:
+        self.log.append(f"put {schema_id}")
+        self.kept[schema_id] = schema_json
+
+
+def test_the_cache_looks_in_the_store_and_then_asks_the_service():
+    """What was fetched is kept before anybody decodes with it; once known, nobody is asked."""
+    shelf = Shelf()
+
+    def fetch(schema_id):
+        shelf.log.append(f"fetch {schema_id}")
+        return SchemaInfo(schema_id, ORDER)
+
+    for _ in range(2):
+        cache = SchemaCache(fetch, store=shelf)
+        assert cache.get("a") is cache.get("a")
+    assert shelf.log == ["get a", "fetch a", "put a", "get a"]
+
+
+def test_a_stored_schema_that_is_no_avro_is_fetched_again():
+    """And one that the service gave is not stored if it is none."""
+    shelf = Shelf()
+    shelf.kept["a"] = "{"
+    assert SchemaCache(lambda id_: SchemaInfo(id_, ORDER), store=shelf).get("a").name
+    assert shelf.kept == {"a": ORDER}
+    with pytest.raises(SchemaError):
+        SchemaCache(lambda id_: SchemaInfo(id_, "{"), store=shelf).get("b")
+    assert "b" not in shelf.kept
+
+
+def test_an_id_is_the_md5_of_the_canonical_form():
+    """Names in full, fields in order, no docs and no defaults; base64url without padding."""
+    text = (
+        '{"type": "record", "doc": "x", "namespace": "com.sforce.eventbus", "name": "A__e",'
+        ' "fields": [{"doc": "Data:Text", "type": ["null", "string"], "name": "B__c",'
+        ' "default": null}]}'
+    )
+    canonical = (
+        '{"name":"com.sforce.eventbus.A__e","type":"record",'
+        '"fields":[{"name":"B__c","type":["null","string"]}]}'
+    )
+    digest = hashlib.md5(canonical.encode()).digest()
+    assert schema_id_of(text) == base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    with pytest.raises(SchemaError):
+        schema_id_of("{")
+
+
+def test_an_id_that_is_not_its_schemas_hash_is_noted_once(caplog):
+    """It is counted and used all the same; one that is right is not mentioned."""
+    right = schema_id_of(ORDER)
+    cache = SchemaCache(lambda id_: SchemaInfo(id_, ORDER), max_schemas=1)
+    for schema_id in ("wrong", right, "wrong", right, "wrong too"):
+        assert cache.get(schema_id).decode(b"\x00") == {"Order_Number__c": None}
+    assert cache.mismatches == 2
+    assert len(caplog.records) == 2
+    assert "schema wrong (Order_Event__e) is used" in caplog.text
+    assert right in caplog.text, "the id that it should have"
+
+
+def test_events_are_decoded_from_the_store_without_the_service(run_emulator, connect, tmp_path):
+    """After a restart not a single GetSchema is made, and both schemas of a change are there."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(2))
+    changed = json.loads(emulator.bus.schema(emulator.bus.topic(TOPIC).schema_id).text)
+    extra = {"name": "Extra__c", "type": ["null", "string"], "default": None}
+    changed["fields"].append(extra)
+    emulator.change_schema(TOPIC, json.dumps(changed))
+    emulator.publish(TOPIC, [{"Order_Number__c": "2", "Extra__c": "new"}])
+
+    def read() -> list[dict]:
+        store = FileSchemaStore(tmp_path / "schemas")
+        client = connect(emulator, schema_store=store)
+        values: list[dict] = []
+        with client.subscribe(TOPIC, replay="earliest") as subscription:
+            while len(values) < 3:
+                values += [event.value for event in subscription.next_batch(PATIENCE)]
+            assert subscription.health().details["schema_id_mismatches"] == 0
+        return values
+
+    first = read()
+    assert [value.get("Extra__c", "old") for value in first] == ["old", "old", "new"]
+    assert len(list((tmp_path / "schemas").iterdir())) == 2
+    fault = Fault("refuse", rpc="GetSchema", error_code="schema.meta.permission", times=100)
+    plan.add(fault)
+    assert read() == first
