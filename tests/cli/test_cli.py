@@ -174,6 +174,7 @@ def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
         ('{"CreatedDate": 1}', "'CreatedById'"),
         ("{", "line 1"),
         ("[]", "line 1"),
+        ("[" * 100_000, "line 1"),
         ('{"Nope": 1}', "no field 'Nope'"),
     ],
 )
@@ -184,6 +185,27 @@ def test_publish_refuses_bad_lines(emulator, tmp_path, capsys, text, says):
     assert run(["publish", TOPIC, "--file", str(file)]) == 1
     assert_one_line_error(capsys, says)
     assert emulator.bus.tip() == 0
+
+
+def test_text_that_is_no_text_and_a_full_disk_are_one_line(emulator, tmp_path, capsys):
+    """No traceback for what the outside does."""
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(b'{"City__c": "\xff"}')
+    assert run(["publish", TOPIC, "--file", str(file)]) == 1
+    assert_one_line_error(capsys, "utf-8")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sfpubsub", "topic", TOPIC],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment(emulator)},
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_topic_and_schema(emulator, capsys):
@@ -220,6 +242,8 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["topic", TOPIC], {"SFPUBSUB_ACCESS_TOKEN": "x"}, 3, "access token"),
         (["subscribe", "--managed", NAME], {"SFPUBSUB_ACCESS_TOKEN": ""}, 1, "SFPUBSUB_ACCESS_"),
         (["subscribe", "--topic", TOPIC, "--replay", "xyz"], {}, 2, "not a replay id: 'xyz'"),
+        (["subscribe", "--topic", TOPIC, "--replay", ""], {}, 2, "not a replay id"),
+        (["topic", "/event/\udcff"], {}, 1, "error"),
         (["subscribe", "--topic", TOPIC, "--replay", "00ff"], {}, 4, "Replay ID"),
         (["subscribe", "--managed", NAME, "--replay", "latest"], {}, 2, "--topic"),
         (["subscribe", "--managed", NAME, "--fallback", "latest"], {}, 2, "--topic"),

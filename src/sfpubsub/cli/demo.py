@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import click
 
-from sfpubsub.errors import MissingExtraError, SfPubSubError
+from sfpubsub.errors import ConfigurationError, MissingExtraError, SfPubSubError
 
 TOPIC = "/event/Order_Event__e"
 SUBSCRIPTION = "My_Managed_Subscription"
@@ -60,6 +60,10 @@ def demo(events: int, directory: Path | None) -> None:
         raise MissingExtraError("the demo", "spark,emulator") from error
     with tempfile.TemporaryDirectory(prefix="sfpubsub-demo-") as temporary:
         home = directory or Path(temporary)
+        if (home / "orders").exists():
+            raise ConfigurationError(
+                f"{home} holds an earlier demo: remove it, or use another --dir"
+            )
         counts = _Demo(home.absolute(), events).run()
     _show(counts)
     if counts["lost"] or counts["duplicated"] or counts["written"] != counts["published"]:

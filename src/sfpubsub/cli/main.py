@@ -101,9 +101,14 @@ def run(args: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    # gRPC's core writes its own lines beside ours, for instance about each failed handshake.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = cli.main(args, prog_name="sfpubsub", standalone_mode=False)
     except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # of click 8.2 and later
+            click.echo(error.format_message(), err=True)
+            return error.exit_code
         command = error.ctx.command_path if error.ctx else "sfpubsub"
         click.echo(f"error: {error.format_message()} (see '{command} --help')", err=True)
         return error.exit_code
@@ -119,6 +124,9 @@ def run(args: list[str] | None = None) -> int:
         # Whoever read our output has gone. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except (OSError, UnicodeError) as error:  # a full disk, text that is no text
+        click.echo(f"error: {_one_line(error)}", err=True)
+        return FAILED
     return code if isinstance(code, int) else 0
 
 
@@ -131,5 +139,5 @@ def exit_code(error: SfPubSubError) -> int:
     return FAILED
 
 
-def _one_line(error: SfPubSubError) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())

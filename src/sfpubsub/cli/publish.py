@@ -70,7 +70,7 @@ def _parts(file: TextIO) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 def _event(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigurationError(f"{where} is not a JSON object")

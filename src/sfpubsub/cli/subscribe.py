@@ -80,7 +80,7 @@ def subscribe(
     """
     if (managed is None) == (topic is None):
         raise click.UsageError("give either --managed or --topic")
-    if managed is not None and (replay or store_file or fallback):
+    if managed is not None and not (replay is None and store_file is None and fallback is None):
         raise click.UsageError(
             "--replay, --replay-store and --fallback go with --topic; the service keeps the "
             "position of --managed"
@@ -88,7 +88,7 @@ def subscribe(
     _check_replay(replay)
     printer = _Printer(sys.stdout, raw=raw, max_events=max_events)
     with ExitStack() as opened:
-        first = replay or "latest"
+        first = "latest" if replay is None else replay
         start: str | FileReplayStore = first
         schemas = None
         if store_file is not None:
@@ -110,7 +110,7 @@ def subscribe(
 
 def _check_replay(replay: str | None) -> None:
     try:
-        start_position(replay or "latest")
+        start_position("latest" if replay is None else replay)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--replay") from error
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sfpubsub.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from sfpubsub.spark.job import IngestJob
     from sfpubsub.spark.positions import TableReplayStore
@@ -30,7 +32,12 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sfpubsub.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("pyspark", "py4j", "pyarrow"):
+            raise
+        raise MissingExtraError(f"sfpubsub.spark.{name}", "spark") from error
 
 
 def __dir__() -> list[str]:
