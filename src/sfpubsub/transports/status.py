@@ -74,7 +74,7 @@ _STOPPED = Rule(
 )
 _HELD = Rule(FailureKind.SLOT_HELD, SubscriptionBusyError)
 
-# By suffix of the error code (shared fact sheet of the protocol, code table).
+# By suffix of the error code (Salesforce documentation, handling errors).
 BY_CODE: dict[str, Rule] = {
     "service.unavailable": _RETRY,
     "service.auth.error": _RENEW,
