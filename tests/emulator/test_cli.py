@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import sys
 import urllib.request
 
@@ -29,9 +30,13 @@ def test_ready_line(spawn):
 
 
 def test_tls_adds_the_authority(spawn):
-    """--tls adds ca_file, and a client that trusts it connects."""
+    """--tls adds ca_file, and a client that trusts it connects, to both ports."""
     process = spawn("--tls").wait_ready()
-    assert "ca_file" in process.ready
+    trust = ssl.create_default_context(cafile=process.ready["ca_file"])
+    assert process.ready["http"].startswith("https://")
+    url = process.ready["http"] + "/health"
+    with urllib.request.urlopen(url, timeout=10, context=trust) as answer:
+        assert answer.status == 200
     client = process.client()
     assert client.subscribe().silent()
     client.close()

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import trustme
 
 from sfpubsub.emulator import seed as seeds
 from sfpubsub.emulator.problems import SeedError
 from sfpubsub.emulator.server import EmulatorServer
 
 from .support import ACCOUNTS, CHANGES, MANAGED, ORDERS, Client
+from .web import rest, token
 
 SCHEMA = """{"type": "record", "name": "A__e", "fields": [
     {"name": "CreatedDate", "type": "long"}, {"name": "CreatedById", "type": "string"},
@@ -94,6 +96,43 @@ def test_schema_file(tmp_path):
     assert seeds.load(seed).topics[0][1].name == "A__e"
 
 
+def test_users_and_apps(tmp_path):
+    """Those of the seed can sign in, and the default ones cannot; a later start knows them, and a
+    changed seed changes them."""
+    seed = write(
+        tmp_path / "s.toml",
+        TOPIC + "[settings]\ntoken_lifetime_s = 60\n"
+        "[[users]]\nusername = 'me@example.com'\npassword = 'word'\n"
+        "[[apps]]\nclient_id = 'mine'\nclient_secret = 'one'\nrun_as = 'me@example.com'\n"
+        "refresh_token = 'again'\n",
+    )
+    mine = {"client_id": "mine", "client_secret": "one"}
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        assert token(emulator).error[1] == "invalid_client_id"
+        given = token(emulator, **mine).json["access_token"]
+        me = {"username": "me@example.com", "password": "word"}
+        assert token(emulator, "password", **mine, **me).status == 200
+        assert token(emulator, "refresh_token", **mine, refresh_token="again").status == 200
+        emulator.clock.jump(60)
+        reply = rest(emulator, "GET", "/services/data/v62.0", access_token=given)
+        assert reply.code == (401, "INVALID_SESSION_ID")
+    with EmulatorServer(tmp_path / "data") as emulator:
+        assert token(emulator, **mine).status == 200
+        assert token(emulator).error[1] == "invalid_client_id"
+    seed.write_text(seed.read_text().replace("'one'", "'two'"))
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        assert token(emulator, **mine).error[1] == "invalid_client"
+        assert token(emulator, **{**mine, "client_secret": "two"}).status == 200
+
+
+def test_public_key_file(tmp_path):
+    """public_key_file is read from beside the seed: a public key or a certificate."""
+    authority = trustme.CA(key_type=trustme.KeyType.RSA)
+    write(tmp_path / "app.pem", authority.cert_pem.bytes().decode())
+    seed = write(tmp_path / "s.toml", "[[apps]]\nclient_id='x'\npublic_key_file='app.pem'\n")
+    assert seeds.load(seed).apps[0]["public_key"].startswith("-----BEGIN CERTIFICATE-----")
+
+
 def topic(schema: str) -> str:
     return f"[[topics]]\nname = '/event/A__e'\nschema = '''{schema}'''\n"
 
@@ -139,6 +178,15 @@ BROKEN = {
     "event json": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='{'", "payload_json"),
     "event list": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='[]'", "is no object"),
     "event none": (TOPIC + "[[events]]\ntopic='/event/A__e'", "either payload or payload_json"),
+    "user name": ("[[users]]\nusername=''", "users number 1 has a blank username"),
+    "user twice": ("[[users]]\nusername='a'\n[[users]]\nusername='a'", "user a stands there twice"),
+    "app id": ("[[apps]]\nclient_id=' '", "apps number 1 has a blank client_id"),
+    "app user": ("[[apps]]\nclient_id='x'\nrun_as='a'", "app x: no user 'a'"),
+    "app refresh": ("[[apps]]\nclient_id='x'\nrefresh_token='r'", "add run_as"),
+    "app key": ("[[apps]]\nclient_id='x'\npublic_key='k'", "app x: the public key is no RSA key"),
+    "app keys": ("[[apps]]\nclient_id='x'\npublic_key=''\npublic_key_file='f'", "either"),
+    "app key file": ("[[apps]]\nclient_id='x'\npublic_key_file='no.pem'", "no.pem"),
+    "app secret": ("[[apps]]\nclient_id='x'\nclient_secret=1", "client_secret is no str"),
     "org": ("[org]\nid='123'", "begin with 00D"),
     "org key": ("[org]\nname='x'", "takes only id"),
     "setting": ("[settings]\nkeepalive=1", "unknown setting keepalive"),

@@ -242,7 +242,7 @@ def test_publish_raw_takes_anything(emulator, client):
 def test_imports():
     """The emulator imports nothing of sfpubsub outside itself, no pyspark and no click."""
     found = set()
-    for file in Path(sfpubsub.emulator.__file__).parent.glob("*.py"):
+    for file in Path(sfpubsub.emulator.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}

@@ -40,14 +40,14 @@ _HTTP_PORT = 7012
     type=click.IntRange(0, 65535),
     default=_HTTP_PORT,
     show_default=True,
-    help="Port of the health page and the admin endpoint; 0 picks a free one.",
+    help="Port of sign-in, the Tooling API and the health page; 0 picks a free one.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
     default=Path(".sfpubsub-emulator"),
     show_default=True,
-    help="Where events, positions and the access token are kept; made when it is not there.",
+    help="Where events, positions and credentials are kept; made when it is not there.",
 )
 @click.option(
     "--host",
@@ -55,11 +55,13 @@ _HTTP_PORT = 7012
     show_default=True,
     help="Address to listen on. Other machines reach the emulator only if this says so.",
 )
-@click.option("--tls", is_flag=True, help="Serve gRPC with TLS; clients trust the ca_file printed.")
+@click.option(
+    "--tls", is_flag=True, help="Serve both ports with TLS; clients trust the ca_file printed."
+)
 @click.option(
     "--seed",
     type=click.Path(path_type=Path),
-    help="TOML file with topics, managed subscriptions and events.  [default: one of each]",
+    help="TOML file with topics, managed subscriptions, users and more.  [default: one of each]",
 )
 def emulator(
     grpc_port: int, http_port: int, data_dir: Path, host: str, tls: bool, seed: Path | None

@@ -107,6 +107,24 @@ class Bus(Positions):
             self._put(name, schema.schema_id, can_publish, can_subscribe)
         self._load()
 
+    def change_schema(self, name: str, schema: Schema) -> None:
+        """Give a topic another schema, as a field added in the org would.
+
+        Raises:
+            Refused: The topic is unknown.
+            SchemaProblem: It is a channel, or the schema belongs to another topic.
+        """
+        topic = self.topic(name)
+        if not topic.schema_id:
+            raise SchemaProblem(f"{name} is a channel: change the schema of one of its topics")
+        with self._lock:
+            owner = self._schema_topics.get(schema.schema_id, name)
+        if owner != name:
+            raise SchemaProblem(f"schema {schema.schema_id} belongs to {owner}")
+        self.put_topic(
+            name, schema, can_publish=topic.can_publish, can_subscribe=topic.can_subscribe
+        )
+
     def put_channel(self, name: str, topics: Sequence[str]) -> None:
         """Make a channel that carries what is published to `topics` from now on."""
         with self._lock, self._store.transaction():

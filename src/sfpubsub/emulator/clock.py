@@ -1,7 +1,8 @@
 """Time, as the emulator knows it: injected everywhere, and able to jump.
 
-Nothing else in the package asks the operating system for the time. Invariant: time never goes back
-within a process, whatever happens to the machine's clock.
+Nothing else in the package asks the operating system for the time, but for the HTTP server, whose
+sockets know only real time. Invariant: time never goes back within a process, whatever happens to
+the machine's clock.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class Clock:
 
     def now(self) -> float:
         """Seconds since 1970 UTC, jumps included."""
-        return self._base + time.monotonic() + self._jumped
+        return self.outside() + self._jumped
+
+    def outside(self) -> float:
+        """Seconds since 1970 UTC without jumps: what a client's own clock shows."""
+        return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:
         """Real seconds to wait for `deadline` unless woken earlier; None is for ever."""

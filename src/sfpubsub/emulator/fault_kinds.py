@@ -14,6 +14,9 @@ from dataclasses import dataclass
 RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "ManagedSubscribe")
 """In the order of the proto."""
 
+SIGN_IN = "SignIn"
+"""Not an RPC: the place of faults that happen to who asks for a token."""
+
 _STREAMS = ("Subscribe", "ManagedSubscribe")
 _MANAGED = ("ManagedSubscribe",)
 
@@ -134,6 +137,14 @@ _COMMITS: dict[str, Kind] = {
     ),
 }
 
+_SIGN_IN: dict[str, Kind] = {
+    "refuse_sign_in": Kind(
+        (SIGN_IN,),
+        {"error": "rate_limit_exceeded"},
+        "Give nobody a token, with that error of the token endpoint.",
+    ),
+}
+
 _ORG: dict[str, Kind] = {
     "expire_token": Kind(
         (),
@@ -178,5 +189,5 @@ _ORG: dict[str, Kind] = {
     ),
 }
 
-KINDS: dict[str, Kind] = {**_CALLS, **_DELIVERY, **_COMMITS, **_ORG}
+KINDS: dict[str, Kind] = {**_CALLS, **_DELIVERY, **_COMMITS, **_SIGN_IN, **_ORG}
 """The kinds, by name."""

@@ -20,6 +20,7 @@ from typing import Any, get_args
 from sfpubsub.emulator.failures import FAILURES, STATUSES
 from sfpubsub.emulator.fault_kinds import AT_START, KINDS, OF_A_SUBSCRIPTION, OPENED_LATER
 from sfpubsub.emulator.settings import AnswerTip
+from sfpubsub.emulator.signin_errors import SIGN_IN_ERRORS
 
 
 @dataclass(frozen=True, init=False)
@@ -228,6 +229,8 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
     if kind in OF_A_SUBSCRIPTION:
         if target is None:
             raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
+    elif target is not None and kind == "refuse_sign_in":
+        raise ValueError(f"fault {kind} happens to whoever comes next: it has no target")
     elif target is not None and KINDS[kind].acts:
         raise ValueError(f"fault {kind} concerns the whole org: it has no target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):
@@ -266,6 +269,7 @@ _FAR = 1_000_000
 """Positions that one keepalive can run ahead: a busy hour of a large org. Ids end at 2**53."""
 
 _ALLOWED: dict[str, Callable[[str, Any], bool]] = {
+    "error": lambda _, value: value in {error for error, _ in SIGN_IN_ERRORS.values()},
     "error_code": lambda _, value: value in FAILURES,
     "status": lambda kind, value: value in _statuses(kind),
     "tip": lambda _, value: value in get_args(AnswerTip),

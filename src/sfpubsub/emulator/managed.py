@@ -3,12 +3,15 @@
 A record lives in the store; a slot (who streams now) in memory, so that an emulator that was killed
 holds none. Invariants: at most one stream has the slot of a subscription; the committed position
 only moves forward, and only to a position that is alive.
+
+Streams learn of changes with a delay, as on the real service: of a creation, of RUN and of other
+presets after `propagation_s`, of STOP and deletion after `state_delay_s`.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sfpubsub.emulator.bus import Bus
@@ -25,6 +28,14 @@ State = Literal["RUN", "STOP"]
 _PREFIX = "managed.subscription."
 _ID_LENGTHS = (15, 18)
 _ID_PREFIX = "18xSB"
+
+
+class NameTaken(ValueError):  # noqa: N818 - an answer, not a bug
+    """Another managed subscription has the developer name."""
+
+
+class LimitReached(ValueError):  # noqa: N818 - as NameTaken
+    """The org has as many managed subscriptions as it can have."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,14 @@ class _Ending:
     cause: Fault | None
 
 
+@dataclass(frozen=True)
+class _Change:
+    """A change that streams do not know of until a time, in seconds since 1970 UTC."""
+
+    until: float
+    before: ManagedSubscription
+
+
 class ManagedSubscriptions:
     """The managed subscriptions of one org. Thread-safe.
 
@@ -82,6 +101,7 @@ class ManagedSubscriptions:
         self._held_until: dict[str, float] = {}
         self._endings: dict[str, _Ending] = {}  # the last of each subscription, by id
         self._deleted: dict[str, Fault | None] = {}  # by name and both forms of the id
+        self._changes: dict[str, _Change] = {}  # the last of each subscription, by id
 
     # Records.
 
@@ -99,12 +119,16 @@ class ManagedSubscriptions:
 
         Raises:
             Refused: The topic is unknown.
-            ValueError: The name is taken.
+            NameTaken: Upper and lower case are the same.
+            LimitReached: There are `managed_limit` already.
         """
         self._bus.topic(topic)
         with self._lock, self._store.transaction():
-            if any(item.developer_name == developer_name for item in self.all()):
-                raise ValueError(f"a managed subscription named {developer_name} exists")
+            taken = [item.developer_name.lower() for item in self.all()]
+            if developer_name.lower() in taken:
+                raise NameTaken(f"a managed subscription named {developer_name} exists")
+            if len(taken) >= self._settings.managed_limit:
+                raise LimitReached(f"the org has {len(taken)} managed subscriptions")
             number = int(self._store.meta("managed_made", "0")) + 1
             self._store.set_meta("managed_made", str(number))
             made = ManagedSubscription(
@@ -144,6 +168,40 @@ class ManagedSubscriptions:
         rows = self._store.rows("SELECT * FROM managed WHERE id = ?", subscription_id)
         return ManagedSubscription(*rows[0]) if rows else None
 
+    def change(
+        self,
+        subscription_id: str,
+        *,
+        label: str,
+        default_replay: Preset,
+        error_recovery_replay: Preset,
+        state: State,
+    ) -> None:
+        """Give a subscription other values, as the Tooling API does.
+
+        Streams learn of STOP as by `set_state`, of everything else after `propagation_s`.
+
+        Raises:
+            KeyError: There is no such subscription.
+        """
+        with self._lock:
+            record = self.by_id(subscription_id)
+            if record is None:
+                raise KeyError(subscription_id)
+            until = self._clock.now() + self._settings.propagation_s
+            known = self._known_to_streams(record)
+            self._store.run(
+                "UPDATE managed SET label = ?, default_replay = ?, error_recovery_replay = ?"
+                " WHERE id = ?",
+                label,
+                default_replay,
+                error_recovery_replay,
+                subscription_id,
+            )
+            if state != record.state:
+                self.set_state(subscription_id, state)
+            self._changes[subscription_id] = _Change(until, known)
+
     def set_state(self, name_or_id: str, state: State, cause: Fault | None = None) -> None:
         """RUN or STOP it. STOP forgets the committed position at once and ends its stream soon.
 
@@ -157,6 +215,7 @@ class ManagedSubscriptions:
         """
         record = self._existing(name_or_id)
         with self._lock:
+            self._changes.pop(record.subscription_id, None)  # at once, if nobody says otherwise
             if state == "STOP":
                 self._end_streams(record, "config.stopped", cause)
             self._store.run(
@@ -207,14 +266,16 @@ class ManagedSubscriptions:
         return record
 
     def running(self, subscription_id: str) -> ManagedSubscription:
-        """The record of a subscription that a stream may use now.
+        """The record of a subscription that a stream may use now, as streams know it.
 
         Raises:
             Refused: It was stopped or deleted.
         """
-        record = self.by_id(subscription_id)
-        if record is not None and record.state == "RUN":
-            return record
+        with self._lock:
+            record = self.by_id(subscription_id)
+            known = self._known_to_streams(record) if record is not None else None
+        if known is not None and known.state == "RUN":
+            return known
         with self._lock:
             ending = self._endings.get(subscription_id)
         if ending:
@@ -295,6 +356,18 @@ class ManagedSubscriptions:
                 position,
                 subscription_id,
             )
+
+    def _known_to_streams(self, record: ManagedSubscription) -> ManagedSubscription:
+        change = self._changes.get(record.subscription_id)
+        if change is None or self._clock.now() >= change.until:
+            return record
+        before = change.before
+        return replace(
+            record,
+            default_replay=before.default_replay,
+            error_recovery_replay=before.error_recovery_replay,
+            state="STOP" if "STOP" in (before.state, record.state) else "RUN",
+        )
 
     def _end_streams(self, record: ManagedSubscription, suffix: str, cause: Fault | None) -> None:
         key = record.subscription_id

@@ -66,7 +66,8 @@ class PublishStream(Generic[R]):
                 return
             if self._world.clock.now() >= last + limit:
                 raise Refused("publish.stream.sweeper.timeout", seconds=f"{limit:g}")
-            self._mailbox.wait(last + limit)
+            expiry = sessions.expires_at(self._token)
+            self._mailbox.wait(last + limit if expiry is None else min(last + limit, expiry))
 
     def _named(self, request: R) -> str:
         topic = self._topic_of(request)

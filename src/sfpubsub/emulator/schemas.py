@@ -129,5 +129,5 @@ class Schema:
         return {**values, "ChangeEventHeader": {**header, **values.get("ChangeEventHeader", {})}}
 
 
-_USER_ID = "005SB0000000001AAA"
-"""The one user of the emulated org."""
+_USER_ID = "005SB0000000001YAA"
+"""The first user of the emulated org."""

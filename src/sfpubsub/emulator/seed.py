@@ -25,6 +25,19 @@
     error_recovery_replay = "EARLIEST"  # optional; as above
     state = "RUN"                       # optional; RUN or STOP, default RUN
 
+    [[users]]                           # who can sign in; without users and apps the default ones
+    username = "user@example.com"
+    password = "…"                      # optional; with the security token behind it
+    active = true                       # optional; default true
+
+    [[apps]]                            # connected apps
+    client_id = "…"
+    client_secret = "…"                 # optional
+    run_as = "user@example.com"         # optional: user of the client credentials flow
+    refresh_token = "…"                 # optional: signs that user in
+    public_key = "-----BEGIN …"         # optional: of the JWT bearer flow; PEM, or
+    public_key_file = "app.pem"         # a file beside the seed
+
     [[events]]                          # published when the data directory is fresh
     topic = "/event/Order_Event__e"
     payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
@@ -32,7 +45,7 @@
 
 A seed is checked completely before anything is stored. Applying it twice changes nothing: topics
 and channels are put as they stand in the file (another schema is a new version of the topic's),
-managed subscriptions and events are made once in the life of a data directory.
+users and apps too, managed subscriptions and events are made once in the life of a data directory.
 """
 
 from __future__ import annotations
@@ -46,6 +59,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sfpubsub.emulator.accounts import Accounts, check_public_key
 from sfpubsub.emulator.bus import Bus
 from sfpubsub.emulator.managed import ManagedSubscriptions
 from sfpubsub.emulator.problems import EmulatorProblem, SeedError
@@ -72,6 +86,17 @@ _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
         {"label": str, "default_replay": str, "error_recovery_replay": str, "state": str},
     ),
     "events": ({"topic": str}, {"payload": dict, "payload_json": str}),
+    "users": ({"username": str}, {"password": str, "active": bool}),
+    "apps": (
+        {"client_id": str},
+        {
+            "client_secret": str,
+            "run_as": str,
+            "refresh_token": str,
+            "public_key": str,
+            "public_key_file": str,
+        },
+    ),
 }
 _CHOICES = {
     "default_replay": ("LATEST", "EARLIEST"),
@@ -91,6 +116,8 @@ class Seed:
         channels: Names and members.
         managed: Arguments of `ManagedSubscriptions.create`.
         events: Topic and values.
+        users: Arguments of `Accounts.put_user`.
+        apps: Arguments of `Accounts.put_app`.
     """
 
     org_id: str = ""
@@ -99,6 +126,8 @@ class Seed:
     channels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     managed: tuple[Mapping[str, Any], ...] = ()
     events: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    users: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    apps: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
 
 def load(path: Path) -> Seed:
@@ -111,8 +140,14 @@ def load(path: Path) -> Seed:
     return _Reader(path).seed()
 
 
-def apply(seed: Seed, store: Store, bus: Bus, managed: ManagedSubscriptions) -> None:
+def apply(
+    seed: Seed, store: Store, bus: Bus, managed: ManagedSubscriptions, accounts: Accounts
+) -> None:
     """Put a seed into an emulator; what is there already stays."""
+    for arguments in seed.users:
+        accounts.put_user(**arguments)
+    for arguments in seed.apps:
+        accounts.put_app(**arguments)
     for name, schema, can_publish, can_subscribe in seed.topics:
         bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
     for name, members in seed.channels:
@@ -154,6 +189,14 @@ class _Reader:
         events = tuple(
             self._event(number, row, schemas) for number, row in enumerate(rows["events"], start=1)
         )
+        for table, key in (("users", "username"), ("apps", "client_id")):
+            for number, row in enumerate(rows[table], start=1):
+                if not row[key].strip():
+                    raise self._error(f"{table} number {number} has a blank {key}", "name it")
+        users = tuple(rows["users"])
+        self._unique("user", [str(row["username"]) for row in users])
+        apps = tuple(self._app(row, users) for row in rows["apps"])
+        self._unique("app", [str(row["client_id"]) for row in apps])
         return Seed(
             self._org(document.get("org", {})),
             self._settings(document.get("settings", {})),
@@ -161,6 +204,8 @@ class _Reader:
             channels,
             managed,
             events,
+            users,
+            apps,
         )
 
     def _document(self) -> dict[str, Any]:
@@ -208,13 +253,7 @@ class _Reader:
             raise self._error(f"topic {name}", "give it either schema or schema_file")
         text = row.get("schema")
         if text is None:
-            file = self._path.parent / row["schema_file"]
-            try:
-                text = file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise self._error(
-                    f"topic {name}: {file}: {error}", "correct schema_file"
-                ) from error
+            text = self._beside(f"topic {name}", row, "schema_file")
         try:
             schema = Schema(text)
         except SchemaProblem as error:
@@ -262,6 +301,32 @@ class _Reader:
             raise self._error(f"{what} for {topic}: {error}", "correct the payload") from error
         return topic, values
 
+    def _app(self, row: dict[str, Any], users: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+        what = f"app {row['client_id']}"
+        if row.get("run_as", "") not in ("", *(user["username"] for user in users)):
+            raise self._error(f"{what}: no user {row['run_as']!r}", "add it to [[users]]")
+        if "refresh_token" in row and not row.get("run_as"):
+            raise self._error(f"{what}: refresh_token signs nobody in", "add run_as")
+        if "public_key" in row and "public_key_file" in row:
+            raise self._error(what, "give it either public_key or public_key_file")
+        if "public_key_file" in row:
+            row = {**row, "public_key": self._beside(what, row, "public_key_file")}
+            del row["public_key_file"]
+        if row.get("public_key"):
+            try:
+                check_public_key(row["public_key"])
+            except EmulatorProblem as error:
+                raise self._error(f"{what}: {error}", "correct the key") from error
+        return row
+
+    def _beside(self, what: str, row: dict[str, Any], key: str) -> str:
+        """The text of a file beside the seed."""
+        file = self._path.parent / str(row[key])
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._error(f"{what}: {file}: {error}", f"correct {key}") from error
+
     def _topic_name(self, name: str) -> str:
         if not _TOPIC_NAME.fullmatch(name):
             raise self._error(f"topic {name!r}", "name it /event/… or /data/…")
@@ -299,5 +364,6 @@ def _names(names: set[str]) -> str:
 
 
 def _called(row: Mapping[str, Any]) -> str:
-    name = row.get("name", row.get("developer_name", row.get("topic")))
+    keys = ("name", "developer_name", "topic", "username", "client_id")
+    name = next((row[key] for key in keys if key in row), None)
     return f" ({name})" if isinstance(name, str) else ""

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 
 from sfpubsub.emulator import seed as seeds
+from sfpubsub.emulator.accounts import Accounts
 from sfpubsub.emulator.bus import Bus, Draft, Published
 from sfpubsub.emulator.clock import Clock
 from sfpubsub.emulator.faults import FaultPlan
@@ -31,6 +32,7 @@ from sfpubsub.emulator.schemas import Schema
 from sfpubsub.emulator.servicer import PubSubServicer
 from sfpubsub.emulator.sessions import Sessions
 from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.signin import SignIn
 from sfpubsub.emulator.store import Store, StoreProblem
 from sfpubsub.emulator.stream import World
 from sfpubsub.emulator.tls import Credentials, credentials
@@ -60,20 +62,22 @@ class EmulatorServer:
 
     Args:
         data_dir: Where everything durable lives; made when it is not there. Another start on the
-        same
-            directory has the events, positions, access token and authority of this one.
+            same directory has the events, positions, credentials and authority of this one.
         host: Address to listen on.
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
-        tls: Serve gRPC with TLS; clients need `ca_file`.
+        tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
         settings: Times and sizes. None is those of the seed, else the defaults; given ones take
             the place of the seed's altogether.
         seed: A checked seed or the path of one; None is the default seed, for a fresh directory
-        only. faults: Programmed failures. clock: Time; a ManualClock makes it stand still.
+            only.
+        faults: Programmed failures.
+        clock: Time; a ManualClock makes it stand still.
 
     Attributes:
         bus: The model: topics, events, positions.
         managed: Managed subscriptions: create, stop, delete, look at.
+        accounts: Users and connected apps: make, change.
         faults: Add faults here, and ask `faults.assert_consumed()` at the end.
         clock: `clock.jump(seconds)` makes time pass.
         settings: What is in force.
@@ -128,13 +132,16 @@ class EmulatorServer:
             seed = seeds.load(seeds.DEFAULT_SEED)
         if seed is not None and fresh and seed.org_id:
             store.set_meta("org_id", seed.org_id)
-        self._sessions = Sessions(store)
+        self._sessions = Sessions(store, self.clock, self.settings)
+        self._sessions.on_end(lambda: self.bus.bells.ring_all())
+        self.accounts = Accounts(store)
         self.bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
         self.managed = ManagedSubscriptions(store, self.bus, self.clock, self.settings, self.faults)
         self.clock.on_jump(self.bus.bells.ring_all)
         self.faults.on_add(self.bus.bells.ring_all)
         if seed is not None:
-            seeds.apply(seed, store, self.bus, self.managed)
+            seeds.apply(seed, store, self.bus, self.managed, self.accounts)
+        self.accounts.fill()
         self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
 
     # Addresses and secrets.
@@ -147,7 +154,8 @@ class EmulatorServer:
     @property
     def http_url(self) -> str:
         """Where HTTP listens."""
-        return f"http://{_reachable(self._host)}:{self._ports[1]}"
+        scheme = "https" if self._tls else "http"
+        return f"{scheme}://{_reachable(self._host)}:{self._ports[1]}"
 
     @property
     def instance_url(self) -> str:
@@ -188,7 +196,8 @@ class EmulatorServer:
             EmulatorProblem: A port is in use.
         """
         try:
-            self._http = HttpServer(self._world, self._host, self._ports[1])
+            context = self._tls.context if self._tls else None
+            self._http = HttpServer(self._world, self._host, self._ports[1], context)
             self._pool = futures.ThreadPoolExecutor(self.settings.max_streams, "emulator")
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)
             servicer = PubSubServicer(self._world)
@@ -198,7 +207,7 @@ class EmulatorServer:
             self.stop()
             raise
         self._grpc.start()
-        self._http.start()
+        self._http.start(self.http_url)
         return self
 
     def stop(self) -> None:
@@ -257,16 +266,27 @@ class EmulatorServer:
 
         Returns:
             The new schema id.
+
+        Raises:
+            Refused: The topic is unknown.
+            SchemaProblem: It is a channel, or the schema is no schema of an event.
         """
-        old, schema = self.bus.topic(topic), Schema(schema_json)
-        self.bus.put_topic(
-            topic, schema, can_publish=old.can_publish, can_subscribe=old.can_subscribe
-        )
+        schema = Schema(schema_json)
+        self.bus.change_schema(topic, schema)
         return schema.schema_id
 
     @property
     def _world(self) -> World:
-        return World(self.bus, self.managed, self.clock, self.settings, self.faults, self._sessions)
+        return World(
+            self.bus,
+            self.managed,
+            self.clock,
+            self.settings,
+            self.faults,
+            self._sessions,
+            self.accounts,
+            SignIn(self.accounts, self._sessions, self.clock, self.settings, self.faults),
+        )
 
     def _bind(self, server: grpc.Server) -> int:
         address = f"{_bracketed(self._host)}:{self._ports[0]}"

@@ -1,21 +1,21 @@
-"""Who may call: the org, its access token, and the three headers of every RPC.
+"""Who may call: the org, its access tokens, and the three headers of every RPC.
 
-Tokens and the org's id live in the store, so that a restarted emulator accepts the clients of the
-one before. Sign-in flows will hand out more tokens; they belong here too.
+Good tokens and the org's id live in the store, so that a restarted emulator accepts the clients of
+the one before. Who gets a token is decided in signin.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import re
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sfpubsub.emulator.clock import Clock
 from sfpubsub.emulator.failures import Refused
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.settings import Settings
 from sfpubsub.emulator.store import Store
 
 DEFAULT_ORG_ID = "00DSB0000000001"
@@ -25,6 +25,13 @@ _SUFFIX_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
 _TENANT_PATH = re.compile(r"core/[^/]+/(\w+)", re.IGNORECASE)
 _INSTANCE_URL = re.compile(r"https?://[^/\s]+/?")
 _HEADERS = ("accesstoken", "instanceurl", "tenantid")
+
+_TOKEN_BYTES = 72
+"""Random bytes of a token: 96 characters, which with the org's id makes the usual 112."""
+
+_MOST_TOKENS = 1000
+"""Tokens of sign-ins that are remembered, good or void; older ones are forgotten, as an org ends
+its oldest sessions."""
 
 
 def eighteen(record_id: str) -> str:
@@ -45,44 +52,77 @@ class _End:
     cause: Fault | None
 
 
+@dataclass
+class _Token:
+    """What is known of a token; it is void once it has an end, or at its time."""
+
+    username: str
+    refresh_token: str
+    own: bool
+    made_at: float
+    end: _End | None = None
+
+
 class Sessions:
     """The org and its tokens. Thread-safe.
 
-    A token is good until `end_all`; a restart on the same store leaves good tokens good and makes a
-    new one if none is.
+    A token is good until it is ended or its time is over; a restart on the same store leaves good
+    tokens good and makes one for the emulator's own use if none is.
 
     Args:
         store: Where they live.
+        clock: What time it is.
+        settings: How long a token lives.
 
     Attributes:
         org_id: 18 characters.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
         self._store = store
+        self._clock = clock
+        self._life = settings.token_lifetime_s
         self._lock = threading.Lock()  # guards what is below
+        self._on_end: list[Callable[[], None]] = []
         org_id = store.meta("org_id", DEFAULT_ORG_ID)
-        self.org_id = eighteen(org_id)
-        self._good: list[str] = json.loads(store.meta("tokens", "[]"))
-        self._ended: dict[str, _End] = {}
         store.set_meta("org_id", org_id)
-        self._newest = self._good[-1] if self._good else ""
-        if not self._good:
+        self.org_id = eighteen(org_id)
+        self._tokens = {
+            token: _Token(username, refresh_token, bool(own), made_at)
+            for token, username, refresh_token, own, made_at in store.rows(
+                "SELECT token, username, refresh_token, own, made_at FROM access_tokens"
+                " ORDER BY rowid"
+            )
+        }
+        own = [token for token, known in self._tokens.items() if known.own]
+        self._newest = own[-1] if own else ""
+        if not self.knows(self._newest):
             self.new_token()
 
     @property
     def access_token(self) -> str:
-        """The newest token of the emulator's own user, good or not."""
+        """The newest token of the emulator's own, good or not."""
         return self._newest
 
     def new_token(self) -> str:
-        """Hand out one more token; those before stay as they are."""
-        token = f"{self.org_id[:15]}!{secrets.token_urlsafe(48)}"
+        """Hand out one more token of the emulator's own; those before stay as they are."""
+        self._newest = self._issue("", "", own=True)
+        return self._newest
+
+    def issue(self, username: str, refresh_token: str = "") -> str:
+        """Hand out a token to a user who signed in.
+
+        Args:
+            username: Who.
+            refresh_token: What it was made from; the end of that is the end of this.
+        """
+        return self._issue(username, refresh_token, own=False)
+
+    def user_of(self, token: str) -> str | None:
+        """Who signed in for a good token, blank for the emulator's own; None if it is not good."""
         with self._lock:
-            self._good.append(token)
-            self._newest = token
-            self._remember()
-        return token
+            known = self._tokens.get(token)
+            return known.username if known and self._is_good(known) else None
 
     def end_all(self, *, expired: bool, cause: Fault | None = None) -> None:
         """Make all tokens void.
@@ -91,23 +131,52 @@ class Sessions:
             expired: Whether streams that are open with them end at once.
             cause: What is counted when a client notices.
         """
+        self._end(lambda _token, _known: True, _End(expired, cause))
+
+    def revoke(self, token: str) -> bool:
+        """Make one token void, as its holder asks; streams that are open with it live on.
+
+        Returns:
+            Whether it was good.
+        """
+        return self._end(lambda item, _known: item == token, _End(False, None))
+
+    def revoke_family(self, refresh_token: str) -> None:
+        """Make void what was made from a refresh token."""
+        self._end(lambda _token, known: known.refresh_token == refresh_token, _End(False, None))
+
+    def expire(self, token: str) -> bool:
+        """Make one token void and end what is open with it.
+
+        Returns:
+            Whether it was good.
+        """
+        return self._end(lambda item, _known: item == token, _End(True, None))
+
+    def on_end(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after tokens were made void, so that waiting streams look again."""
         with self._lock:
-            for token in self._good:
-                self._ended[token] = _End(expired, cause)
-            self._good.clear()
-            self._remember()
+            self._on_end.append(listener)
 
     def ended_by(self, token: str) -> Fault | None:
         """The fault that made a token void, if one did."""
         with self._lock:
-            end = self._ended.get(token)
-            return end.cause if end else None
+            known = self._tokens.get(token)
+            return known.end.cause if known and known.end else None
 
     def has_expired(self, token: str) -> bool:
         """Whether what was opened with a token must end now."""
         with self._lock:
-            end = self._ended.get(token)
-            return end is not None and end.expired
+            known = self._tokens.get(token)
+            if known is None:
+                return False
+            return known.end.expired if known.end else not self._is_good(known)
+
+    def expires_at(self, token: str) -> float | None:
+        """When a token's time is over, in seconds since 1970 UTC; None is never."""
+        with self._lock:
+            known = self._tokens.get(token)
+            return known.made_at + self._life if known and self._life else None
 
     @property
     def tenant(self) -> str:
@@ -134,18 +203,52 @@ class Sessions:
 
     def knows(self, token: str) -> bool:
         """Whether a token is good."""
-        with self._lock:
-            return _among(token, self._good)
+        return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
         """Whether a token is good or was; void ones still open the admin endpoint, or nobody could
         ask for a new one."""
         with self._lock:
-            return _among(token, [*self._good, *self._ended])
+            return token in self._tokens
 
-    def _remember(self) -> None:
-        self._store.set_meta("tokens", json.dumps(self._good))
+    def _issue(self, username: str, refresh_token: str, *, own: bool) -> str:
+        token = f"{self.org_id[:15]}!{secrets.token_urlsafe(_TOKEN_BYTES)}"
+        with self._lock:
+            made = _Token(username, refresh_token, own, self._clock.now())
+            self._tokens[token] = made
+            self._store.run(
+                "INSERT INTO access_tokens VALUES (?, ?, ?, ?, ?)",
+                token,
+                username,
+                refresh_token,
+                own,
+                made.made_at,
+            )
+            others = [item for item, known in self._tokens.items() if not known.own]
+            for old in others[: max(0, len(others) - _MOST_TOKENS)]:
+                self._forget(old)
+                del self._tokens[old]
+        return token
 
+    def _end(self, which: Callable[[str, _Token], bool], end: _End) -> bool:
+        with self._lock:
+            found = [
+                item
+                for item, known in self._tokens.items()
+                if self._is_good(known) and which(item, known)
+            ]
+            with self._store.transaction():
+                for token in found:
+                    self._tokens[token].end = end
+                    self._forget(token)
+            listeners = list(self._on_end)
+        for listener in listeners:
+            listener()
+        return bool(found)
 
-def _among(token: str, tokens: list[str]) -> bool:
-    return any(hmac.compare_digest(token.encode(), item.encode()) for item in tokens)
+    def _forget(self, token: str) -> None:
+        self._store.run("DELETE FROM access_tokens WHERE token = ?", token)
+
+    def _is_good(self, known: _Token) -> bool:
+        over = self._life and self._clock.now() >= known.made_at + self._life
+        return known.end is None and not over

@@ -54,8 +54,24 @@ class Settings:
     `retention_s`; `__post_init__` lowers nothing, it refuses."""
 
     propagation_s: float = 0.0
-    """A managed subscription cannot be found until this long after its creation. On the real
-    service minutes; 0 so that nobody waits without asking for it."""
+    """Streams learn this long after the Tooling API took it that a managed subscription was
+    created, set to RUN, or given other presets. On the real service minutes; 0 so that nobody waits
+    without asking for it."""
+
+    token_lifetime_s: float = 0.0
+    """An access token expires this long after it was handed out, and what is open with it ends; 0
+    is never. On the real service a session policy of the org, counted from the last use; from the
+    sign-in here, which is the harder case for a client."""
+
+    rotate_refresh_tokens: bool = False
+    """Whether a refresh token is good once, and its answer brings the next. On the real service a
+    choice of each connected app."""
+
+    assertion_s: float = 300.0
+    """A JWT of the bearer flow that expires later than this is refused. Reported: 3 or 5 min."""
+
+    managed_limit: int = 200
+    """Managed subscriptions that an org can have. Documented: 200."""
 
     slot_release_s: float = 0.0
     """The slot of a managed subscription stays taken this long after its stream's end. On the real
@@ -156,6 +172,9 @@ _LOWEST: dict[str, float] = {
     "retention_s": 0.001,
     "tip_refresh_s": 0.0,
     "propagation_s": 0.0,
+    "token_lifetime_s": 0.0,
+    "assertion_s": 0.0,
+    "managed_limit": 0,
     "slot_release_s": 0.0,
     "state_delay_s": 0.0,
     "commit_answer_delay_s": 0.0,

@@ -40,6 +40,19 @@ CREATE TABLE IF NOT EXISTS managed (
     id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
     topic TEXT NOT NULL, default_replay TEXT NOT NULL, error_recovery_replay TEXT NOT NULL,
     state TEXT NOT NULL, committed INTEGER, created_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS users (
+    username TEXT PRIMARY KEY, password TEXT NOT NULL, active INTEGER NOT NULL,
+    number INTEGER NOT NULL UNIQUE) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS apps (
+    client_id TEXT PRIMARY KEY, client_secret TEXT NOT NULL, run_as TEXT NOT NULL,
+    public_key TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refresh_tokens (
+    token TEXT PRIMARY KEY, client_id TEXT NOT NULL, username TEXT NOT NULL,
+    good INTEGER NOT NULL) WITHOUT ROWID;
+-- Good access tokens; refresh_token is what it was made from, own whether it is the emulator's.
+CREATE TABLE IF NOT EXISTS access_tokens (
+    token TEXT PRIMARY KEY, username TEXT NOT NULL, refresh_token TEXT NOT NULL,
+    own INTEGER NOT NULL, made_at REAL NOT NULL);
 """
 
 _LAYOUT = 1

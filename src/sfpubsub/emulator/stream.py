@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from sfpubsub.emulator.accounts import Accounts
 from sfpubsub.emulator.bus import Bus, Topic
 from sfpubsub.emulator.clock import Clock
 from sfpubsub.emulator.failures import Dropped, Refused
@@ -24,6 +25,7 @@ from sfpubsub.emulator.mailbox import Arrival, Mailbox
 from sfpubsub.emulator.managed import ManagedSubscriptions
 from sfpubsub.emulator.sessions import Sessions
 from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.signin import SignIn
 from sfpubsub.emulator.store import Event
 from sfpubsub.emulator.tally import Count
 
@@ -43,6 +45,8 @@ class World:
     settings: Settings
     faults: FaultPlan
     sessions: Sessions
+    accounts: Accounts
+    sign_in: SignIn
 
 
 @dataclass(frozen=True)
@@ -309,7 +313,8 @@ class EventStream(ABC, Generic[R]):
             shared = self._last_sent + settings.keepalive_s
         else:
             shared = self._idle_since + settings.idle_close_s
-        return shared if own is None else min(own, shared)
+        expiry = self.world.sessions.expires_at(self._token)
+        return min(due for due in (shared, own, expiry) if due is not None)
 
 
 class PlainStream(EventStream[Fetch]):

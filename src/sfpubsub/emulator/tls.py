@@ -8,6 +8,7 @@ asked for.
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +16,12 @@ from sfpubsub.emulator.problems import EmulatorProblem
 
 
 class Credentials(NamedTuple):
-    """What a TLS server needs, in PEM, and the file that its clients need."""
+    """What a TLS server needs, in PEM for gRPC and as a context for HTTP, and the file that its
+    clients need."""
 
     key: bytes
     chain: bytes
+    context: ssl.SSLContext
     ca_file: Path
 
 
@@ -53,7 +56,10 @@ def credentials(data_dir: Path, host: str) -> Credentials:
         names.add(host)
     server = authority.issue_cert(*sorted(names))
     chain = b"".join(part.bytes() for part in server.cert_chain_pems)
-    return Credentials(server.private_key_pem.bytes(), chain, ca_file)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # as the service
+    server.configure_cert(context)
+    return Credentials(server.private_key_pem.bytes(), chain, context, ca_file)
 
 
 def _is_any(host: str) -> bool:

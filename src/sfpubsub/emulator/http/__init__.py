@@ -1,0 +1,15 @@
+"""The HTTP port: the health page, sign-in, the Tooling API, and the admin endpoint.
+
+    GET  /, /health                                    page
+    /admin/…                                           admin
+    /services/oauth2/…, /id/…, /services/Soap/u/…      oauth, soap
+    /services/data/…                                   rest, tooling, soql
+
+`listener` speaks HTTP and holds its limits, `routing` finds who answers, the others answer. None
+decides anything about events, subscriptions or credentials.
+"""
+
+from sfpubsub.emulator.http.listener import HttpServer
+from sfpubsub.emulator.http.page import health
+
+__all__ = ["HttpServer", "health"]

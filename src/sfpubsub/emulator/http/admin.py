@@ -1,0 +1,161 @@
+"""The admin endpoint: what a test does to the emulator from outside. JSON both ways.
+
+    GET  /admin/faults   the fault plan and what happened
+    POST /admin/faults   add a fault: {"kind": …, "times": …, …}
+    POST /admin/clock    jump: {"jump_s": …}
+    POST /admin/token    one more access token: {}; or the end of one: {"expire": token}
+    POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
+    POST /admin/schema   another schema for a topic: {"topic": …, "schema": Avro}
+    POST /admin/users    make or change one: {"username": …, "password": …, "active": …}
+    POST /admin/apps     make or change one: {"client_id": …, "public_key": PEM, …}
+
+Asks for `Authorization: Bearer <access token>` and a JSON body, so that no web page open in a
+browser can use it; a token that a fault made void still opens it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from sfpubsub.emulator.failures import Refused
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
+from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.stream import World
+
+_LONGEST_JUMP_S = 1e9
+"""Some 30 years; more would leave the range of dates."""
+
+_USER: dict[str, type] = {"username": str, "password": str, "active": bool}
+_APP: dict[str, type] = {
+    "client_id": str,
+    "client_secret": str,
+    "run_as": str,
+    "refresh_token": str,
+    "public_key": str,
+}
+
+
+def faults(call: Call) -> Answer:
+    """GET /admin/faults."""
+    _authorise(call)
+    return json_answer({"faults": call.world.faults.report()})
+
+
+def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], Answer]:
+    """What answers a POST: checks token and body, then acts."""
+
+    def answer(call: Call) -> Answer:
+        if call.headers.get_content_type() != "application/json":
+            raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+        _authorise(call)
+        try:
+            body = json_body(call)
+            json.dumps(body, ensure_ascii=False).encode()  # half characters fit into no store
+        except ValueError as error:
+            raise _bad(f"the body is not JSON: {error}") from error
+        return json_answer(act(call.world, body))
+
+    return answer
+
+
+def add_fault(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/faults."""
+    try:
+        return {"number": world.faults.add(Fault.from_json(body))}
+    except (ValueError, TypeError) as error:
+        raise _bad(str(error)) from error
+
+
+def jump(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/clock."""
+    seconds = body.get("jump_s") if isinstance(body, dict) and len(body) == 1 else None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise _bad('send {"jump_s": seconds}, 0 or more')
+    world.clock.jump(min(seconds, _LONGEST_JUMP_S))
+    return {"now": world.clock.now()}
+
+
+def token(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/token."""
+    if body == {}:
+        return {"access_token": world.sessions.new_token()}
+    ended = body.get("expire") if isinstance(body, dict) and len(body) == 1 else None
+    if not isinstance(ended, str):
+        raise _bad('send {} for a new token, or {"expire": token} to end one')
+    return {"expired": world.sessions.expire(ended)}
+
+
+def managed(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/managed."""
+    rest = dict(body) if isinstance(body, dict) else {}
+    name = rest.pop("name", None)
+    removed = set(rest) == {"delete"} and rest["delete"] is True
+    if not isinstance(name, str) or not (removed or rest in ({"state": "RUN"}, {"state": "STOP"})):
+        raise _bad('send {"name": …, "state": "RUN" or "STOP"} or {"name": …, "delete": true}')
+    try:
+        if removed:
+            world.managed.delete(name)
+            return {"name": name, "state": None}
+        world.managed.set_state(name, rest["state"])
+    except KeyError as error:
+        raise _bad(f"there is no managed subscription {name!r}") from error
+    return {"name": name, "state": rest["state"]}
+
+
+def schema(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/schema; the schema is Avro as JSON, or that as text."""
+    if not isinstance(body, dict) or set(body) != {"topic", "schema"}:
+        raise _bad('send {"topic": …, "schema": …}')
+    topic, avro = body["topic"], body["schema"]
+    if not isinstance(topic, str) or not isinstance(avro, (str, dict)):
+        raise _bad("the topic is a name, the schema an Avro record")
+    try:
+        changed = Schema(avro if isinstance(avro, str) else json.dumps(avro))
+        world.bus.change_schema(topic, changed)
+    except SchemaProblem as error:
+        raise _bad(str(error)) from error
+    except Refused as error:
+        raise _bad(error.text) from error
+    return {"topic": topic, "schema_id": changed.schema_id}
+
+
+def user(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/users."""
+    fields = _fields(body, _USER, "username")
+    world.accounts.put_user(**fields)
+    return {"username": fields["username"]}
+
+
+def app(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/apps."""
+    fields = _fields(body, _APP, "client_id")
+    try:
+        world.accounts.put_app(**fields)
+    except EmulatorProblem as error:
+        raise _bad(str(error)) from error
+    return {"client_id": fields["client_id"]}
+
+
+def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
+    if not isinstance(body, dict) or not body.get(key):
+        raise _bad(f"send {{{key!r}: …}}")
+    for name, value in body.items():
+        if name not in known:
+            raise _bad(f"unknown key {name!r}; known are {', '.join(known)}")
+        if not isinstance(value, known[name]):
+            raise _bad(f"{name} is no {known[name].__name__}")
+    return dict(body)
+
+
+def _authorise(call: Call) -> None:
+    if not call.world.sessions.is_ours(call.bearer):
+        raise Problem(HTTPStatus.UNAUTHORIZED, "give Authorization: Bearer <access token>")
+
+
+def _bad(text: str) -> Problem:
+    return Problem(HTTPStatus.BAD_REQUEST, text)

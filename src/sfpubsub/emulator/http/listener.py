@@ -1,0 +1,286 @@
+"""HTTP on a socket, with its limits: sizes, numbers, and patience with slow clients.
+
+Knows no path. Each connection has a thread, and a place among so many; a request that takes longer
+than its time is cut off, however slowly its bytes drip in. Times here are real ones: a jump of the
+emulator's clock cuts no connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import string
+import sys
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from sfpubsub.emulator.http import routing
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem
+from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.stream import World
+
+_log = logging.getLogger(__name__)
+
+_BODY_BYTES = 256 * 1024
+"""Largest body that is read: a wide schema for the admin endpoint is some 50 kB."""
+
+_LINE_BYTES = 1024
+_TRAILERS = 10
+"""Bytes of a line, and lines at the end, of a body in chunks."""
+
+_SILENCE_S = 10.0
+"""A connection that says nothing for this long is closed, so that it holds no thread."""
+
+_LINGER_S = 1.0
+_LINGER_BYTES = 1024 * 1024
+"""How long, and how much, is read after an answer to a request that was refused unread."""
+
+_REQUEST_S = 30.0
+"""A request, the wait for it included, that takes longer is cut off."""
+
+_CONNECTIONS = 128
+"""Connections at a time; one more is closed at once. Some tests open dozens."""
+
+_POLL_S = 0.05
+"""How often overdue connections, and the wish to stop, are looked for."""
+
+
+class HttpServer:
+    """Serves until stopped, in threads of its own.
+
+    Args:
+        world: What is looked at and changed.
+        host: Address to listen on.
+        port: 0 picks a free one.
+        tls: Certificate to serve with; None is plain HTTP.
+
+    Raises:
+        EmulatorProblem: The port is in use.
+    """
+
+    def __init__(
+        self, world: World, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        server_class = _Server6 if ":" in host else _Server
+        try:
+            self._server = server_class((host, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise EmulatorProblem(
+                f"cannot listen on {host}:{port} ({getattr(error, 'strerror', error)}):"
+                " choose another port"
+            ) from error
+        self.port = int(self._server.server_address[1])
+        self._server.world = world
+        self._server.tls = tls
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="emulator-http", daemon=True
+        )
+
+    def start(self, url: str) -> None:
+        """Serve; `url` is the one that clients are told."""
+        self._server.url = url
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop and close the port."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # threads may sit in a kept-alive connection; they are daemons
+    # The default of http.server would let two emulators share a port on some systems.
+    allow_reuse_port = False
+    world: World
+    tls: ssl.SSLContext | None
+    url: str
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self._lock = threading.Lock()  # guards _due
+        self._due: dict[socket.socket, float] = {}  # open connections and when they are overdue
+        self._own = threading.local()  # the connection of each thread
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            full = len(self._due) >= _CONNECTIONS
+            if not full:
+                self._due[request] = time.monotonic() + _REQUEST_S
+        if full:
+            _log.warning("closed a connection: %d are open", _CONNECTIONS)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        # In the connection's own thread: a slow handshake keeps nobody else waiting.
+        self._own.request = request
+        request.settimeout(_SILENCE_S)
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        # A duplicate, so that the original can be cut off and closed like a plain one.
+        with contextlib.closing(request.dup()) as copy:
+            copy.settimeout(_SILENCE_S)
+            with self.tls.wrap_socket(copy, server_side=True) as secured:
+                super().finish_request(secured, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._due.pop(request, None)
+        super().shutdown_request(request)
+
+    def expect_request(self) -> None:
+        """Give the connection of the calling thread its time for one more request."""
+        with self._lock:
+            if self._own.request in self._due:
+                self._due[self._own.request] = time.monotonic() + _REQUEST_S
+
+    def service_actions(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            overdue = [request for request, due in self._due.items() if now >= due]
+        for request in overdue:
+            try:
+                request.shutdown(socket.SHUT_RDWR)  # its thread wakes, and closes it
+            except OSError as error:
+                _log.debug("an overdue connection was gone: %s", error)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):  # of sockets and TLS: the client's affair
+            _log.debug("connection of %s ended: %r", client_address, error)
+        else:
+            _log.error("connection of %s failed", client_address, exc_info=error)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    server_version = "sfpubsub-emulator"
+    sys_version = ""
+    disable_nagle_algorithm = True  # a body waited 40 ms for the acknowledgement of its head
+    unread = False  # whether what the client sent was refused before it was read
+
+    def handle_one_request(self) -> None:
+        self.server.expect_request()
+        super().handle_one_request()
+
+    def finish(self) -> None:
+        super().finish()
+        if self.unread:
+            # Closing with bytes unread would take the answer away from the client.
+            if self.server.tls is None:
+                self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_LINGER_S)
+            left = _LINGER_BYTES
+            while left > 0 and (data := self.connection.recv(_LINE_BYTES)):
+                left -= len(data)
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_GET  # noqa: N815 - http.server's names
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server says of a request that it cannot read; in our shape, and the end."""
+        self.close_connection = self.unread = True
+        self.request_version = self.protocol_version  # else an unknown one gets no status line
+        status = HTTPStatus(code)
+        text = message or explain or status.phrase
+        self._send(routing.problem(getattr(self, "path", "") or "", status, text))
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        # Never the query: it can carry a token.
+        _log.debug("%s %s %s", self.client_address[0], self.command, args[1:2])
+
+    def _serve(self) -> None:
+        path, _, query = self.path.partition("?")
+        try:
+            call = Call(
+                self.server.world,
+                self.command,
+                path,
+                query,
+                self.headers,
+                self._body(),
+                self.server.url,
+                f"{self.server.url.partition(':')[0]}://{self.headers.get('Host', '')}",
+            )
+        except Problem as found:
+            self.close_connection = self.unread = True
+            self._send(routing.problem(path, found.status, str(found)))
+            return
+        self._send(routing.answer(call))
+
+    def _body(self) -> bytes:
+        coding = self.headers.get("Transfer-Encoding", "").strip().lower()
+        if coding == "chunked":
+            return self._chunks()
+        if coding:
+            raise Problem(HTTPStatus.NOT_IMPLEMENTED, "of codings, chunked alone is read")
+        length = self.headers.get("Content-Length", "0").strip()
+        return self._read(_number(length, 10, "the Content-Length"))
+
+    def _chunks(self) -> bytes:
+        """A body in chunks; extensions and trailers are read over."""
+        body = b""
+        while size := _number(self._line().partition(";")[0].strip(), 16, "the size of a chunk"):
+            body += self._read(size, len(body))
+            if self._line():
+                raise Problem(HTTPStatus.BAD_REQUEST, "a chunk is longer than its size")
+        for _ in range(_TRAILERS):
+            if not self._line():
+                return body
+        raise Problem(HTTPStatus.BAD_REQUEST, f"a body has at most {_TRAILERS} trailers")
+
+    def _read(self, size: int, before: int = 0) -> bytes:
+        if before + size > _BODY_BYTES:
+            text = f"a body has at most {_BODY_BYTES} bytes"
+            raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        data = self.rfile.read(size)
+        if len(data) < size:
+            raise Problem(HTTPStatus.BAD_REQUEST, "the body ends too early")
+        return data
+
+    def _line(self) -> str:
+        line = self.rfile.readline(_LINE_BYTES)
+        if not line.endswith(b"\n"):
+            raise Problem(HTTPStatus.BAD_REQUEST, "the body ends too early, or has too long a line")
+        return line.strip().decode("latin-1")
+
+    def _send(self, answer: Answer) -> None:
+        data = answer.text.encode()
+        self.send_response(answer.status)
+        if answer.kind:
+            self.send_header("Content-Type", answer.kind)
+        if answer.status != HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.send_header("Cache-Control", "no-store")
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+def _number(text: str, base: int, what: str) -> int:
+    digits = string.hexdigits if base == 16 else string.digits
+    # Twelve digits are more than any body, and no work to read.
+    if not 0 < len(text) <= 12 or set(text) - set(digits):
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{what} is no number")
+    return int(text, base)

@@ -1,0 +1,135 @@
+"""The OAuth endpoints: forms in, JSON out, in the service's own shapes. Decides nothing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from http import HTTPStatus
+from urllib.parse import parse_qsl
+
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.signin import SignInRefused
+from sfpubsub.emulator.signin_errors import SIGN_IN_ERRORS
+
+_log = logging.getLogger(__name__)
+
+_MOST_FIELDS = 20
+"""Parameters of one form; the longest flow has five."""
+
+
+def token(call: Call) -> Answer:
+    """POST /services/oauth2/token."""
+    form = _form(call)
+    answer = call.world.sign_in.grant(form, call.url, (call.named,))
+    _log.debug("signed in with %s", form["grant_type"])
+    return json_answer(answer)
+
+
+def revoke(call: Call) -> Answer:
+    """POST /services/oauth2/revoke: {token=…}; 200 without a body."""
+    form = _form(call)
+    if not form.get("token"):
+        raise SignInRefused("parameter")
+    call.world.sign_in.revoke(form["token"])
+    return Answer(HTTPStatus.OK)
+
+
+def must_post(call: Call) -> Answer:
+    """GET where only POST is served."""
+    raise SignInRefused("method")
+
+
+def userinfo(call: Call) -> Answer:
+    """GET or POST /services/oauth2/userinfo: who the token belongs to."""
+    sessions = call.world.sessions
+    given = call.bearer
+    if not given and call.method == "POST":
+        given = _form(call).get("access_token", "")
+    if not given:
+        return _forbidden("Missing_OAuth_Token")
+    username = sessions.user_of(given)
+    if username is None:
+        call.world.faults.met(sessions.ended_by(given))
+        return _forbidden("Bad_OAuth_Token")
+    if call.parts.get("org") not in (None, sessions.org_id):
+        return _forbidden("Wrong_Org")
+    user = call.world.accounts.holder(username)
+    if call.parts.get("user") not in (None, user.user_id):
+        return _forbidden("Bad_Id")
+    identity = f"{call.url}/id/{sessions.org_id}/{user.user_id}"
+    return json_answer(
+        {
+            "sub": identity,
+            "user_id": user.user_id,
+            "organization_id": sessions.org_id,
+            "preferred_username": user.username,
+            "nickname": user.username.partition("@")[0],
+            "name": user.username,
+            "email": user.username,
+            "email_verified": True,
+            "zoneinfo": "GMT",
+            "locale": "en_US",
+            "user_type": "STANDARD",
+            "active": True,
+            "urls": {"rest": f"{call.url}/services/data/v{{version}}/"},
+        }
+    )
+
+
+def refusal(refused: SignInRefused) -> Answer:
+    """What a refused sign-in is told."""
+    return _error(refused.error, refused.description)
+
+
+def problem(status: HTTPStatus, text: str) -> Answer:
+    """An error that has nothing to do with credentials, in this area's shape."""
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _error(*SIGN_IN_ERRORS["server"], status)
+    return _error("invalid_request", text, status)
+
+
+def _error(error: str, text: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> Answer:
+    return json_answer({"error": error, "error_description": text}, status)
+
+
+def _forbidden(text: str) -> Answer:
+    # This endpoint alone says it in plain text, and with 403.
+    return Answer(HTTPStatus.FORBIDDEN, "text/html;charset=UTF-8", text)
+
+
+def _form(call: Call) -> dict[str, str]:
+    """The parameters of a form, and credentials of a Basic header among them.
+
+    Raises:
+        SignInRefused: It is no form, or has a parameter twice.
+    """
+    if call.headers.get_content_type() != "application/x-www-form-urlencoded":
+        raise SignInRefused("form")
+    try:
+        pairs = parse_qsl(
+            call.body.decode(),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=_MOST_FIELDS,
+        )
+    except ValueError as error:  # not UTF-8, or too many
+        raise SignInRefused("form") from error
+    form = dict(pairs)
+    if len(form) != len(pairs):
+        raise SignInRefused("form")
+    form.update(_basic(call.headers.get("Authorization", "")))
+    return form
+
+
+def _basic(header: str) -> dict[str, str]:
+    kind, _, value = header.partition(" ")
+    if kind.lower() != "basic":
+        return {}
+    try:
+        client_id, colon, secret = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError) as error:
+        raise SignInRefused("form") from error
+    if not colon:
+        raise SignInRefused("form")
+    return {"client_id": client_id, "client_secret": secret}

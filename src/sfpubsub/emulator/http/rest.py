@@ -1,0 +1,137 @@
+"""The REST API's own habits: versions, tokens, and errors as arrays."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer, json_body
+
+OLDEST_VERSION = 31
+NEWEST_VERSION = 67
+"""API versions that are served; the newest is the one of this emulator's facts."""
+
+_SEASONS = ("Spring", "Summer", "Winter")
+
+_CODES: dict[HTTPStatus, str] = {
+    HTTPStatus.NOT_FOUND: "NOT_FOUND",
+    HTTPStatus.METHOD_NOT_ALLOWED: "METHOD_NOT_ALLOWED",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "UNSUPPORTED_MEDIA_TYPE",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "REQUEST_LIMIT_EXCEEDED",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "UNKNOWN_EXCEPTION",
+}
+"""Error codes by status; any other is a bad request."""
+
+_NOWHERE = "The requested resource does not exist"
+
+
+class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
+    """A request of the REST API fails.
+
+    Args:
+        code: The errorCode.
+        text: The message.
+        *fields: Which members are at fault; None leaves the list out.
+        status: Of the answer.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        text: str,
+        *fields: str,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+    ) -> None:
+        self.code = code
+        self.fields = fields
+        self.status = status
+        super().__init__(text)
+
+
+def refusal(refused: RestRefused) -> Answer:
+    """What a refused request is told."""
+    row: dict[str, Any] = {"message": str(refused), "errorCode": refused.code}
+    if refused.status == HTTPStatus.BAD_REQUEST:
+        row["fields"] = list(refused.fields)
+    headers = {"WWW-Authenticate": "Token"} if refused.status == HTTPStatus.UNAUTHORIZED else {}
+    return json_answer([row], refused.status, headers)
+
+
+def problem(status: HTTPStatus, text: str) -> Answer:
+    """An error that has nothing to do with what was asked, in this area's shape."""
+    if status == HTTPStatus.NOT_FOUND:
+        text = _NOWHERE
+    return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
+
+
+def missing() -> RestRefused:
+    """What is said of a record or resource that is not there."""
+    return RestRefused("NOT_FOUND", _NOWHERE, status=HTTPStatus.NOT_FOUND)
+
+
+def versions(call: Call) -> Answer:
+    """GET /services/data: needs no token."""
+    return json_answer(
+        [
+            {
+                "label": _label(version),
+                "url": f"/services/data/v{version}.0",
+                "version": f"{version}.0",
+            }
+            for version in range(OLDEST_VERSION, NEWEST_VERSION + 1)
+        ]
+    )
+
+
+def resources(call: Call) -> Answer:
+    """GET /services/data/vNN.0: what there is below."""
+    base = f"/services/data/v{authorised(call)}.0"
+    return json_answer({"tooling": f"{base}/tooling", "query": f"{base}/query"})
+
+
+def authorised(call: Call) -> int:
+    """The API version of a request whose token is good.
+
+    Raises:
+        RestRefused: It is not, or the version is not served.
+    """
+    sessions = call.world.sessions
+    if not sessions.knows(call.bearer):
+        call.world.faults.met(sessions.ended_by(call.bearer))
+        raise RestRefused(
+            "INVALID_SESSION_ID", "Session expired or invalid", status=HTTPStatus.UNAUTHORIZED
+        )
+    version = int(call.parts["version"])
+    if not OLDEST_VERSION <= version <= NEWEST_VERSION:
+        raise missing()
+    return version
+
+
+def body_of(call: Call) -> dict[str, Any]:
+    """The JSON object of a request.
+
+    Raises:
+        RestRefused: There is none.
+    """
+    if call.headers.get_content_type() != "application/json":
+        raise RestRefused(
+            "UNSUPPORTED_MEDIA_TYPE",
+            "send application/json",
+            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        )
+    try:
+        body = json_body(call)
+        json.dumps(body, ensure_ascii=False).encode()  # half characters fit into no store
+    except ValueError as error:
+        raise RestRefused("JSON_PARSER_ERROR", f"the body cannot be read: {error}") from error
+    if not isinstance(body, dict):
+        raise RestRefused("JSON_PARSER_ERROR", "the body must be a JSON object")
+    return body
+
+
+def _label(version: int) -> str:
+    """The season of a release: three a year, Spring '24 was 60."""
+    years, season = divmod(version - 60, len(_SEASONS))
+    year = 24 + years + (1 if _SEASONS[season] == "Winter" else 0)
+    return f"{_SEASONS[season]} '{year:02d}"

@@ -1,0 +1,111 @@
+"""Who answers which request, and the shape of errors in each area of paths."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+
+from sfpubsub.emulator.http import admin, oauth, page, rest, soap, tooling
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem
+from sfpubsub.emulator.http.rest import RestRefused
+from sfpubsub.emulator.signin import SignInRefused
+
+_log = logging.getLogger(__name__)
+
+_Handler = Callable[[Call], Answer]
+
+
+@dataclass(frozen=True)
+class _Route:
+    path: re.Pattern[str]
+    methods: dict[str, _Handler]
+
+
+def _route(path: str, **methods: _Handler) -> _Route:
+    return _Route(re.compile(path), methods)
+
+
+_VERSION = r"/services/data/v(?P<version>\d{1,3})\.0"
+_RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
+
+_ROUTES = (
+    _route(r"/", GET=page.page),
+    _route(r"/health", GET=page.as_json),
+    _route(r"/admin/faults", GET=admin.faults, POST=admin.changing(admin.add_fault)),
+    _route(r"/admin/clock", POST=admin.changing(admin.jump)),
+    _route(r"/admin/token", POST=admin.changing(admin.token)),
+    _route(r"/admin/managed", POST=admin.changing(admin.managed)),
+    _route(r"/admin/schema", POST=admin.changing(admin.schema)),
+    _route(r"/admin/users", POST=admin.changing(admin.user)),
+    _route(r"/admin/apps", POST=admin.changing(admin.app)),
+    _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),
+    _route(r"/services/oauth2/revoke", GET=oauth.must_post, POST=oauth.revoke),
+    _route(r"/services/oauth2/userinfo", GET=oauth.userinfo, POST=oauth.userinfo),
+    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.login),
+    _route(r"/services/data/?", GET=rest.versions),
+    _route(_VERSION + r"/?", GET=rest.resources),
+    _route(_VERSION + r"/query/?", GET=tooling.plain_query),
+    _route(_VERSION + r"/tooling/query/?", GET=tooling.query),
+    _route(_RECORDS + r"/?", POST=tooling.create),
+    _route(
+        _RECORDS + r"/(?P<id>\w+)",
+        GET=tooling.read,
+        PATCH=tooling.update,
+        DELETE=tooling.delete,
+    ),
+    _route(r"/id/(?P<org>\w+)/(?P<user>\w+)", GET=oauth.userinfo, POST=oauth.userinfo),
+)
+
+# Where a path begins -> how an error there is said; the first that fits.
+_AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
+    ("/services/oauth2/", oauth.problem),
+    ("/id/", oauth.problem),
+    ("/services/data", rest.problem),
+    ("/services/Soap/", soap.problem),
+    ("", page.problem),
+)
+
+
+def answer(call: Call) -> Answer:
+    """The answer to a request; an error is one too."""
+    try:
+        return _handler(call)(call)
+    except Problem as found:
+        return problem(call.path, found.status, str(found))
+    except RestRefused as refused:
+        return rest.refusal(refused)
+    except SignInRefused as refused:
+        _log.debug("sign-in refused: %s", refused.description)
+        return oauth.refusal(refused)
+    except Exception:  # noqa: BLE001 - a bug of ours must not leave a client without an answer
+        _log.exception("%s %s failed", call.method, call.path)
+        text = "the emulator failed; its log says why"
+        return problem(call.path, HTTPStatus.INTERNAL_SERVER_ERROR, text)
+
+
+def problem(path: str, status: HTTPStatus, text: str) -> Answer:
+    """An error, in the shape of the area that a path lies in."""
+    shape = next(shape for start, shape in _AREAS if path.startswith(start))
+    return shape(status, text)
+
+
+def _handler(call: Call) -> _Handler:
+    for route in _ROUTES:
+        found = route.path.fullmatch(call.path)
+        if found is None:
+            continue
+        handler = route.methods.get("GET" if call.method == "HEAD" else call.method)
+        if handler is None:
+            raise Problem(
+                HTTPStatus.METHOD_NOT_ALLOWED, f"HTTP Method '{call.method}' not allowed here"
+            )
+        parts = found.groupdict()
+        return lambda asked: handler(replace(asked, parts=parts))
+    raise Problem(HTTPStatus.NOT_FOUND, f"{call.method} {call.path[:_SHOWN]} is not served")
+
+
+_SHOWN = 100
+"""Characters of a path that an error repeats."""

@@ -1,0 +1,296 @@
+"""The Tooling API, as far as managed subscriptions go: records and queries. Decides about no event.
+
+The records are those that ManagedSubscribe uses. A PATCH replaces the whole Metadata, as the
+Metadata column of the real API does: what it leaves out goes back to its default, but for the
+state.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+from sfpubsub.emulator.failures import Refused
+from sfpubsub.emulator.http import soql
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.http.rest import NEWEST_VERSION, RestRefused, authorised, body_of, missing
+from sfpubsub.emulator.managed import LimitReached, ManagedSubscription, NameTaken
+from sfpubsub.emulator.sessions import eighteen
+
+_OBJECT = "ManagedEventSubscription"
+_FIRST_VERSION = 60
+"""API version in which managed subscriptions came."""
+
+_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
+_NAME_CHARS = 80
+"""Of developer names and labels in an org."""
+
+_PRESETS = ("LATEST", "EARLIEST")
+_STATES = ("RUN", "STOP")
+_MEMBERS: dict[str, tuple[type, ...]] = {
+    "label": (str,),
+    "topicName": (str,),
+    "defaultReplay": (str,),
+    "errorRecoveryReplay": (str,),
+    "state": (str,),
+    "version": (int, float),
+}
+"""Members of Metadata and their types."""
+
+_COLUMNS = (
+    "Id",
+    "DeveloperName",
+    "MasterLabel",
+    "Language",
+    "NamespacePrefix",
+    "CreatedDate",
+    "FullName",
+    "Metadata",
+)
+_COMPARABLE = ("Id", "DeveloperName", "MasterLabel", "Language")
+_SINGLE = ("FullName", "Metadata")
+"""Columns that a query can ask for only if it finds one row."""
+
+
+def create(call: Call) -> Answer:
+    """POST …/sobjects/ManagedEventSubscription."""
+    _of_this_version(call)
+    body = _members(body_of(call), {"FullName": (str,), "Metadata": (dict,)})
+    for name in ("FullName", "Metadata"):
+        if not body.get(name):
+            raise _required(name)
+    metadata = _metadata(body["Metadata"])
+    name = body["FullName"]
+    if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS:
+        raise _invalid(
+            "FullName",
+            "a name has letters, digits and single underscores, begins with a letter, does not end"
+            f" with an underscore, and has at most {_NAME_CHARS} characters",
+        )
+    topic = metadata["topicName"]
+    try:
+        if not call.world.bus.topic(topic).can_subscribe:
+            raise _invalid("topicName", "The topicName field is invalid")
+        made = call.world.managed.create(
+            name,
+            topic,
+            label=metadata["label"],
+            default_replay=metadata["defaultReplay"],
+            error_recovery_replay=metadata["errorRecoveryReplay"],
+            state=metadata.get("state", "RUN"),
+        )
+    except Refused as refused:
+        raise _invalid("topicName", "The topicName field is invalid") from refused
+    except NameTaken as taken:
+        raise RestRefused(
+            "DUPLICATE_DEVELOPER_NAME", f"The name {name} is already used.", "DeveloperName"
+        ) from taken
+    except LimitReached as reached:
+        raise RestRefused("LIMIT_EXCEEDED", f"No more can be created: {reached}.") from reached
+    answer = {
+        "id": made.subscription_id,
+        "success": True,
+        "errors": [],
+        "warnings": [],
+        "infos": [],
+    }
+    return json_answer(answer, HTTPStatus.CREATED)
+
+
+def read(call: Call) -> Answer:
+    """GET …/sobjects/ManagedEventSubscription/<Id>."""
+    version = _of_this_version(call)
+    return json_answer(_row(_record(call), version, _COLUMNS))
+
+
+def update(call: Call) -> Answer:
+    """PATCH …/sobjects/ManagedEventSubscription/<Id>."""
+    _of_this_version(call)
+    record = _record(call)
+    body = _members(body_of(call), {"FullName": (str,), "Metadata": (dict,)})
+    if body.get("FullName", record.developer_name) != record.developer_name:
+        raise _invalid("FullName", "the name cannot be changed: delete and create")
+    if not body.get("Metadata"):
+        raise _required("Metadata")
+    metadata = _metadata(body["Metadata"])
+    if metadata["topicName"] != record.topic:
+        raise _invalid("topicName", "the topic cannot be changed: delete and create")
+    try:
+        call.world.managed.change(
+            record.subscription_id,
+            label=metadata["label"],
+            default_replay=metadata["defaultReplay"],
+            error_recovery_replay=metadata["errorRecoveryReplay"],
+            state=metadata.get("state", record.state),
+        )
+    except KeyError as error:  # deleted meanwhile
+        raise missing() from error
+    return Answer(HTTPStatus.NO_CONTENT)
+
+
+def delete(call: Call) -> Answer:
+    """DELETE …/sobjects/ManagedEventSubscription/<Id>."""
+    _of_this_version(call)
+    try:
+        call.world.managed.delete(_record(call).subscription_id)
+    except KeyError as error:  # deleted meanwhile
+        raise missing() from error
+    return Answer(HTTPStatus.NO_CONTENT)
+
+
+def query(call: Call) -> Answer:
+    """GET …/tooling/query?q=SELECT …"""
+    version = authorised(call)
+    asked = _parsed(call)
+    if asked.of.lower() != _OBJECT.lower() or version < _FIRST_VERSION:
+        raise _unsupported(asked.of)
+    columns = [_column(name, _COLUMNS) for name in asked.fields]
+    where = [(_column(item.field, _COMPARABLE), item) for item in asked.where]
+    order = [(_column(name, _COMPARABLE), down) for name, down in asked.order]
+    records = [
+        record
+        for record in call.world.managed.all()
+        if all(_holds(column, item, record) for column, item in where)
+    ]
+    for column, down in reversed(order):
+        records.sort(key=lambda item: _value(item, column).casefold(), reverse=down)
+    records = records[: asked.limit]
+    if len(records) > 1 and set(columns) & set(_SINGLE):
+        raise RestRefused(
+            "MALFORMED_QUERY", "a query for Metadata or FullName must find one row at most"
+        )
+    rows = [_row(record, version, columns) for record in records]
+    return json_answer(
+        {
+            "size": len(rows),
+            "totalSize": len(rows),
+            "done": True,
+            "queryLocator": None,
+            "entityTypeName": _OBJECT,
+            "records": rows,
+        }
+    )
+
+
+def plain_query(call: Call) -> Answer:
+    """GET …/query?q=SELECT …: records of the org, of which there are none here."""
+    authorised(call)
+    raise _unsupported(_parsed(call).of)
+
+
+def _of_this_version(call: Call) -> int:
+    version = authorised(call)
+    if version < _FIRST_VERSION:
+        raise missing()
+    return version
+
+
+def _record(call: Call) -> ManagedSubscription:
+    given = call.parts["id"]
+    record = call.world.managed.by_id(eighteen(given) if len(given) == 15 else given)
+    if record is None:
+        raise missing()
+    return record
+
+
+def _metadata(given: dict[str, Any]) -> dict[str, Any]:
+    """Checked Metadata, with defaults for what is left out except the state."""
+    metadata = {
+        "defaultReplay": "LATEST",
+        "errorRecoveryReplay": "LATEST",
+        **{key: value for key, value in _members(given, _MEMBERS).items() if value is not None},
+    }
+    for name in ("label", "topicName"):
+        if not metadata.get(name, "").strip():
+            raise _required(name)
+    if len(metadata["label"]) > _NAME_CHARS:
+        raise _invalid("label", f"a label has at most {_NAME_CHARS} characters")
+    for name in ("defaultReplay", "errorRecoveryReplay"):
+        if metadata[name] not in _PRESETS:
+            raise _invalid(name, f"{name} is LATEST or EARLIEST")
+    if metadata.get("state", "RUN") not in _STATES:
+        raise _invalid("state", "only RUN or STOP can be set")
+    return metadata
+
+
+def _members(given: dict[str, Any], known: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    for name, value in given.items():
+        if name not in known:
+            raise RestRefused(
+                "INVALID_FIELD", f"No such column '{name[:_NAME_CHARS]}' on {_OBJECT}"
+            )
+        fits = isinstance(value, known[name]) and not isinstance(value, bool)
+        if value is not None and not fits:
+            raise RestRefused("JSON_PARSER_ERROR", f"{name} has a value of a wrong type", name)
+    return given
+
+
+def _parsed(call: Call) -> soql.Query:
+    try:
+        texts = parse_qs(call.query, max_num_fields=10, errors="strict").get("q", [""])
+        return soql.parse(texts[0])
+    except (soql.Malformed, ValueError) as error:
+        raise RestRefused("MALFORMED_QUERY", str(error)) from error
+
+
+def _column(name: str, known: tuple[str, ...]) -> str:
+    for column in known:
+        if column.lower() == name.lower():
+            return column
+    raise RestRefused("INVALID_FIELD", f"No such column '{name[:_NAME_CHARS]}' on {_OBJECT} here")
+
+
+def _holds(column: str, condition: soql.Condition, record: ManagedSubscription) -> bool:
+    if column == "Id" and not condition.like:  # both forms, and letters count
+        given = condition.text
+        return record.subscription_id == (eighteen(given) if len(given) == 15 else given)
+    return condition.holds(_value(record, column))
+
+
+def _value(record: ManagedSubscription, column: str) -> str:
+    return str(_values(record)[column])
+
+
+def _values(record: ManagedSubscription) -> dict[str, Any]:
+    created = datetime.fromtimestamp(record.created_at, timezone.utc)
+    return {
+        "Id": record.subscription_id,
+        "DeveloperName": record.developer_name,
+        "MasterLabel": record.label,
+        "Language": "en_US",
+        "NamespacePrefix": None,
+        "CreatedDate": created.isoformat(timespec="milliseconds").replace("+00:00", "+0000"),
+        "FullName": record.developer_name,
+        "Metadata": {
+            "defaultReplay": record.default_replay,
+            "errorRecoveryReplay": record.error_recovery_replay,
+            "label": record.label,
+            "state": record.state,
+            "topicName": record.topic,
+            "version": float(NEWEST_VERSION),
+        },
+    }
+
+
+def _row(record: ManagedSubscription, version: int, columns: Any) -> dict[str, Any]:
+    path = f"/services/data/v{version}.0/tooling/sobjects/{_OBJECT}/{record.subscription_id}"
+    values = _values(record)
+    return {
+        "attributes": {"type": _OBJECT, "url": path},
+        **{column: values[column] for column in columns},
+    }
+
+
+def _required(name: str) -> RestRefused:
+    return RestRefused("REQUIRED_FIELD_MISSING", f"Required fields are missing: [{name}]", name)
+
+
+def _invalid(name: str, text: str) -> RestRefused:
+    return RestRefused("INVALID_INPUT", text, name)
+
+
+def _unsupported(name: str) -> RestRefused:
+    return RestRefused("INVALID_TYPE", f"sObject type '{name[:_NAME_CHARS]}' is not supported.")

@@ -1,0 +1,27 @@
+"""What the service says to those who get no token, as data. Decides nothing."""
+
+from __future__ import annotations
+
+SIGN_IN_ERRORS: dict[str, tuple[str, str]] = {
+    # Codes of the service, with descriptions as clients report them; their wording may change.
+    "grant": ("unsupported_grant_type", "grant type not supported"),
+    "client_id": ("invalid_client_id", "client identifier invalid"),
+    "secret": ("invalid_client", "invalid client credentials"),
+    "password": ("invalid_grant", "authentication failure"),
+    "refresh": ("invalid_grant", "expired access/refresh token"),
+    "assertion": ("invalid_grant", "invalid assertion"),
+    "audience": ("invalid_grant", "audience is invalid"),
+    "expired": ("invalid_grant", "expired authorization code"),
+    "approval": ("invalid_grant", "user hasn't approved this consumer"),
+    "run_as": ("invalid_grant", "no client credentials user enabled"),
+    "inactive": ("inactive_user", "user is inactive"),
+    "app_access": ("invalid_app_access", "user is not admin approved to access this app"),
+    "rate": ("rate_limit_exceeded", "login rate exceeded"),
+    "method": ("invalid_request", "must use HTTP POST"),
+    # These are ours.
+    "form": ("invalid_request", "the body must be a form with each parameter once"),
+    "parameter": ("invalid_request", "a parameter of this grant type is missing"),
+    "token": ("unsupported_token_type", "this token is not supported"),
+    "server": ("server_error", "the emulator failed"),
+}
+"""What a sign-in can be told: error and error_description, by a key of ours."""

@@ -1,0 +1,68 @@
+"""docs/emulator.md: its examples run, and what it promises is what the code has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.emulator import seed as seeds
+from sfpubsub.emulator.accounts import DEFAULT_APP, DEFAULT_USER
+from sfpubsub.emulator.http.routing import _ROUTES
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.signin_errors import SIGN_IN_ERRORS
+
+from .web import token
+
+PAGE = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_examples_run(code, tmp_path, monkeypatch):
+    """Every Python block runs as it stands there."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+
+
+def test_the_seed_starts(tmp_path):
+    """The seed of the page is a good one, and its app can sign in."""
+    (text,) = blocks("toml")
+    seed = tmp_path / "seed.toml"
+    seed.write_text(text, encoding="utf-8")
+    assert seeds.load(seed).apps
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        mine = {"client_id": "my-app", "client_secret": "my-secret"}
+        assert token(emulator, **mine).status == 200
+
+
+def test_default_credentials():
+    """The page has the default credentials, each in a row of its own."""
+    for value in (*DEFAULT_USER.values(), *DEFAULT_APP.values()):
+        assert f"| `{value}` |" in PAGE
+
+
+def test_settings_and_errors_exist():
+    """Every setting in the table is one, and every error code of sign-in is on the page."""
+    rows = re.search(r"## Settings\n(.*?)\n## ", PAGE, re.DOTALL)[1]
+    named = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (.*?) \|", rows, re.MULTILINE)))
+    assert set(named) <= {item.name for item in fields(Settings)}
+    assert "token_lifetime_s" in named
+    for key in ("grant", "client_id", "secret", "password", "refresh", "inactive", "run_as"):
+        error, text = SIGN_IN_ERRORS[key]
+        assert f"`{error}`" in PAGE
+        assert error != "invalid_grant" or f'"{text}"' in PAGE
+
+
+def test_admin_requests_are_documented():
+    """Every path of the admin endpoint is on the page, with its method."""
+    for route in _ROUTES:
+        if route.path.pattern.startswith("/admin/"):
+            for method in route.methods:
+                assert f"`{method} {route.path.pattern}`" in PAGE

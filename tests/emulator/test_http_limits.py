@@ -1,0 +1,280 @@
+"""The HTTP port under nonsense, hurry and slowness: always an answer in shape, never a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import random
+import socket
+import ssl
+
+import pytest
+
+from sfpubsub.emulator.http import listener
+from sfpubsub.emulator.server import EmulatorServer
+
+from .support import WAIT_S, until
+from .web import RECORDS, ask
+
+FORM = "application/x-www-form-urlencoded"
+JSON = "application/json"
+PATHS = {
+    "/services/oauth2/token": FORM,
+    "/services/oauth2/revoke": FORM,
+    "/services/oauth2/userinfo": FORM,
+    "/services/Soap/u/50.0": "text/xml",
+    RECORDS: JSON,
+    f"{RECORDS}/18xSB0000000001YAA": JSON,
+    "/services/data/v62.0/tooling/query?q=SELECT+Id+FROM+ManagedEventSubscription": JSON,
+    "/admin/faults": JSON,
+    "/admin/clock": JSON,
+    "/admin/token": JSON,
+    "/admin/managed": JSON,
+    "/admin/schema": JSON,
+    "/admin/users": JSON,
+    "/admin/apps": JSON,
+    "/id/x/y": FORM,
+    "/health": JSON,
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One emulator that nonsense leaves as it is."""
+    with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
+        yield emulator
+
+
+def exchange(emulator, *parts, end=False):
+    """Send bytes; all that comes back until the other side closes."""
+    address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=WAIT_S) as connection:
+        with contextlib.suppress(ConnectionError):  # it may hang up while we still talk
+            for part in parts:
+                connection.sendall(part)
+            if end:
+                connection.shutdown(socket.SHUT_WR)
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(65536):
+                found += data
+        return found
+
+
+def check_shape(path, status, kind, text):
+    """An error has the shape of its area."""
+    assert status != 500 or path.startswith("/services/Soap/"), (path, text)
+    assert "Traceback" not in text
+    if status < 400:
+        return
+    if path.startswith(("/services/oauth2/userinfo", "/id/")) and status == 403:
+        assert text.endswith(("_Token", "_Org", "_Id"))
+    elif path.startswith(("/services/oauth2/", "/id/")):
+        assert set(json.loads(text)) == {"error", "error_description"}
+    elif path.startswith("/services/data"):
+        (row,) = json.loads(text)
+        assert {"message", "errorCode"} <= set(row)
+        assert row["errorCode"] != "UNKNOWN_EXCEPTION"
+    elif path.startswith("/services/Soap/"):
+        assert kind.startswith("text/xml")
+        assert "<soapenv:Fault>" in text
+    else:
+        assert set(json.loads(text)) == {"error"}
+
+
+def test_fuzz(shared, caplog):
+    """Mutations of bodies that are nearly right, at every path and method."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    values = [None, True, 0, -1, 1e400, 10**400, "", "x", "\ud800", "\0", [], {}, [[]], {"": {}}]
+    values += ["A" * 300, {"label": 1}, "urn:ietf:params:oauth:grant-type:jwt-bearer", "a.b.c"]
+    keys = ["FullName", "Metadata", "topic", "schema", "name", "state", "delete", "jump_s", "kind"]
+    keys += ["times", "username", "active", "client_id", "public_key", "grant_type", "assertion"]
+    keys += ["token", "refresh_token", "expire", "label", "topicName", "replay_id", "target"]
+
+    def body(kind):
+        fields = {dice.choice(keys): dice.choice(values) for _ in range(dice.randrange(4))}
+        if "Metadata" in fields and dice.random() < 0.8:
+            fields["Metadata"] = {"label": "x", "topicName": dice.choice(values)}
+        if kind == FORM:
+            text = "&".join(f"{key}={value}" for key, value in fields.items())
+            data = text.encode("utf-8", "surrogatepass")
+        elif kind == JSON:
+            data = json.dumps(dice.choice([fields, fields, fields, *values])).encode()
+        else:
+            data = f"<login><username>{dice.choice(values)}</username></login>".encode(
+                "utf-8", "surrogatepass"
+            )
+        if dice.random() < 0.3:
+            data = data[: dice.randrange(len(data) + 1)]
+        if dice.random() < 0.2:
+            data += bytes(dice.randrange(256) for _ in range(5))
+        return data
+
+    connection = http.client.HTTPConnection(shared.http_url.removeprefix("http://"), timeout=WAIT_S)
+    with contextlib.closing(connection), caplog.at_level(logging.ERROR, "sfpubsub.emulator"):
+        for _ in range(1500):
+            path = dice.choice(list(PATHS))
+            method = dice.choice(["GET", "POST", "POST", "PATCH", "DELETE", "PUT"])
+            if path.endswith("YAA") and method == "DELETE":
+                continue  # it would work
+            headers = {"Content-Type": dice.choice([PATHS[path]] * 5 + ["", "x", "text/plain"])}
+            if path == "/services/Soap/u/50.0":
+                headers["SOAPAction"] = "login"
+            if dice.random() < 0.9:
+                headers["Authorization"] = f"Bearer {shared.access_token}"
+            connection.request(method, path, body(PATHS[path]), headers)
+            with connection.getresponse() as answer:
+                text = answer.read().decode()
+            check_shape(path, answer.status, answer.headers.get("Content-Type", ""), text)
+    assert not caplog.records, caplog.text
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nothing", "/services/oauth2/no", "/services/data/x"])
+def test_long_and_odd_paths(shared, path):
+    """A path that goes on and on, or has odd characters, is an answer in shape too."""
+    for more in ("/" + "x" * 60_000, "%00", "/../..", "//", "%ff%fe", "?" + "a=b&" * 1000):
+        reply = ask(shared, "GET", path + more)
+        check_shape(path, reply.status, reply.headers["Content-Type"], reply.text)
+    for method in ("PUT", "DELETE", "HEAD"):
+        assert ask(shared, method, path).status in (200, 400, 401, 403, 404, 405)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 100_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/9.9\r\n\r\n", 505),
+        (b"NONSENSE / HTTP/1.1\r\n\r\n", 501),
+        (b"GET\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n", 413),
+        # The answer arrives although what the client goes on to send is never read.
+        (b"POST / HTTP/1.1\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000, 413),
+        (b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nshort", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcdefg\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFF\r\n", 413),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 50, 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 5000, 400),
+    ],
+)
+def test_broken_requests(shared, request_bytes, status):
+    """What is no request, or too much of one, is told so in JSON; then the connection closes."""
+    answer = exchange(shared, request_bytes, end=True)
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert head.split()[1] == str(status).encode()
+    assert b"Connection: close" in head
+    assert set(json.loads(text)) == {"error"}
+
+
+def test_chunks(shared):
+    """A body in chunks, with extensions and trailers, is the body put together."""
+    body = b"grant_type=nonsense"
+    chunks = b"".join(b"%x;a=b\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:]))
+    request = (
+        b"POST /services/oauth2/token HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+        b"Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n\r\n"
+    )
+    answer = exchange(shared, request, chunks, b"0\r\nX: y\r\n\r\n")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "unsupported_grant_type"
+
+
+def test_deep_json(shared):
+    """Nesting that no parser likes is an error of the client's."""
+    headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
+    deep = b"[" * 100_000
+    assert ask(shared, "POST", RECORDS, deep, headers).code == (400, "JSON_PARSER_ERROR")
+    assert ask(shared, "POST", "/admin/faults", deep, headers).status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [("/admin/users", "username"), ("/admin/apps", "client_id")]
+)
+def test_half_a_character(shared, path, key):
+    """JSON can name halves of characters; no store takes them, so they are refused before."""
+    headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
+    reply = ask(shared, "POST", path, json.dumps({key: "\ud800"}).encode(), headers)
+    assert (reply.status, set(reply.json)) == (400, {"error"})
+
+
+def test_a_bug_is_an_answer_and_a_log(shared, monkeypatch, caplog):
+    """If the emulator itself fails, the client learns so in shape and the log has the reason."""
+
+    def fail(*_args):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(type(shared.accounts), "app", fail)
+    headers = {"Content-Type": FORM}
+    data = b"grant_type=client_credentials&client_id=emulator"
+    reply = ask(shared, "POST", "/services/oauth2/token", data, headers)
+    assert reply.error[:2] == (500, "server_error")
+    assert "planted" not in reply.text
+    assert "planted" in caplog.text
+
+
+def test_a_slow_client_is_cut_off(emulator, monkeypatch):
+    """However slowly its bytes drip in, a request has its time and no more; others go on."""
+    monkeypatch.setattr(listener, "_REQUEST_S", 0.2)
+    address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=WAIT_S) as slow:
+        slow.sendall(b"POST /services/oauth2/token HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+
+        def is_cut():
+            try:
+                slow.sendall(b"x")  # never silent for long
+            except OSError:
+                return True
+            return False
+
+        until(is_cut)
+    monkeypatch.undo()
+    assert ask(emulator, "GET", "/health").status == 200
+
+
+def test_connections_are_bounded(emulator, monkeypatch):
+    """One connection too many is closed; when one ends there is room again."""
+    monkeypatch.setattr(listener, "_CONNECTIONS", 2)
+    address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
+    held = [socket.create_connection(address, timeout=WAIT_S) for _ in range(2)]
+    until(lambda: exchange(emulator, b"GET /health HTTP/1.1\r\n\r\n") == b"")
+    held.pop().close()
+    closing = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
+    until(lambda: b"200" in exchange(emulator, closing)[:20])
+    held.pop().close()
+
+
+def test_a_client_without_tls_at_the_tls_port(start):
+    """Plain bytes at the TLS port, and a handshake that never comes, keep nobody else waiting."""
+    emulator, _ = start(tls=True)
+    address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
+    with socket.create_connection(address, timeout=WAIT_S):  # says nothing
+        exchange(emulator, b"GET / HTTP/1.1\r\n\r\n")
+        assert ask(emulator, "GET", "/health").status == 200
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            ssl.create_default_context().wrap_socket(
+                socket.create_connection(address, timeout=WAIT_S), server_hostname="127.0.0.1"
+            )
+        assert ask(emulator, "GET", "/health").status == 200
+
+
+def test_too_much_over_tls(start):
+    """Over TLS too the refusal of a body that is never read reaches the client."""
+    emulator, _ = start(tls=True)
+    trust = ssl.create_default_context(cafile=emulator.ca_file)
+    address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
+    with (
+        socket.create_connection(address, timeout=WAIT_S) as plain,
+        trust.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 300000\r\n\r\n")
+        connection.sendall(b"x" * 300_000)
+        assert b" 413 " in connection.recv(4096)

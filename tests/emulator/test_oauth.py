@@ -1,0 +1,518 @@
+"""Signing in: every flow, what it answers, and what the others are told."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from sfpubsub.emulator.accounts import user_id
+from sfpubsub.emulator.clock import ManualClock
+from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.schemas import _USER_ID
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.emulator.settings import Settings
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+from .support import ORDERS, Client
+from .web import APP, REFRESH, USER, ask, form, rest, token
+
+JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+USERINFO = "/services/oauth2/userinfo"
+REVOKE = "/services/oauth2/revoke"
+TOPIC = pb.TopicRequest(topic_name=ORDERS)
+
+INVALID_GRANT = "invalid_grant"
+NO_APP = (400, "invalid_client_id", "client identifier invalid")
+NO_SECRET = (400, "invalid_client", "invalid client credentials")
+NO_USER = (400, INVALID_GRANT, "authentication failure")
+BAD_ASSERTION = (400, INVALID_GRANT, "invalid assertion")
+INACTIVE = (400, "inactive_user", "user is inactive")
+MISSING = (400, "invalid_request", "a parameter of this grant type is missing")
+
+
+def pem(key: Any) -> str:
+    return (
+        key.public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        .decode()
+    )
+
+
+@pytest.fixture(scope="module")
+def key() -> Any:
+    """The private key of the app."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: Any, key: Any) -> Any:
+    """One emulator over TLS for the tests that leave nothing behind."""
+    directory = tmp_path_factory.mktemp("emulator")
+    with EmulatorServer(directory, tls=True) as emulator:
+        emulator.accounts.put_app("emulator", public_key=pem(key))
+        emulator.accounts.put_user("gone@example.com", "gone", active=False)
+        emulator.accounts.put_app("bare", "bare-secret")
+        emulator.accounts.put_app(
+            "gone", "gone-secret", "gone@example.com", "gone-refresh", pem(key)
+        )
+        yield emulator
+
+
+def assertion(emulator: Any, key: Any, algorithm: str = "RS256", **changes: Any) -> str:
+    claims = {
+        "iss": "emulator",
+        "sub": USER["username"],
+        "aud": emulator.http_url,
+        "exp": int(time.time()) + 170,
+        **changes,
+    }
+    claims = {name: value for name, value in claims.items() if value is not None}
+    return jwt.encode(claims, key, algorithm=algorithm)
+
+
+FLOWS = ["client_credentials", "password", "refresh_token", JWT_BEARER]
+
+
+def sign_in(emulator: Any, key: Any, grant_type: str) -> Any:
+    if grant_type == JWT_BEARER:
+        fields = {"grant_type": JWT_BEARER, "assertion": assertion(emulator, key)}
+        return form(emulator, "/services/oauth2/token", fields)
+    more = {"password": USER, "refresh_token": {"refresh_token": REFRESH}}.get(grant_type, {})
+    return token(emulator, grant_type, **more)
+
+
+@pytest.mark.parametrize("grant_type", FLOWS)
+def test_a_flow_opens_the_org(shared, key, grant_type):
+    """Over TLS each flow gives a token that opens gRPC, in the answer's documented shape."""
+    before = time.time()
+    reply = sign_in(shared, key, grant_type)
+    assert reply.status == 200
+    assert reply.headers["Cache-Control"] == "no-store"
+    answer = reply.json
+    assert set(answer) == {
+        "access_token",
+        "instance_url",
+        "id",
+        "token_type",
+        "issued_at",
+        "signature",
+        "scope",
+    }
+    assert answer["token_type"] == "Bearer"
+    assert answer["instance_url"] == shared.instance_url == shared.http_url
+    assert shared.http_url.startswith("https://")
+    org, rest_of_token = answer["access_token"].split("!")
+    assert (org, len(rest_of_token)) == (shared.tenant_id[:15], 96)
+    assert answer["id"] == f"{shared.http_url}/id/{shared.tenant_id}/{user_id(1)}"
+    assert abs(int(answer["issued_at"]) / 1000 - before) < 60
+    signed = (answer["id"] + answer["issued_at"]).encode()
+    digest = hmac.new(APP["client_secret"].encode(), signed, hashlib.sha256).digest()
+    assert answer["signature"] == base64.b64encode(digest).decode()
+    metadata = (("accesstoken", answer["access_token"]), *shared.metadata[1:])
+    client = Client(shared.grpc_target, metadata, shared.ca_file)
+    assert client.call("GetTopic", TOPIC).topic_name == ORDERS
+    client.close()
+
+
+def test_credentials_in_a_basic_header(shared):
+    """Client id and secret are read from a Basic header too, as some clients send them."""
+    basic = base64.b64encode(f"{APP['client_id']}:{APP['client_secret']}".encode()).decode()
+    fields = {"grant_type": "client_credentials"}
+    path = "/services/oauth2/token"
+    assert form(shared, path, fields, {"Authorization": f"Basic {basic}"}).status == 200
+    wrong = base64.b64encode(b"emulator:x").decode()
+    assert form(shared, path, fields, {"Authorization": f"Basic {wrong}"}).error == NO_SECRET
+    for nonsense in ("Basic %%%", "Basic " + base64.b64encode(b"\xff\xfe").decode(), "Basic eA=="):
+        assert form(shared, path, fields, {"Authorization": nonsense}).status == 400
+
+
+@pytest.mark.parametrize(
+    ("grant_type", "fields", "expected"),
+    [
+        ("authorization_code", {}, (400, "unsupported_grant_type", "grant type not supported")),
+        ("", {}, (400, "unsupported_grant_type", "grant type not supported")),
+        ("client_credentials", {"client_id": "nobody"}, NO_APP),
+        ("client_credentials", {"client_secret": "wrong"}, NO_SECRET),
+        ("client_credentials", {"client_secret": ""}, NO_SECRET),
+        (
+            "client_credentials",
+            {"client_id": "bare", "client_secret": "bare-secret"},
+            (400, INVALID_GRANT, "no client credentials user enabled"),
+        ),
+        ("client_credentials", {"client_id": "gone", "client_secret": "gone-secret"}, INACTIVE),
+        ("password", {**USER, "client_id": "nobody"}, NO_APP),
+        ("password", {**USER, "client_secret": "wrong"}, NO_SECRET),
+        ("password", {**USER, "password": "wrong"}, NO_USER),
+        ("password", {**USER, "username": "nobody@example.com"}, NO_USER),
+        ("password", {"username": "gone@example.com", "password": "wrong"}, NO_USER),
+        ("password", {"username": "gone@example.com", "password": "gone"}, INACTIVE),
+        ("password", {"username": USER["username"]}, MISSING),
+        ("refresh_token", {}, MISSING),
+        ("refresh_token", {"refresh_token": REFRESH, "client_secret": "wrong"}, NO_SECRET),
+        ("refresh_token", {"refresh_token": "wrong"}, "expired"),
+        # A refresh token is good for the app that it was made for, and for no other.
+        (
+            "refresh_token",
+            {"refresh_token": REFRESH, "client_id": "bare", "client_secret": "bare-secret"},
+            "expired",
+        ),
+        (
+            "refresh_token",
+            {
+                "refresh_token": "gone-refresh",
+                "client_id": "gone",
+                "client_secret": "gone-secret",
+            },
+            INACTIVE,
+        ),
+        (JWT_BEARER, {}, MISSING),
+    ],
+)
+def test_who_gets_no_token(shared, grant_type, fields, expected):
+    """Each reason has the service's own code and words."""
+    if expected == "expired":
+        expected = (400, INVALID_GRANT, "expired access/refresh token")
+    assert token(shared, grant_type, **fields).error == expected
+
+
+def test_an_app_may_refresh_without_its_secret(shared):
+    """The secret is optional where a refresh token is given."""
+    fields = {"grant_type": "refresh_token", "client_id": "emulator", "refresh_token": REFRESH}
+    assert form(shared, "/services/oauth2/token", fields).status == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"aud": "https://login.salesforce.com"}, None),
+        ({"aud": "https://test.salesforce.com/"}, None),
+        ({"exp": str(int(time.time()) + 200)}, None),  # one well-known client sends a string
+        ({"sub": USER["username"].upper()}, None),
+        ({"aud": "https://example.com"}, (400, INVALID_GRANT, "audience is invalid")),
+        ({"aud": ["https://login.salesforce.com"]}, (400, INVALID_GRANT, "audience is invalid")),
+        ({"aud": None}, (400, INVALID_GRANT, "audience is invalid")),
+        ({"exp": 1}, (400, INVALID_GRANT, "expired authorization code")),
+        ({"exp": float("nan")}, (400, INVALID_GRANT, "expired authorization code")),
+        ({"exp": None}, BAD_ASSERTION),
+        ({"exp": [1]}, BAD_ASSERTION),
+        ({"exp": 10**400}, BAD_ASSERTION),
+        ({"exp": int(time.time()) + 86_400}, BAD_ASSERTION),
+        ({"iss": "nobody"}, NO_APP),
+        ({"iss": None}, NO_APP),
+        ({"iss": "\ud800"}, NO_APP),
+        ({"iss": "bare"}, BAD_ASSERTION),
+        ({"sub": "nobody"}, (400, INVALID_GRANT, "user hasn't approved this consumer")),
+        ({"sub": None}, BAD_ASSERTION),
+        ({"iss": "gone", "sub": "gone@example.com"}, INACTIVE),
+    ],
+)
+def test_claims_of_an_assertion(shared, key, changes, expected):
+    """Issuer, subject, audience and expiry are checked, each with its own answer."""
+    fields = {"grant_type": JWT_BEARER, "assertion": assertion(shared, key, **changes)}
+    reply = form(shared, "/services/oauth2/token", fields)
+    assert reply.status == 200 if expected is None else reply.error == expected
+
+
+def test_signature_of_an_assertion(shared, key):
+    """An assertion that another key signed, or none, or a secret, opens nothing."""
+    other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    good = assertion(shared, key)
+    head, claims, signature = good.split(".")
+    secret = "k" * 32
+    for text in (
+        assertion(shared, other),
+        assertion(shared, None, algorithm="none"),
+        assertion(shared, secret, algorithm="HS256"),
+        assertion(shared, ec.generate_private_key(ec.SECP256R1()), algorithm="ES256"),
+        assertion(shared, key, algorithm="RS512"),
+        f"{head}.{claims}.",
+        f"{head}.{claims}.{signature[:-8]}",
+        f"{head}.{claims}",
+        "x",
+        "a.b.c",
+        "....",
+    ):
+        fields = {"grant_type": JWT_BEARER, "assertion": text}
+        assert form(shared, "/services/oauth2/token", fields).error == BAD_ASSERTION, text
+
+
+def test_an_assertion_outlives_a_jump_of_the_clock(start, key):
+    """A client's clock knows nothing of jumps, so assertions are judged without them."""
+    emulator, _ = start()
+    emulator.accounts.put_app("emulator", public_key=pem(key))
+    emulator.clock.jump(73 * 3600)
+    assert sign_in(emulator, key, JWT_BEARER).status == 200
+
+
+def test_a_public_key_must_be_readable(emulator):
+    """Nonsense, and a key that RS256 cannot use, are refused when they are given."""
+    for text in ("x", pem(ec.generate_private_key(ec.SECP256R1())), "-----BEGIN CERTIFICATE-----"):
+        with pytest.raises(EmulatorProblem, match="no RSA key"):
+            emulator.accounts.put_app("emulator", public_key=text)
+        reply = rest(emulator, "POST", "/admin/apps", {"client_id": "emulator", "public_key": text})
+        assert reply.status == 400
+    assert emulator.accounts.app("emulator").public_key == ""
+
+
+def test_a_public_key_without_the_extra(emulator, key, monkeypatch):
+    """Without PyJWT the flow is refused where its key is given, and the extra is named."""
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    with pytest.raises(EmulatorProblem, match=r"sfpubsub\[emulator\]"):
+        emulator.accounts.put_app("emulator", public_key=pem(key))
+    assert token(emulator).status == 200
+    assert sign_in(emulator, key, JWT_BEARER).error[1] == "server_error"
+
+
+def test_rotation(start):
+    """With rotation a refresh token is good once; its answer brings the next."""
+    emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
+    first = token(emulator, "refresh_token", refresh_token=REFRESH)
+    second = first.json["refresh_token"]
+    assert second != REFRESH
+    again = token(emulator, "refresh_token", refresh_token=REFRESH)
+    assert again.error == (400, INVALID_GRANT, "expired access/refresh token")
+    assert token(emulator, "refresh_token", refresh_token=second).status == 200
+
+
+def test_one_of_many_rotates(start):
+    """Of requests with one refresh token at a time exactly one gets the next."""
+    emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
+    with ThreadPoolExecutor(8) as pool:
+        replies = pool.map(
+            lambda _: token(emulator, "refresh_token", refresh_token=REFRESH), range(8)
+        )
+        assert sorted(reply.status for reply in replies) == [200] + [400] * 7
+
+
+def bearer(access_token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {access_token}"}
+
+
+def test_userinfo(emulator):
+    """GET and POST say whose a token is, and so does the id URL; the org's id has 18 characters."""
+    answer = token(emulator, "password", **USER).json
+    for reply in (
+        ask(emulator, "GET", USERINFO, headers=bearer(answer["access_token"])),
+        form(emulator, USERINFO, {}, bearer(answer["access_token"])),
+        form(emulator, USERINFO, {"access_token": answer["access_token"]}),
+        ask(
+            emulator,
+            "GET",
+            answer["id"].removeprefix(emulator.http_url),
+            headers=bearer(answer["access_token"]),
+        ),
+    ):
+        assert reply.status == 200
+        assert reply.json["organization_id"] == emulator.tenant_id
+        assert reply.json["user_id"] == user_id(1) == _USER_ID
+        assert reply.json["preferred_username"] == USER["username"]
+    own = ask(emulator, "GET", USERINFO, headers=bearer(emulator.access_token))
+    assert own.json["preferred_username"] == USER["username"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [({}, "Missing_OAuth_Token"), ({"Authorization": "Bearer x"}, "Bad_OAuth_Token")],
+)
+def test_userinfo_without_a_good_token(shared, headers, text):
+    """Here the service says 403 in plain text."""
+    reply = ask(shared, "GET", USERINFO, headers=headers)
+    assert (reply.status, reply.text) == (403, text)
+
+
+def test_id_of_somebody_else(shared):
+    """The id URL of another org or user is closed."""
+    headers = bearer(shared.access_token)
+    reply = ask(shared, "GET", f"/id/00D000000000062EAA/{user_id(1)}", headers=headers)
+    assert (reply.status, reply.text) == (403, "Wrong_Org")
+    reply = ask(shared, "GET", f"/id/{shared.tenant_id}/{user_id(9)}", headers=headers)
+    assert (reply.status, reply.text) == (403, "Bad_Id")
+
+
+def test_revoking_a_token(emulator, client):
+    """A revoked token is refused by every door; the stream that it opened lives on, as on the
+    service; other tokens stay good."""
+    given = token(emulator).json["access_token"]
+    client.metadata = (("accesstoken", given), *emulator.metadata[1:])
+    stream = client.subscribe()
+    emulator.publish(ORDERS, [{}])
+    stream.events(1)
+    assert form(emulator, REVOKE, {"token": given}).status == 200
+    assert client.refusal("GetTopic", TOPIC) == ("UNAUTHENTICATED", "service.auth.error")
+    assert ask(emulator, "GET", USERINFO, headers=bearer(given)).status == 403
+    assert rest(emulator, "GET", "/services/data/v62.0", access_token=given).code == (
+        401,
+        "INVALID_SESSION_ID",
+    )
+    emulator.publish(ORDERS, [{}])
+    stream.events(1)
+    assert rest(emulator, "GET", "/services/data/v62.0").status == 200
+    again = form(emulator, REVOKE, {"token": given})
+    assert again.error == (400, "unsupported_token_type", "this token is not supported")
+
+
+def test_revoking_a_refresh_token(emulator):
+    """It takes along what was made from it, and nothing else; a restart brings it not back."""
+    made = token(emulator, "refresh_token", refresh_token=REFRESH).json["access_token"]
+    other = token(emulator).json["access_token"]
+    assert form(emulator, REVOKE, {"token": REFRESH}).status == 200
+    assert ask(emulator, "GET", USERINFO, headers=bearer(made)).status == 403
+    assert ask(emulator, "GET", USERINFO, headers=bearer(other)).status == 200
+    assert token(emulator, "refresh_token", refresh_token=REFRESH).error[1] == INVALID_GRANT
+    emulator.accounts.put_app("emulator", refresh_token=REFRESH)  # as a seed does at each start
+    assert token(emulator, "refresh_token", refresh_token=REFRESH).error[1] == INVALID_GRANT
+
+
+def test_tokens_expire_by_the_clock(start):
+    """A token lives as long as the setting says; then calls are refused and streams end, and a
+    sign-in gives a good one."""
+    emulator, client = start(clock=ManualClock(), settings=Settings(token_lifetime_s=900))
+    given = token(emulator).json["access_token"]
+    client.metadata = (("accesstoken", given), *emulator.metadata[1:])
+    plain, managed = client.subscribe(), client.managed()
+    publishing = client.stream("PublishStream")
+    publishing.send(pb.PublishRequest(topic_name=ORDERS))
+    assert publishing.refusal() == "publish.event.count.invalid"  # it was open
+    emulator.clock.jump(60)
+    publishing = client.stream("PublishStream")
+    assert publishing.silent(0.05)
+    emulator.clock.jump(839)
+    assert plain.next().pending_num_requested == 100  # the keepalive of this long silence
+    assert client.call("GetTopic", TOPIC).topic_name == ORDERS
+    emulator.clock.jump(1)
+    assert plain.refusal() == managed.refusal() == "service.auth.error"
+    assert client.refusal("GetTopic", TOPIC)[1] == "service.auth.error"
+    assert ask(emulator, "GET", USERINFO, headers=bearer(given)).status == 403
+    given = token(emulator).json["access_token"]
+    client.metadata = (("accesstoken", given), *emulator.metadata[1:])
+    assert client.call("GetTopic", TOPIC).topic_name == ORDERS
+
+
+def test_a_stream_ends_at_the_expiry_without_a_jump(start):
+    """An idle stream notices the time by itself."""
+    emulator, client = start(settings=Settings(token_lifetime_s=0.3))
+    publishing = client.stream("PublishStream")
+    stream = client.subscribe()
+    assert stream.refusal() == publishing.refusal() == "service.auth.error"
+    assert emulator.clock.now() > 0
+
+
+def test_admin_ends_one_token(emulator, client):
+    """The admin endpoint expires one token: its streams end, other tokens stay good."""
+    given = token(emulator).json["access_token"]
+    client.metadata = (("accesstoken", given), *emulator.metadata[1:])
+    stream = client.subscribe()
+    assert stream.silent(0.05)
+    reply = rest(emulator, "POST", "/admin/token", {"expire": given})
+    assert reply.json == {"expired": True}
+    assert stream.refusal() == "service.auth.error"
+    assert rest(emulator, "POST", "/admin/token", {"expire": given}).json == {"expired": False}
+    assert rest(emulator, "GET", "/services/data/v62.0").status == 200
+
+
+def test_sign_ins_survive_a_restart(tmp_path):
+    """Tokens, users, apps and used-up refresh tokens are those of before; the sign-ins of others
+    change nothing about the emulator's own token."""
+    settings = Settings(rotate_refresh_tokens=True)
+    with EmulatorServer(tmp_path, settings=settings) as emulator:
+        own = emulator.access_token
+        emulator.accounts.put_user("second@example.com", "second")
+        given = token(emulator, "refresh_token", refresh_token=REFRESH).json
+        revoked = token(emulator).json["access_token"]
+        form(emulator, REVOKE, {"token": revoked})
+    with EmulatorServer(tmp_path, settings=settings) as emulator:
+        assert emulator.access_token == own
+        headers = bearer(given["access_token"])
+        assert ask(emulator, "GET", USERINFO, headers=headers).status == 200
+        assert ask(emulator, "GET", USERINFO, headers=bearer(revoked)).status == 403
+        second = {"username": "second@example.com", "password": "second"}
+        assert token(emulator, "password", **second).status == 200
+        assert token(emulator, "refresh_token", refresh_token=REFRESH).status == 400
+        again = token(emulator, "refresh_token", refresh_token=given["refresh_token"])
+        assert again.status == 200
+
+
+def test_tokens_are_bounded(emulator, monkeypatch):
+    """Of many sign-ins the oldest is forgotten; the emulator's own token never is."""
+    monkeypatch.setattr("sfpubsub.emulator.sessions._MOST_TOKENS", 3)
+    given = [token(emulator).json["access_token"] for _ in range(5)]
+    good = [ask(emulator, "GET", USERINFO, headers=bearer(item)).status for item in given]
+    assert good == [403, 403, 200, 200, 200]
+    assert ask(emulator, "GET", USERINFO, headers=bearer(emulator.access_token)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/services/oauth2/token", REVOKE])
+def test_forms_only(shared, path):
+    """GET, JSON, a parameter twice, too many, and bytes that are no text are refused in shape."""
+    assert ask(shared, "GET", path).error == (400, "invalid_request", "must use HTTP POST")
+    kind = {"Content-Type": "application/json"}
+    form_kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    for data, headers in (
+        (b"{}", kind),
+        (b"token=a&token=b", form_kind),
+        (b"grant_type=\xff", form_kind),
+        (b"grant_type=%ff", form_kind),
+        (b"&".join(b"a%d=1" % number for number in range(50)), form_kind),
+    ):
+        assert ask(shared, "POST", path, data, headers).error[:2] == (400, "invalid_request")
+
+
+def test_secrets_stay_out_of_logs_and_reprs(emulator, key, caplog):
+    """No password, secret or token is in a log line, in a repr, or on the health page."""
+    caplog.set_level(logging.DEBUG, "sfpubsub.emulator")
+    emulator.accounts.put_app("emulator", public_key=pem(key))
+    given = [sign_in(emulator, key, flow).json["access_token"] for flow in FLOWS]
+    token(emulator, client_secret="a-wrong-secret")
+    ask(emulator, "GET", f"{USERINFO}?access_token={given[0]}")
+    health = ask(emulator, "GET", "/health").text
+    accounts = emulator.accounts
+    told = caplog.text + health + repr([accounts.app("emulator"), accounts.user(USER["username"])])
+    assert "signed in with password" in caplog.text
+    for secret in (*given, *APP.values(), USER["password"], REFRESH, "a-wrong-secret"):
+        if secret != "emulator":  # the client id is no secret
+            assert secret not in told
+
+
+SOAP = (
+    '<se:Envelope xmlns:se="http://schemas.xmlsoap.org/soap/envelope/"><se:Header/><se:Body>'
+    '<login xmlns="urn:partner.soap.sforce.com"><username>{}</username><password>{}</password>'
+    "</login></se:Body></se:Envelope>"
+)
+
+
+def soap(emulator: Any, text: str, version: str = "50.0", action: str = '""') -> Any:
+    headers = {"Content-Type": "text/xml", "SOAPAction": action}
+    return ask(emulator, "POST", f"/services/Soap/u/{version}", text.encode(), headers)
+
+
+def between(text: str, name: str) -> str:
+    return text.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
+
+
+def test_soap_login(emulator):
+    """Username and password give a session; values are unescaped; the rest are faults."""
+    emulator.accounts.put_user("a&b@example.com", "<secret>")
+    reply = soap(emulator, SOAP.format("a&amp;b@example.com", "&lt;secret&gt;"))
+    assert reply.status == 200
+    assert between(reply.text, "organizationId") == emulator.tenant_id
+    assert between(reply.text, "serverUrl").startswith(f"{emulator.http_url}/services/Soap/u/50.0/")
+    assert between(reply.text, "userName") == "a&amp;b@example.com"
+    session = between(reply.text, "sessionId")
+    assert ask(emulator, "GET", USERINFO, headers=bearer(session)).status == 200
+    wrong = soap(emulator, SOAP.format("a&amp;b@example.com", "x"))
+    assert (wrong.status, between(wrong.text, "faultcode")) == (500, "sf:INVALID_LOGIN")
+    late = soap(emulator, SOAP.format(*USER.values()), version="65.0")
+    assert between(late.text, "sf:exceptionCode") == "UNSUPPORTED_API_VERSION"
+    for nonsense in ("", "<login/>", "<logout/>", "\0"):
+        assert between(soap(emulator, nonsense).text, "faultcode") == "soapenv:Client"

@@ -1,0 +1,116 @@
+"""A topic's schema changes while the emulator runs, as when somebody adds a field in the org."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import fastavro
+import pytest
+
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+from .support import ACCOUNTS, CHANGES, ORDERS
+from .web import rest
+
+
+def with_field(client, topic, name):
+    """The topic's schema id and schema, and the schema with one more field."""
+    schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=topic)).schema_id
+    text = client.call("GetSchema", pb.SchemaRequest(schema_id=schema_id)).schema_json
+    changed = json.loads(text)
+    changed["fields"].append({"name": name, "type": ["null", "string"], "default": None})
+    return schema_id, text, changed
+
+
+def decoded(client, event):
+    schema = client.call("GetSchema", pb.SchemaRequest(schema_id=event.schema_id)).schema_json
+    parsed = fastavro.parse_schema(json.loads(schema))
+    return fastavro.schemaless_reader(io.BytesIO(event.payload), parsed, None)
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_new_field(emulator, client, as_text):
+    """Events published afterwards have the new schema id, GetTopic names it, events and schema of
+    before stay readable, an open stream carries both, and clients may still publish with either."""
+    old_id, text, changed = with_field(client, ORDERS, "Added__c")
+    stream = client.subscribe()
+    emulator.publish(ORDERS, [{"City__c": "Bern"}])
+    schema = json.dumps(changed) if as_text else changed
+    reply = rest(emulator, "POST", "/admin/schema", {"topic": ORDERS, "schema": schema})
+    assert reply.status == 200
+    new_id = reply.json["schema_id"]
+    assert new_id != old_id
+    assert client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id == new_id
+    emulator.publish(ORDERS, [{"City__c": "Basel", "Added__c": "new"}])
+    before, after = (item.event for item in stream.events(2))
+    assert (before.schema_id, after.schema_id) == (old_id, new_id)
+    assert client.call("GetSchema", pb.SchemaRequest(schema_id=old_id)).schema_json == text
+    assert "Added__c" not in decoded(client, before)
+    assert decoded(client, after)["Added__c"] == "new"
+    events = [
+        pb.ProducerEvent(schema_id=item.schema_id, payload=item.payload) for item in (before, after)
+    ]
+    answer = client.call("Publish", pb.PublishRequest(topic_name=ORDERS, events=events))
+    assert not any(result.HasField("error") for result in answer.results)
+    assert [item.event.schema_id for item in stream.events(2)] == [old_id, new_id]
+
+
+def test_change_events_on_their_channel(emulator, client):
+    """A channel carries events of both schemas; bitmaps are the hex of the seed or test."""
+    old_id, _, changed = with_field(client, ACCOUNTS, "Added__c")
+    stream = client.subscribe(topic_name=CHANGES)
+    header = {"changeType": "UPDATE", "changedFields": ["0x02"]}
+    emulator.publish(ACCOUNTS, [{"ChangeEventHeader": header, "Name": "Acme"}])
+    new_id = emulator.change_schema(ACCOUNTS, json.dumps(changed))
+    bit = len(changed["fields"]) - 1
+    header = {"changeType": "UPDATE", "changedFields": [f"0x{1 << bit:X}"]}
+    emulator.publish(ACCOUNTS, [{"ChangeEventHeader": header, "Added__c": "new"}])
+    events = [item.event for item in stream.events(2)]
+    assert [event.schema_id for event in events] == [old_id, new_id]
+    assert decoded(client, events[1])["ChangeEventHeader"]["changedFields"] == [f"0x{1 << bit:X}"]
+    assert client.call("GetTopic", pb.TopicRequest(topic_name=CHANGES)).schema_id == ""
+
+
+def test_a_change_outlives_a_restart(start, tmp_path):
+    """Another start on the directory has the new schema, and the old one for old events."""
+    emulator, client = start()
+    old_id, _, changed = with_field(client, ORDERS, "Added__c")
+    new_id = emulator.change_schema(ORDERS, json.dumps(changed))
+    emulator.stop()
+    emulator, client = start()
+    assert client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id == new_id
+    assert client.call("GetSchema", pb.SchemaRequest(schema_id=old_id)).schema_id == old_id
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"topic": ORDERS}, "schema"),
+        ({"topic": ORDERS, "schema": "x"}, "JSON"),
+        ({"topic": ORDERS, "schema": {"type": "string"}}, "record"),
+        ({"topic": ORDERS, "schema": 3}, "Avro"),
+        ({"topic": 3, "schema": {}}, "name"),
+        ({"topic": CHANGES, "schema": '{"type": "record", "name": "X", "fields": []}'}, "channel"),
+        (
+            {"topic": "/event/No__e", "schema": '{"type": "record", "name": "X", "fields": []}'},
+            "No__e",
+        ),
+        ([], "topic"),
+    ],
+)
+def test_what_is_no_schema(emulator, client, body, named):
+    """It is refused with a word on what is wrong, and the topic keeps its schema."""
+    before = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
+    reply = rest(emulator, "POST", "/admin/schema", body)
+    assert reply.status == 400
+    assert named in reply.json["error"]
+    assert client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id == before
+
+
+def test_a_schema_of_another_topic(emulator, client):
+    """A schema belongs to one topic: publishing is checked by it."""
+    _, text, _ = with_field(client, ACCOUNTS, "x")
+    reply = rest(emulator, "POST", "/admin/schema", {"topic": ORDERS, "schema": text})
+    assert reply.status == 400
+    assert ACCOUNTS in reply.json["error"]

@@ -1,0 +1,108 @@
+"""A plain HTTP client for the emulator; no code of the client."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from .support import WAIT_S
+
+APP = {"client_id": "emulator", "client_secret": "emulator-secret"}
+USER = {"username": "user@example.com", "password": "emulator-password"}
+REFRESH = "emulator-refresh-token"
+RECORDS = "/services/data/v62.0/tooling/sobjects/ManagedEventSubscription"
+
+
+@dataclass
+class Reply:
+    """An answer: status, headers and text, and the text as JSON on request."""
+
+    status: int
+    headers: Any
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def error(self) -> tuple[int, str, str]:
+        """Status, code and text of a refusal in the shape of the OAuth endpoints."""
+        assert set(self.json) == {"error", "error_description"}
+        return self.status, self.json["error"], self.json["error_description"]
+
+    @property
+    def code(self) -> tuple[int, str]:
+        """Status and errorCode of a refusal in the shape of the REST API."""
+        assert self.headers.get_content_type() == "application/json"
+        (row,) = self.json
+        assert {"message", "errorCode"} <= set(row) <= {"message", "errorCode", "fields"}
+        return self.status, row["errorCode"]
+
+
+def ask(
+    emulator: Any,
+    method: str,
+    path: str,
+    data: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> Reply:
+    """Send one request; any status is an answer."""
+    request = urllib.request.Request(emulator.http_url + path, data, headers or {}, method=method)
+    trust = ssl.create_default_context(cafile=emulator.ca_file) if emulator.ca_file else None
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S, context=trust) as answer:
+            return Reply(answer.status, answer.headers, answer.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Reply(error.code, error.headers, error.read().decode())
+
+
+def form(emulator: Any, path: str, fields: dict[str, str], headers: Any = None) -> Reply:
+    """POST a form."""
+    data = urllib.parse.urlencode(fields).encode()
+    return ask(emulator, "POST", path, data, headers)
+
+
+def token(emulator: Any, grant_type: str = "client_credentials", **fields: str) -> Reply:
+    """Ask for a token; by default with the app's own credentials."""
+    fields = {"grant_type": grant_type, **APP, **fields}
+    return form(emulator, "/services/oauth2/token", fields)
+
+
+def rest(
+    emulator: Any, method: str, path: str, body: Any = None, access_token: str | None = None
+) -> Reply:
+    """A request of the REST API; by default with a good token."""
+    bearer = emulator.access_token if access_token is None else access_token
+    headers = {"Authorization": f"Bearer {bearer}"}
+    if body is None:
+        return ask(emulator, method, path, None, headers)
+    headers["Content-Type"] = "application/json"
+    return ask(emulator, method, path, json.dumps(body).encode(), headers)
+
+
+def query(emulator: Any, text: str, version: str = "62.0") -> Reply:
+    """A Tooling query."""
+    path = f"/services/data/v{version}/tooling/query?q={urllib.parse.quote(text)}"
+    return rest(emulator, "GET", path)
+
+
+def found(emulator: Any, text: str) -> list[Any]:
+    """The records of a query."""
+    reply = query(emulator, text)
+    assert reply.status == 200, reply.text
+    assert reply.json["size"] == reply.json["totalSize"] == len(reply.json["records"])
+    assert reply.json["done"] is True
+    return reply.json["records"]
+
+
+def create(emulator: Any, name: str = "Second", **metadata: Any) -> Reply:
+    """POST a managed subscription on the default topic."""
+    metadata = {"label": "x", "topicName": "/event/Order_Event__e", **metadata}
+    return rest(emulator, "POST", RECORDS, {"FullName": name, "Metadata": metadata})
