@@ -1,31 +1,227 @@
-"""Settings: where they come from, and what is refused."""
+"""Settings: where they come from, what is refused, and that nothing secret is shown."""
 
 from __future__ import annotations
 
+import logging
+import pickle
+import re
+from pathlib import Path
+
 import pytest
 
-from sfpubsub.config import Limits, Settings, Timings
+from sfpubsub.cli.service import OPTIONS
+from sfpubsub.config import Limits, Settings, Timings, network
+from sfpubsub.config.places import ENVIRONMENT_PREFIX, NOT_SETTINGS, from_environment
+from sfpubsub.config.settings import AUTH_WAYS, SECRETS
 from sfpubsub.errors import ConfigurationError
 
+ROOT = Path(__file__).parent.parent
+NAMES = [item.name for item in Settings().describe()]
 
-def test_options_go_before_the_environment_and_that_before_defaults():
-    """The same setting has one name in both."""
-    env = {"SFPUBSUB_ENDPOINT": "env:1", "SFPUBSUB_CA_FILE": "env.pem", "SFPUBSUB_INSECURE": ""}
-    settings = Settings.load({"endpoint": "option:1", "ca_file": None}, env)
-    assert (settings.endpoint, settings.ca_file) == ("option:1", "env.pem")
+
+@pytest.fixture
+def file(tmp_path):
+    """Write a settings file that only its owner may read."""
+
+    def write(text: str, mode: int = 0o600) -> str:
+        path = tmp_path / "sfpubsub.toml"
+        path.touch()
+        path.chmod(mode)
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_options_go_before_the_environment_and_that_before_the_file(file):
+    """The same setting has one name in all three; an empty one is one that is not set."""
+    config = file('endpoint = "file:1"\nca_file = "/file.pem"\nproxy = "http://file:1"\n')
+    env = {
+        "SFPUBSUB_CONFIG": config,
+        "SFPUBSUB_ENDPOINT": "env:1",
+        "SFPUBSUB_CA_FILE": "/env.pem",
+        "SFPUBSUB_PROXY": "",
+    }
+    settings = Settings.load({"endpoint": "option:1", "ca_file": None, "proxy": ""}, env)
+    assert (settings.endpoint, settings.ca_file, settings.proxy) == (
+        "option:1",
+        "/env.pem",
+        "http://file:1",
+    )
     assert Settings.load({}, {}).endpoint == "api.pubsub.salesforce.com:7443"
 
 
-def test_an_unknown_way_to_sign_in_is_refused():
-    """It names the ways that there are."""
-    with pytest.raises(ConfigurationError, match="token"):
-        Settings.load({}, {"SFPUBSUB_AUTH": "telepathy"})
+def test_each_setting_knows_where_it_comes_from(file):
+    """What doctor prints: the option, the variable, the line of the file, or default."""
+    config = file('login_url = "https://a.my.salesforce.com"\n[profile.uat]\nclient_id = "k"\n')
+    env = {"SFPUBSUB_CLIENT_SECRET": "hush", "SFPUBSUB_PROFILE": "uat"}
+    settings = Settings.load({"config": config, "auth": "client-credentials"}, env)
+    shown = {item.name: (item.value, item.source) for item in settings.describe()}
+    assert shown["auth"] == ("client-credentials", "option --auth")
+    assert shown["client_secret"] == ("***", "environment SFPUBSUB_CLIENT_SECRET")
+    assert shown["login_url"] == ("https://a.my.salesforce.com", f"{config}: login_url")
+    assert shown["client_id"] == ("k", f"{config}: profile.uat.client_id")
+    assert shown["password"] == ("", "default")
+    assert shown["ping_interval"] == ("30", "default")
+    assert "hush" not in str(settings.describe())
 
 
-def test_settings_do_not_show_the_token():
-    """A printed settings object is safe."""
-    settings = Settings.load({}, {"SFPUBSUB_ACCESS_TOKEN": "very-secret"})
-    assert "very-secret" not in repr(settings)
+def test_a_profile_goes_before_the_top_of_the_file(file):
+    """What profiles share stands at the top; another profile changes nothing."""
+    config = file(
+        'endpoint = "top:1"\nauth = "jwt"\n'
+        '[profile.a]\nendpoint = "a:1"\n[profile.b]\nendpoint = "b:1"\nusername = "b"\n'
+    )
+    chosen = Settings.load({"config": config, "profile": "a"}, {})
+    assert (chosen.endpoint, chosen.auth, chosen.username) == ("a:1", "jwt", "")
+    assert Settings.load({"config": config}, {}).endpoint == "top:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "message"),
+    [
+        ('enpoint = "x:1"', None, r"enpoint is not a setting: did you mean endpoint\?"),
+        ("[profile.a]\nclient-id = 'k'", None, r"profile\.a\.client-id .* client_id\?"),
+        ("[profile.prod]", "prd", r"no \[profile\.prd\]: did you mean prod\?"),
+        ("[profiles.prod]", None, "profiles is not a setting"),
+        ("profile = 'prod'", None, r"\[profile\.production\]"),
+        ("[profile]\nprod = 'x'", None, r"\[profile\.production\]"),
+        ("insecure = true", None, "insecure is not a string or a number"),
+        ("client_id = ['k']", None, "client_id is not a string"),
+        ("endpoint = ", None, "is not TOML"),
+        ("config = 'other.toml'", None, "config is not a setting"),
+    ],
+)
+def test_a_file_that_says_something_unknown(file, text, profile, message):
+    """A setting spelled wrongly is not silently its default; the near name is suggested."""
+    with pytest.raises(ConfigurationError, match=message):
+        Settings.load({"config": file(text), "profile": profile}, {})
+
+
+def test_a_broken_file_does_not_show_its_text(file):
+    """The parser's error would have the secret with it."""
+    config = file('client_secret = "hush\n')
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.load({"config": config}, {})
+    assert caught.value.__context__ is None
+    assert "hush" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    """Named by its path. A profile without a file is a mistake as well."""
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml cannot be read"):
+        Settings.load({"config": str(tmp_path / "nowhere.toml")}, {})
+    with pytest.raises(ConfigurationError, match="SFPUBSUB_CONFIG"):
+        Settings.load({"profile": "a"}, {})
+
+
+def test_paths_in_a_file_start_at_its_directory(file, tmp_path):
+    """The file works from wherever a command is started."""
+    config = file("private_key_file = 'keys/key.pem'\nca_file = '/etc/ca.pem'\n")
+    settings = Settings.load({"config": config}, {})
+    assert settings.private_key_file == str(tmp_path / "keys" / "key.pem")
+    assert settings.ca_file == "/etc/ca.pem"
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o604, True)])
+@pytest.mark.parametrize("table", ["", "[profile.unused]\n"])
+def test_a_secret_that_others_may_read_is_warned_of(file, caplog, mode, warned, table):
+    """Once, with the cure; a file without secrets may be read by anyone."""
+    caplog.set_level(logging.WARNING, "sfpubsub.config")
+    Settings.load({"config": file(f"{table}client_secret = 'hush'", mode)}, {})
+    assert ("chmod 600" in caplog.text) is warned
+    assert "hush" not in caplog.text
+    caplog.clear()
+    Settings.load({"config": file("client_id = 'k'", mode)}, {})
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "suggestion"),
+    [
+        ("SFPUBSUB_ACCES_TOKEN", "SFPUBSUB_ACCESS_TOKEN"),
+        ("SFPUBSUB_PRIVATE_KEY", "SFPUBSUB_PRIVATE_KEY_FILE"),
+        ("SFPUBSUB_PROFIL", "SFPUBSUB_PROFILE"),
+        ("SFPUBSUB_XYZ", "known are"),
+    ],
+)
+def test_an_unknown_variable_is_refused(variable, suggestion):
+    """With the near name, and without its value."""
+    with pytest.raises(ConfigurationError, match=suggestion) as caught:
+        Settings.load({}, {variable: "hush"})
+    assert "hush" not in str(caught.value)
+
+
+def test_an_unknown_option_is_refused():
+    """`from_env` takes a mapping, which nobody else checks."""
+    with pytest.raises(ConfigurationError, match=r"did you mean endpoint\?"):
+        Settings.load({"endpont": "x:1"}, {})
+
+
+def test_every_variable_of_the_project_is_known():
+    """What scripts, tests and other commands read is not taken for a misspelled setting."""
+    used = set()
+    for directory in ("src", "scripts", "docs", "examples", "benchmarks", ".ci"):
+        for path in (ROOT / directory).rglob("*"):
+            if path.suffix in (".py", ".sh", ".md", ".toml", "") and path.is_file():
+                used |= set(re.findall(r"\bSFPUBSUB_[A-Z]+(?:_[A-Z]+)*\b", path.read_text()))
+    for path in (ROOT / "tests").rglob("*.py"):  # tests also name what is misspelled
+        used |= set(re.findall(r"environ(?:\.get\(|\[)\"(SFPUBSUB_\w+)", path.read_text()))
+    used -= {"SFPUBSUB_X"}  # stands for any
+    from_environment(dict.fromkeys(used, "x"), NAMES)
+    assert {ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS} <= used
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("insecure", "yes", "1 or force"),
+        ("auth", "telepathy", "token, client-credentials, jwt, refresh, password, sf-cli"),
+        ("login_url", "login.salesforce.com", "not a URL"),
+        ("login_url", "http://login.salesforce.com", "plaintext"),
+        ("login_url", "https://user:pw@login.salesforce.com", "password"),
+        ("instance_url", "https://x.my.salesforce.com/services", "more than scheme and host"),
+        ("audience", "everyone", "not a URL"),
+        ("proxy", "proxy:3128", "http://host:port"),
+        ("proxy", "socks5://proxy:3128", "http://host:port"),
+        ("ping_interval", "often", "number of seconds"),
+        ("ping_interval", "-1", "number of seconds"),
+        ("ping_timeout", "nan", "number of seconds"),
+    ],
+)
+def test_a_value_that_a_setting_does_not_take(name, value, message):
+    """The error names the setting and where it stood."""
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        Settings.load({name: value}, {})
+    assert f"SFPUBSUB_{name.upper()} (option --{name.replace('_', '-')})" in str(caught.value)
+
+
+def test_plaintext_urls():
+    """Loopback needs no insisting; elsewhere it does."""
+    assert Settings.load({"login_url": "http://127.0.0.1:7/"}, {}).login_url == "http://127.0.0.1:7"
+    forced = Settings.load({"login_url": "http://10.0.0.1", "insecure": "force"}, {})
+    assert forced.login_url == "http://10.0.0.1"
+
+
+def test_every_setting_but_the_secret_ones_is_an_option():
+    """Other users of a machine see command lines."""
+    assert OPTIONS.keys() == {*NAMES, "config", "profile"} - {*SECRETS}
+
+
+def test_settings_do_not_show_a_secret():
+    """A printed settings object is safe, a pickled one is not made."""
+    values = {name: f"very-secret-{name}" for name in SECRETS}
+    settings = Settings(**values, proxy="http://me:very-secret-proxy@proxy:3128")
+    assert "very-secret" not in f"{settings} {settings!r} {settings.describe()}"
+    with pytest.raises(TypeError, match="secrets") as caught:
+        pickle.dumps(settings)
+    assert "very-secret" not in str(caught.value)
+
+
+def test_every_way_to_sign_in_names_settings():
+    """The table of ways cannot ask for a setting that does not exist."""
+    for needed in AUTH_WAYS.values():
+        assert set(needed) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", ["max_pending_count", "max_bytes", "max_unacked"])
@@ -42,3 +238,29 @@ def test_the_times_keep_the_services_rules():
     assert times.commit_interval + times.commit_timeout < 1800
     assert times.keepalive + times.keepalive_margin > 270
     assert times.slot_timeout > 19 * 60
+
+
+# What gRPC and HTTP need alike.
+
+
+def test_the_roots_are_the_systems_or_those_of_certifi(monkeypatch, tmp_path):
+    """SSL_CERT_FILE, else the usual places, else certifi."""
+    import certifi
+
+    mine = tmp_path / "mine.pem"
+    mine.write_text("x")
+    monkeypatch.setenv("SSL_CERT_FILE", str(mine))
+    assert network.trusted_roots() == mine
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
+    monkeypatch.setattr(network, "SYSTEM_BUNDLES", (str(tmp_path / "no"), str(mine)))
+    assert network.trusted_roots() == mine
+    monkeypatch.setattr(network, "SYSTEM_BUNDLES", ())
+    assert str(network.trusted_roots()) == certifi.where()
+
+
+def test_a_ca_file_without_a_certificate(tmp_path):
+    """gRPC would take it and fail each handshake without a reason."""
+    for text in ("", "no certificate"):
+        (tmp_path / "ca.pem").write_text(text)
+        with pytest.raises(ConfigurationError, match="no certificate"):
+            network.trusted_roots(str(tmp_path / "ca.pem"))

@@ -11,6 +11,8 @@ import pytest
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
 from sfpubsub.errors import AuthenticationError, ConfigurationError, SessionExpiredError
 
+from ..conftest import PATIENCE, until
+
 SECRET = "00D000000000001!AQ0AQ.secret"
 
 
@@ -28,8 +30,8 @@ def test_a_session_makes_the_three_headers():
 
 
 def test_the_tenant_can_be_read_from_the_token():
-    """An org id stands at its beginning."""
-    assert Session(SECRET, "https://x").tenant_id == "00D000000000001"
+    """An org id stands at its beginning; it is sent in the form of 18 characters."""
+    assert Session(SECRET, "https://x").tenant_id == "00D000000000001EAA"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,76 @@ def test_a_failed_renewal_can_be_tried_again():
     with pytest.raises(AuthenticationError):
         current.renew(old)
     assert current.renew(old) != old
+
+
+class Watched:
+    """A lock that counts who has asked for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.wanted = 0
+
+    def __enter__(self) -> None:
+        self.wanted += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._lock.release()
+
+
+def test_a_refused_renewal_is_shared_by_those_who_waited_for_it():
+    """Streams that fail together are refused once: too many refusals lock a user out."""
+    asked, waiting = threading.Event(), threading.Barrier(8)
+
+    class Refusing(Provider):
+        def get_session(self, expired):
+            if expired is None:
+                return super().get_session(expired)
+            self.calls.append(expired)
+            asked.wait(PATIENCE)
+            raise AuthenticationError("refused", error_code="invalid_grant")
+
+    provider = Refusing()
+    current = CurrentSession(provider)
+    old = current.get()
+    current._lock = lock = Watched()  # nothing else tells that a caller waits
+    failures = []
+
+    def renew():
+        waiting.wait(PATIENCE)
+        try:
+            current.renew(old)
+        except AuthenticationError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=renew) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: lock.wanted == 8, "seven to wait for the eighth")
+    asked.set()
+    for thread in threads:
+        thread.join()
+    assert provider.calls == [None, old]
+    assert [error.error_code for error in failures] == ["invalid_grant"] * 8
+    with pytest.raises(AuthenticationError):  # one that comes later asks anew
+        current.renew(old)
+    assert len(provider.calls) == 3
+
+
+@pytest.mark.parametrize("tenant", ["00D000000000002", "core/acme/00D000000000002EAA"])
+def test_a_tenant_of_another_org_than_the_tokens_is_told(tenant):
+    """The service says of both only that the token is wrong."""
+    static = StaticSession(Session(SECRET, "https://x", tenant))
+    with pytest.raises(AuthenticationError, match=r"00D000000000001EAA.*00D000000000002"):
+        static.get_session(static.get_session(None))
+
+
+@pytest.mark.parametrize("tenant", ["00D000000000001", "core/acme/00D000000000001EAA", "acme"])
+def test_a_tenant_that_may_be_right_is_not_blamed(tenant):
+    """15, 18, the long form, and what cannot be judged."""
+    static = StaticSession(Session(SECRET, "https://x", tenant))
+    with pytest.raises(SessionExpiredError, match="no longer accepts"):
+        static.get_session(static.get_session(None))
 
 
 def test_a_token_file_may_end_with_a_line_break():

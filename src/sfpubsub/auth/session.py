@@ -5,6 +5,7 @@ A secret never leaves a `Session` by accident: not in its repr, not in a pickle.
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from dataclasses import dataclass
@@ -21,8 +22,39 @@ from sfpubsub.errors import (
 # What an HTTP header may carry; anything else would fail each call, and be tried again for ever.
 _HEADER_VALUE = re.compile(r"[!-~]*")
 
-# Characters of an organisation id at the start of an access token, before the exclamation mark.
-_ORG_ID_LENGTH = 15
+# An access token that is not a JWT begins with the organisation id: 15 characters, always 00D at
+# first, and an exclamation mark. A convention, which others rely on as well.
+_TOKEN_WITH_ORG = re.compile(r"(00D[0-9A-Za-z]{12})!")
+
+# What an organisation id may be: 15 characters, or 18 with their cases repeated at the end.
+ORG_ID = r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?"
+
+_SUFFIX_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
+
+
+def eighteen(org_id: str) -> str:
+    """Return the form of 18 characters of an id of 15: a letter for the cases of each five.
+
+    Both are accepted by the service, and 18 by whatever compares ids without their cases.
+    """
+    if len(org_id) != 15:
+        return org_id
+    suffix = ""
+    for part in (org_id[:5], org_id[5:10], org_id[10:]):
+        suffix += _SUFFIX_LETTERS[sum(1 << i for i, letter in enumerate(part) if letter.isupper())]
+    return org_id + suffix
+
+
+def org_id_of_token(access_token: str) -> str:
+    """Return the organisation id, of 18 characters, that a token begins with; else empty."""
+    found = _TOKEN_WITH_ORG.match(access_token)
+    return eighteen(found[1]) if found else ""
+
+
+def is_other_org(org_id: str, tenant_id: str) -> bool:
+    """Whether *tenant_id*, an id or ``core/MyDomain/ID``, is of another org than *org_id*."""
+    given = tenant_id.rpartition("/")[2]
+    return re.fullmatch(ORG_ID, given) is not None and given[:15] != org_id[:15]
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,8 +87,8 @@ class Session:
             raise ConfigurationError("no instance URL: set SFPUBSUB_INSTANCE_URL")
         object.__setattr__(self, "instance_url", self.instance_url.rstrip("/"))
         if not self.tenant_id:
-            org_id, mark, _ = self.access_token.partition("!")
-            if not mark or len(org_id) != _ORG_ID_LENGTH:
+            org_id = org_id_of_token(self.access_token)
+            if not org_id:
                 raise ConfigurationError(
                     "no tenant id, and the access token does not begin with one: set "
                     "SFPUBSUB_TENANT_ID to the organisation id"
@@ -80,6 +112,13 @@ class Session:
             ConfigurationError: A part is missing.
         """
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
+
+    def doubt(self) -> str:
+        """Return what about this session contradicts itself, as a clause; empty if nothing does."""
+        org_id = org_id_of_token(self.access_token)
+        if not org_id or not is_other_org(org_id, self.tenant_id):
+            return ""
+        return f"the access token is of the org {org_id}, and the tenant id is {self.tenant_id}"
 
     def __repr__(self) -> str:
         return f"Session(access_token=***, instance_url={self.instance_url!r})"
@@ -112,9 +151,16 @@ class StaticSession:
     def get_session(self, expired: Session | None) -> Session:
         """Return the session; raises once it has expired."""
         if expired is not None:
+            doubt = self._session.doubt()
+            if doubt:
+                raise SessionExpiredError(
+                    f"the service does not accept the session: {doubt}; set SFPUBSUB_TENANT_ID to "
+                    f"the token's org, or take a token of the other"
+                )
             raise SessionExpiredError(
                 "the service no longer accepts the access token, and there are no credentials to "
-                "get a new one: set SFPUBSUB_ACCESS_TOKEN anew"
+                "get a new one: set SFPUBSUB_ACCESS_TOKEN anew, or sign in another way with "
+                "SFPUBSUB_AUTH"
             )
         return self._session
 
@@ -126,6 +172,8 @@ class CurrentSession:
         self._provider = provider
         self._lock = threading.Lock()  # held while a session is fetched: the others wait for it
         self._session: Session | None = None
+        self._failures = 0
+        self._failure: SfPubSubError | None = None  # the last one
 
     def get(self) -> Session:
         """Return the current session; fetches the first one.
@@ -133,9 +181,10 @@ class CurrentSession:
         Raises:
             AuthenticationError: None can be had.
         """
+        failures = self._failures
         with self._lock:
             if self._session is None:
-                self._session = self._fetch(None)
+                self._session = self._fetch(None, failures)
             return self._session
 
     def renew(self, expired: Session) -> Session:
@@ -144,20 +193,30 @@ class CurrentSession:
         Raises:
             AuthenticationError: None can be had.
         """
+        failures = self._failures
         with self._lock:
             if self._session is expired or self._session is None:
-                self._session = self._fetch(expired)
+                self._session = self._fetch(expired, failures)
             return self._session
 
-    def _fetch(self, expired: Session | None) -> Session:
+    def _fetch(self, expired: Session | None, failures: int) -> Session:
+        if self._failure is not None and self._failures != failures:
+            # Somebody else's fetch has failed while this caller waited. Asking again at once would
+            # fail again, and a user with too many refused sign-ins is locked out.
+            raise copy.copy(self._failure)
         try:
             return self._provider.get_session(expired)
-        except SfPubSubError:
+        except SfPubSubError as error:
+            self._failure = copy.copy(error)
+            self._failures += 1
             raise
         except Exception as error:  # noqa: BLE001  # a provider is anyone's code
             # Neither its message nor a chain to it: a request's URL or body may hold a secret.
-            raise AuthenticationError(
+            failure = AuthenticationError(
                 f"the session provider failed with {type(error).__name__}; it should raise an "
                 f"AuthenticationError that says why",
                 retryable=isinstance(error, OSError),
-            ) from None
+            )
+        self._failure = failure
+        self._failures += 1
+        raise copy.copy(failure)

@@ -12,6 +12,7 @@ import click
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import DEFAULT_ENDPOINT
+from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL
 
 # How long a command waits for the service to be reached, in seconds: several attempts of a
 # connection, and short enough for a person.
@@ -20,23 +21,39 @@ CONNECT_TIMEOUT = 10.0
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def service_options(command: Command) -> Command:
-    """Add the options that say which service to call.
+# Settings that may stand on a command line, with what their help says. Secrets are not among them:
+# other users of a machine see command lines.
+OPTIONS: dict[str, tuple[str, str]] = {
+    "config": ("FILE", "TOML file with settings."),
+    "profile": ("NAME", "The [profile.NAME] of that file."),
+    "endpoint": ("HOST:PORT", f"The service.  [default: {DEFAULT_ENDPOINT}]"),
+    "insecure": ("1|force", "Plaintext: 1 to loopback only, force to anywhere."),
+    "ca_file": ("PEM", "Certificate authorities to trust instead of the system's."),
+    "proxy": ("URL", "HTTP proxy; without it https_proxy and no_proxy hold."),
+    "ping_interval": ("S", "Seconds between pings; 0 for none.  [default: 30]"),
+    "ping_timeout": ("S", "Seconds until a ping counts as lost.  [default: 10]"),
+    "auth": ("WAY", f"How to sign in: {', '.join(AUTH_WAYS)}.  [default: token]"),
+    "instance_url": ("URL", "The org: scheme and host."),
+    "tenant_id": ("ID", "Organisation id."),
+    "login_url": ("URL", f"Where to sign in.  [default: {DEFAULT_LOGIN_URL}]"),
+    "client_id": ("KEY", "Consumer key of the connected app."),
+    "username": ("USER", "The user to sign in; with sf-cli the org's user name or alias."),
+    "private_key_file": ("PEM", "Private key of the JWT flow."),
+    "audience": ("URL", "Audience of the JWT flow; made of the login URL otherwise."),
+}
 
-    The command gets them as ``service``, a mapping for `connected_client`.
+CHOICES = {"insecure": ("1", "force"), "auth": tuple(AUTH_WAYS)}
+
+
+def service_options(command: Command) -> Command:
+    """Add the options that say which service to call, and as whom.
+
+    The command gets them as ``**service``, a mapping for `connected_client` and `Settings.load`.
     """
-    options = [
-        click.option(
-            "--endpoint", metavar="HOST:PORT", help=f"The service.  [default: {DEFAULT_ENDPOINT}]"
-        ),
-        click.option(
-            "--insecure",
-            type=click.Choice(["1", "force"]),
-            help="Plaintext: 1 to loopback only, force to anywhere.",
-        ),
-        click.option("--ca-file", metavar="PEM", help="Certificate authorities to trust."),
-    ]
-    for option in reversed(options):
+    for name, (metavar, text) in reversed(OPTIONS.items()):
+        spelled = f"--{name.replace('_', '-')}"
+        choice = click.Choice(CHOICES[name]) if name in CHOICES else None
+        option = click.option(spelled, name, metavar=metavar, type=choice, help=text)
         command = option(command)
     return command
 
@@ -53,7 +70,8 @@ def connected_client(
 
     Raises:
         ConfigurationError: A setting is missing or wrong.
-        StreamUnavailableError: The service cannot be reached.
+        AuthenticationError: The sign-in was refused.
+        StreamUnavailableError: The service, or the host to sign in at, cannot be reached.
     """
     with PubSubClient.from_env(options, schema_store=schema_store) as client:
         client.connect(CONNECT_TIMEOUT)

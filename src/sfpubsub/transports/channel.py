@@ -6,7 +6,6 @@ method headers). The headers are asked for when a call starts and stay with it f
 
 from __future__ import annotations
 
-import ipaddress
 import queue
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from sfpubsub.config import Timings, network
 from sfpubsub.errors import (
     ConfigurationError,
     RemoteProtocolError,
@@ -40,12 +40,6 @@ UNARY_TIMEOUT = 30.0
 OPTIONS: list[tuple[str, Any]] = [
     # 100 events of up to 1 MB exceed the default of 4 MB.
     ("grpc.max_receive_message_length", -1),
-    # Notice a dead connection within 40 s: others run these values against the service without
-    # being told to go away.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     # The protocol spaces its attempts; a channel that waits up to 120 s between its own would
     # refuse them without looking.
     ("grpc.initial_reconnect_backoff_ms", 500),
@@ -53,47 +47,64 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-def open_channel(endpoint: str, *, insecure: str = "", ca_file: str = "") -> grpc.Channel:
+def open_channel(
+    endpoint: str,
+    *,
+    insecure: str = "",
+    ca_file: str = "",
+    proxy: str = "",
+    timings: Timings | None = None,
+) -> grpc.Channel:
     """Return a channel to *endpoint*. Does not connect yet.
 
     Args:
-        endpoint: ``host:port``.
+        endpoint: ``host:port``; the service listens on 443 and 7443.
         insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to anywhere.
-        ca_file: PEM file of the certificate authorities to trust instead of the default ones.
+        ca_file: PEM file of the certificate authorities to trust instead of the system's.
+        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
+        timings: Has the times of pings.
 
     Raises:
-        ConfigurationError: No port, plaintext to a host that is not loopback, unreadable CA file.
+        ConfigurationError: No port, plaintext to a host that is not loopback, a CA file without
+            certificates, or a proxy that is none.
     """
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigurationError(f"endpoint {endpoint!r} is not host:port")
     if insecure not in ("", "0", "1", "force"):
         raise ConfigurationError(f"insecure is 1 or force, not {insecure!r}")
-    if insecure == "force" or (insecure == "1" and _is_loopback(host)):
-        return grpc.insecure_channel(endpoint, options=OPTIONS)
+    options = [*OPTIONS, *_pings(timings or Timings())]
+    if proxy:
+        network.check_proxy(proxy, "proxy")
+        options.append(("grpc.http_proxy", proxy))
+    if insecure in ("1", "force") and network.is_loopback(host):
+        # Through a proxy it would leave this machine, in plaintext.
+        return grpc.insecure_channel(endpoint, options=[*options, ("grpc.enable_http_proxy", 0)])
+    if insecure == "force":
+        return grpc.insecure_channel(endpoint, options=options)
     if insecure == "1":
         raise ConfigurationError(
             f"plaintext to {host} would show the access token to the network; SFPUBSUB_INSECURE=1 "
             f"is for loopback, and 'force' insists"
         )
-    roots = None
-    if ca_file:
-        try:
-            with open(ca_file, "rb") as file:
-                roots = file.read()
-        except OSError as error:
-            raise ConfigurationError(f"the CA file {ca_file} cannot be read: {error}") from error
+    roots = network.trusted_roots(ca_file).read_bytes()
     credentials = grpc.ssl_channel_credentials(root_certificates=roots)
-    return grpc.secure_channel(endpoint, credentials, options=OPTIONS)
+    return grpc.secure_channel(endpoint, credentials, options=options)
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+def _pings(timings: Timings) -> list[tuple[str, Any]]:
+    if not timings.ping_interval:
+        return []
+    return [
+        ("grpc.keepalive_time_ms", round(timings.ping_interval * 1000)),
+        ("grpc.keepalive_timeout_ms", round(timings.ping_timeout * 1000)),
+        # Seen with grpcio 1.85: without this one an answer is waited for 60 s, whatever the other
+        # one says.
+        ("grpc.http2.ping_timeout_ms", round(timings.ping_timeout * 1000)),
+        # Also while nothing is called or sent: an idle stream is when a connection dies unseen.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 class GrpcTransport(Transport):

@@ -1,16 +1,8 @@
-"""Settings: every number that the protocol lives by, and where a setting comes from.
-
-A number here is a default and can be changed; each says its unit and its reason. Reads the
-environment only when asked to; imports nothing of grpc, requests or pyspark.
-"""
+"""The numbers that the protocol lives by: defaults that can be changed, with unit and reason."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-
-from sfpubsub.errors import ConfigurationError
+from dataclasses import dataclass
 
 # Maximum of outstanding events over all requests of one call; the service treats more as 100
 # (Salesforce documentation: flow control, allocations).
@@ -56,6 +48,11 @@ class Timings:
     unacked_stall: float = 300.0
     """With ``max_unacked`` reached and no ack for this long, the subscription fails instead of
     standing still in silence."""
+    ping_interval: float = 30.0
+    """Between HTTP/2 pings, with which a dead connection is noticed; 0 for none. Others run these
+    two values against the service without being told to go away."""
+    ping_timeout: float = 10.0
+    """A ping unanswered for this long ends the connection."""
 
 
 @dataclass(frozen=True)
@@ -74,60 +71,3 @@ class Limits:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
-
-
-# Where the service answers everywhere; port 443 works as well (Salesforce documentation,
-# Pub/Sub endpoints).
-DEFAULT_ENDPOINT = "api.pubsub.salesforce.com:7443"
-
-ENVIRONMENT_PREFIX = "SFPUBSUB_"
-
-
-@dataclass(frozen=True, repr=False)
-class Settings:
-    """Which service to call, and as whom. Named alike as an option and in the environment."""
-
-    endpoint: str = DEFAULT_ENDPOINT
-    """``host:port``."""
-    insecure: str = ""
-    """``1``: plaintext to loopback only; ``force``: plaintext anywhere."""
-    ca_file: str = ""
-    """PEM file of certificate authorities to trust instead of the default ones."""
-    auth: str = "token"
-    """How a session is had; ``token`` takes the ready one below."""
-    access_token: str = ""
-    instance_url: str = ""
-    tenant_id: str = ""
-
-    @classmethod
-    def load(
-        cls,
-        options: Mapping[str, str | None] | None = None,
-        environ: Mapping[str, str] | None = None,
-    ) -> Settings:
-        """Take each setting from *options*, else from the environment, else its default.
-
-        Args:
-            options: By field name; None and missing mean "not given".
-            environ: ``SFPUBSUB_…`` variables; the process's own when None.
-
-        Raises:
-            ConfigurationError: ``auth`` names a way that is not known.
-        """
-        given, env = options or {}, os.environ if environ is None else environ
-        values = {}
-        for field in fields(cls):
-            value = given.get(field.name)
-            if value is None:
-                value = env.get(ENVIRONMENT_PREFIX + field.name.upper())
-            if value:
-                values[field.name] = value
-        settings = cls(**values)
-        if settings.auth != "token":
-            raise ConfigurationError(
-                f"SFPUBSUB_AUTH={settings.auth} is not known; the ways to sign in are: token"
-            )
-        return settings
-
-    def __repr__(self) -> str:
-        return f"Settings(endpoint={self.endpoint!r}, auth={self.auth!r})"

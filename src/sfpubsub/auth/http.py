@@ -1,0 +1,316 @@
+"""The one place that makes HTTP requests. It knows no flow and no object of the org.
+
+A request goes to the host it was made for and nowhere else: redirects are not followed, plaintext
+goes to loopback only, neither a ``.netrc`` nor cookies are looked at. It is bounded in time and
+in size, whatever the other end does. What fails is one of our errors, never chained to one of the
+libraries': theirs carry the request, and with it secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from sfpubsub.auth.limit import Limit, within
+from sfpubsub.config import Settings, network
+from sfpubsub.errors import (
+    LocalProtocolError,
+    RemoteProtocolError,
+    SfPubSubError,
+    StreamUnavailableError,
+)
+
+logger = logging.getLogger("sfpubsub.auth")
+
+# How long a request may take from its first byte out to its last byte in, in seconds. Sign-ins were
+# seen to take up to some seconds; nothing that is asked for here is large.
+REQUEST_TIMEOUT = 20.0
+
+# How long to wait for a connection, in seconds, for each address of the host.
+CONNECT_TIMEOUT = 10.0
+
+# Largest answer that is read, in bytes. A token answer has about 1 kB, 200 subscriptions 200 kB.
+MAX_BYTES = 4 * 1024 * 1024
+
+
+# Fields of a form that are no secrets.
+_HARMLESS = ("grant_type", "client_id", "username")
+
+
+class Form(dict[str, str]):
+    """The fields of a form; its repr shows names only, because values are secrets."""
+
+    def secrets(self) -> list[str]:
+        """Return the values that must not be shown, should an answer repeat them."""
+        return [value for name, value in self.items() if name not in _HARMLESS]
+
+    def __repr__(self) -> str:
+        return f"Form({', '.join(self)})"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a form holds secrets and is not pickled")
+
+
+@dataclass(frozen=True, repr=False)
+class Bearer:
+    """A token, and the one host that it may be sent to."""
+
+    instance_url: str
+    """Scheme and host."""
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Bearer({self.instance_url!r}, ***)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a token is a secret and is not pickled")
+
+
+@dataclass(frozen=True, repr=False)
+class Answer:
+    """What came back. It may hold a token, so its repr shows the status alone."""
+
+    status: int
+    body: bytes
+    host: str
+    """Who answered, for messages."""
+
+    def json(self) -> Any:
+        """Return the body, read as JSON.
+
+        Raises:
+            RemoteProtocolError: It is none. Its text is not in the message.
+        """
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            pass
+        # Outside the block: the parser's error has the whole text with it.
+        kind = "HTML" if self.body.lstrip()[:1] == b"<" else "no JSON"
+        raise RemoteProtocolError(
+            f"{self.host} answered {self.status} with {kind}: is it the host of a Salesforce org, "
+            f"and is nothing in between answering for it?"
+        )
+
+    def __repr__(self) -> str:
+        return f"Answer({self.status})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("an answer may hold a secret and is not pickled")
+
+
+class HttpClient:
+    """Makes requests, each on a connection of its own. Thread-safe.
+
+    Args:
+        ca_file: PEM file of authorities to trust instead of the system's.
+        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
+        insecure: ``force`` allows plaintext to other hosts than loopback.
+        timeout: Seconds that a request may take as a whole.
+    """
+
+    def __init__(
+        self,
+        *,
+        ca_file: str = "",
+        proxy: str = "",
+        insecure: str = "",
+        timeout: float = REQUEST_TIMEOUT,
+    ) -> None:
+        if ca_file:
+            network.check_pem(ca_file)
+        self._ca_file = ca_file
+        self._proxy = proxy
+        self.insecure = insecure
+        self._timeout = timeout
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> HttpClient:
+        """Make a client that trusts and goes through what the settings name.
+
+        Raises:
+            ConfigurationError: The CA file cannot be read.
+        """
+        return cls(ca_file=settings.ca_file, proxy=settings.proxy, insecure=settings.insecure)
+
+    def post_form(self, url: str, form: Form) -> Answer:
+        """Post a form.
+
+        Raises:
+            ConfigurationError: *url* is no URL that a secret may be sent to.
+            StreamUnavailableError: No answer in time, or the other end is down or overloaded.
+            RemoteProtocolError: The answer is a redirect, or too large.
+        """
+        return self._request("POST", url, form=form)
+
+    def call(
+        self,
+        bearer: Bearer,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Make a request of an org's REST interface.
+
+        Args:
+            bearer: Who asks, and the host to ask.
+            method: ``GET``, ``POST``, ``PATCH`` or ``DELETE``.
+            path: Begins with a slash.
+            body: Sent as JSON; None for none.
+            query: Parameters.
+
+        Raises:
+            LocalProtocolError: *path* could name another host.
+            StreamUnavailableError: As for `post_form`.
+            RemoteProtocolError: As for `post_form`.
+        """
+        if not path.startswith("/"):  # "@host" or ".host" behind the instance would be another one
+            raise LocalProtocolError("the path of a request begins with a slash")
+        url = bearer.instance_url + path + (f"?{urlencode(query)}" if query else "")
+        return self._request(method, url, bearer=bearer, body=body)
+
+    def _request(
+        self,
+        method: str,
+        url: str,
+        *,
+        form: Form | None = None,
+        bearer: Bearer | None = None,
+        body: object = None,
+    ) -> Answer:
+        target = url.partition("?")[0]
+        network.check_url(target, f"the address of a {method}", insecure=self.insecure, path=True)
+        host = urlsplit(url).netloc
+        with within(self._timeout) as limit:
+            answer = self._exchange(limit, method, url, form, bearer, body)
+        if isinstance(answer, SfPubSubError):
+            logger.debug("%s %s failed: %s", method, target, answer)
+            raise answer
+        logger.debug("%s %s answered %d", method, target, answer.status)
+        if answer.status == 429 or answer.status >= 500:
+            raise StreamUnavailableError(
+                f"{host} answered {answer.status}, so it is down or overloaded: try again later"
+            )
+        return answer
+
+    def _exchange(
+        self,
+        limit: Limit,
+        method: str,
+        url: str,
+        form: Form | None,
+        bearer: Bearer | None,
+        body: object,
+    ) -> Answer | SfPubSubError:
+        # Errors are returned and raised by the caller, so that nothing of the libraries is chained.
+        import requests  # here: importing it takes as long as all of ours
+        import urllib3
+
+        host = urlsplit(url).netloc
+        try:
+            # Sent by the adapter: a session would look at redirects even when it is not to follow
+            # them, at a .netrc, whose password replaces our token, and at cookies.
+            prepared = requests.Request(
+                method, url, _headers(bearer), data=form, json=body
+            ).prepare()
+            with (
+                closing(limit.adapter()) as adapter,
+                adapter.send(
+                    prepared,
+                    stream=True,
+                    timeout=(min(CONNECT_TIMEOUT, self._timeout), self._timeout),
+                    verify=str(network.trusted_roots(self._ca_file)),
+                    proxies=self._proxies(url),
+                ) as response,
+            ):
+                if 300 <= response.status_code < 400:
+                    return _redirected(host, response.headers.get("Location", ""))
+                read = response.raw.read(MAX_BYTES + 1, decode_content=False)
+                if len(read) > MAX_BYTES:
+                    return RemoteProtocolError(f"{host} answered more than {MAX_BYTES} bytes")
+                if not limit.expired:
+                    return Answer(response.status_code, read, host)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            if not limit.expired:
+                return _failed(host, error)
+        return StreamUnavailableError(f"{host} did not answer within {self._timeout:g} s")
+
+    def _proxies(self, url: str) -> dict[str, str]:
+        from requests.utils import get_environ_proxies, should_bypass_proxies
+
+        # Plaintext is for loopback, and a proxy may be anywhere.
+        if not url.startswith("https:"):
+            return {}
+        if not self._proxy:
+            return {**get_environ_proxies(url, no_proxy=None)}
+        return {} if should_bypass_proxies(url, no_proxy=None) else {"https": self._proxy}
+
+
+def _headers(bearer: Bearer | None) -> dict[str, str]:
+    headers = {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",  # compressed, a small answer could be a huge one
+        "User-Agent": "sfpubsub",
+    }
+    return headers if bearer is None else {**headers, "Authorization": f"Bearer {bearer.token}"}
+
+
+def _redirected(host: str, location: str) -> RemoteProtocolError:
+    try:
+        elsewhere = urlsplit(location).hostname or host  # the host alone: a query may hold secrets
+    except ValueError:
+        elsewhere = "a place that is no URL"
+    return RemoteProtocolError(
+        f"{host} redirects to {elsewhere[:200]!r}, where nothing was sent: if that is right, set "
+        f"SFPUBSUB_LOGIN_URL or SFPUBSUB_INSTANCE_URL to it"
+    )
+
+
+def _failed(host: str, error: Exception) -> StreamUnavailableError:
+    """Say why, from the types of the errors and from what TLS says; their texts may hold URLs."""
+    import requests
+
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return StreamUnavailableError(
+                f"the certificate of {host} was not accepted ({cause.verify_message}): name its "
+                f"authority with SFPUBSUB_CA_FILE",
+                retryable=False,  # neither end changes by itself
+            )
+    why = "the connection broke"
+    if isinstance(error, requests.exceptions.ProxyError):
+        why = "the proxy refused, or could not be reached: check SFPUBSUB_PROXY or https_proxy"
+    elif isinstance(error, requests.exceptions.SSLError):
+        why = "it does not speak TLS as this machine does"
+    elif isinstance(error, requests.exceptions.Timeout):
+        why = "no answer in time"
+    elif any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
+        why = "its name is not known: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and DNS"
+    elif any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
+        why = "nobody listens there"
+    return StreamUnavailableError(f"{host} could not be asked: {why}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those behind it, however the libraries have packed them."""
+    seen: list[BaseException] = []
+    waiting = [error]
+    while waiting and len(seen) < 20:  # chains have about five
+        cause = waiting.pop()
+        if cause in seen:
+            continue
+        seen.append(cause)
+        yield cause
+        inner = [cause.__cause__, cause.__context__, getattr(cause, "reason", None), *cause.args]
+        waiting += [item for item in inner if isinstance(item, BaseException)]

@@ -1,0 +1,338 @@
+"""Signing in: one form to the token endpoint, one answer read with care, one session.
+
+The flows differ in their form alone. A sign-in that is refused is an `AuthenticationError` that
+says what to check; one that could not be tried is a `StreamUnavailableError`, which is tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Any
+from urllib.parse import urlsplit
+
+from sfpubsub.auth.assertion import AUDIENCES, make_assertion
+from sfpubsub.auth.http import Answer, Bearer, Form, HttpClient
+from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.refusals import refused
+from sfpubsub.auth.session import Session, SessionProvider, StaticSession
+from sfpubsub.auth.sf_cli import SfCliLogin
+from sfpubsub.config import Settings, network
+from sfpubsub.config.settings import DEFAULT_LOGIN_URL
+from sfpubsub.errors import ConfigurationError, RemoteProtocolError, SfPubSubError
+
+TOKEN_PATH = "/services/oauth2/token"  # noqa: S105  # a path
+
+# Longest access token that is taken, in characters: as a header it has to fit into the 8 kB that
+# gRPC servers read. Session ids have about 112, JWTs up to some thousand.
+MAX_TOKEN = 6000
+
+
+class OAuthLogin(ABC):
+    """A `SessionProvider` that signs in at the token endpoint. Thread-safe.
+
+    Args:
+        login_url: My Domain, or ``https://login.salesforce.com``, or that of sandboxes.
+        instance_url: What the answer has to say; or is used where it says nothing.
+        tenant_id: Likewise.
+        token_url: Instead of the token endpoint of *login_url*.
+        http: Makes the requests.
+
+    Raises:
+        ConfigurationError: A URL is none that a secret may be sent to.
+    """
+
+    def __init__(
+        self,
+        *,
+        login_url: str = DEFAULT_LOGIN_URL,
+        instance_url: str = "",
+        tenant_id: str = "",
+        token_url: str = "",
+        http: HttpClient | None = None,
+    ) -> None:
+        self._http = http or HttpClient()
+        url = token_url or login_url.rstrip("/") + TOKEN_PATH
+        self._token_url = network.check_url(
+            url, "SFPUBSUB_LOGIN_URL", insecure=self._http.insecure, path=True
+        )
+        self._login_url = login_url.rstrip("/")
+        self._instance_url = instance_url.rstrip("/")
+        self._tenant_id = tenant_id
+        # One sign-in at a time: a refresh token that rotates is good once, and two clients may
+        # share a login.
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def _form(self) -> Form:
+        """Return the form of the flow."""
+
+    def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most need nothing
+        """Take from an answer what the next sign-in needs."""
+
+    def get_session(self, expired: Session | None) -> Session:
+        """Sign in.
+
+        Raises:
+            AuthenticationError: Refused; says what to check.
+            StreamUnavailableError: The host is down, or did not answer in time.
+            RemoteProtocolError: The answer is not a token endpoint's.
+            ConfigurationError: The answer is of another org than the settings name.
+        """
+        try:
+            with self._lock:
+                return self._sign_in()
+        except SfPubSubError as error:
+            # The variables of the frames below hold secrets, and error reporters show those.
+            failure = error.with_traceback(None)
+        raise failure
+
+    def _sign_in(self) -> Session:
+        form = self._form()
+        answer = self._http.post_form(self._token_url, form)
+        if answer.status != 200:
+            raise refused(answer.host, answer.status, _json_or_none(answer), form.secrets())
+        found = _fields(answer)
+        self._learn(found)
+        return self._session(answer.host, found)
+
+    def _session(self, host: str, found: dict[str, Any]) -> Session:
+        token = _text(host, found, "access_token")
+        if not token or len(token) > MAX_TOKEN:
+            raise RemoteProtocolError(f"{host} answered without an access token that can be used")
+        if _text(host, found, "token_type").lower() not in ("", "bearer"):
+            raise RemoteProtocolError(f"{host} answered with a token that is no Bearer token")
+        instance_url = self._instance(host, _text(host, found, "instance_url"))
+        org_id = organisation_of(
+            self._http,
+            Bearer(instance_url, token),
+            identity_url=_text(host, found, "id"),
+            tenant_id=self._tenant_id,
+        )
+        return Session(token, instance_url, org_id)
+
+    def _instance(self, host: str, said: str) -> str:
+        if not said and self._instance_url:
+            return self._instance_url
+        problem = ""
+        try:
+            instance_url = network.check_url(said, "it", insecure=self._http.insecure)
+        except ConfigurationError as error:
+            problem = str(error)
+        if problem:
+            raise RemoteProtocolError(f"{host} answered with an instance URL, but {problem}")
+        if self._instance_url and _host(instance_url) != _host(self._instance_url):
+            raise ConfigurationError(
+                f"signed in to {_host(instance_url)}, and SFPUBSUB_INSTANCE_URL is "
+                f"{_host(self._instance_url)}: unset it, or sign in to the other org"
+            )
+        return instance_url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_host(self._token_url)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a login holds secrets and is not pickled; make one where it is needed")
+
+
+class ClientCredentials(OAuthLogin):
+    """The client credentials flow: the app is the user. For servers; needs My Domain.
+
+    Args:
+        client_id: Consumer key of the app.
+        client_secret: Its secret.
+        **options: Those of `OAuthLogin`.
+    """
+
+    def __init__(self, client_id: str, client_secret: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._fields = Form(client_id=client_id, client_secret=client_secret)
+
+    def _form(self) -> Form:
+        return Form(grant_type="client_credentials", **self._fields)
+
+
+class JwtBearer(OAuthLogin):
+    """The JWT bearer flow: a private key signs for a user. Needs the extra ``[jwt]``.
+
+    Args:
+        client_id: Consumer key of the app.
+        username: Of the user to sign in.
+        private_key_file: PEM file; read at each sign-in, so that it can be replaced.
+        audience: The ``aud``; that of *login_url* when it is empty.
+        **options: Those of `OAuthLogin`.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        username: str,
+        private_key_file: str,
+        *,
+        audience: str = "",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._client_id, self._username = client_id, username
+        self._private_key_file = private_key_file
+        self._audience = audience or _audience(self._login_url)
+
+    def _form(self) -> Form:
+        assertion = make_assertion(
+            self._client_id, self._username, self._audience, self._private_key_file
+        )
+        grant = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+        return Form(grant_type=grant, assertion=assertion)
+
+
+class RefreshToken(OAuthLogin):
+    """The refresh token flow. A token that rotates is followed, in this object only.
+
+    Args:
+        client_id: Consumer key of the app that the token was issued to.
+        refresh_token: The token.
+        client_secret: Of the app, if it asks for one.
+        **options: Those of `OAuthLogin`.
+    """
+
+    def __init__(
+        self, client_id: str, refresh_token: str, *, client_secret: str = "", **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._fields = Form(client_id=client_id, refresh_token=refresh_token)
+        if client_secret:
+            self._fields["client_secret"] = client_secret
+
+    def _form(self) -> Form:
+        return Form(grant_type="refresh_token", **self._fields)
+
+    def _learn(self, found: dict[str, Any]) -> None:
+        rotated = found.get("refresh_token")
+        if isinstance(rotated, str) and rotated:
+            self._fields["refresh_token"] = rotated
+
+
+class UsernamePassword(OAuthLogin):
+    """The username-password flow, which Salesforce advises against and newer orgs refuse.
+
+    Args:
+        client_id: Consumer key of the app.
+        client_secret: Its secret.
+        username: Of the user.
+        password: With the security token at its end, where one is asked for.
+        **options: Those of `OAuthLogin`.
+    """
+
+    def __init__(
+        self, client_id: str, client_secret: str, username: str, password: str, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._fields = Form(
+            client_id=client_id, client_secret=client_secret, username=username, password=password
+        )
+
+    def _form(self) -> Form:
+        return Form(grant_type="password", **self._fields)
+
+
+def session_provider(settings: Settings, http: HttpClient | None = None) -> SessionProvider:
+    """Return what signs in as the settings say. Nothing is asked yet.
+
+    Args:
+        settings: Whose ``auth`` names the way.
+        http: Makes the requests, instead of one of the settings.
+
+    Raises:
+        ConfigurationError: A setting that the way needs is missing.
+    """
+    _check_complete(settings)
+    if settings.auth == "token":
+        return StaticSession(Session.from_settings(settings))
+    http = http or HttpClient.from_settings(settings)
+    given: dict[str, Any] = {
+        "tenant_id": settings.tenant_id,
+        "instance_url": settings.instance_url,
+        "http": http,
+    }
+    if settings.auth == "sf-cli":
+        return SfCliLogin(settings.username, **given)
+    options = {**given, "login_url": settings.login_url}
+    if settings.auth == "client-credentials":
+        return ClientCredentials(settings.client_id, settings.client_secret, **options)
+    if settings.auth == "jwt":
+        return JwtBearer(
+            settings.client_id,
+            settings.username,
+            settings.private_key_file,
+            audience=settings.audience,
+            **options,
+        )
+    if settings.auth == "refresh":
+        return RefreshToken(
+            settings.client_id,
+            settings.refresh_token,
+            client_secret=settings.client_secret,
+            **options,
+        )
+    if settings.auth == "password":
+        return UsernamePassword(
+            settings.client_id,
+            settings.client_secret,
+            settings.username,
+            settings.password,
+            **options,
+        )
+    raise AssertionError(settings.auth)
+
+
+def _check_complete(settings: Settings) -> None:
+    missing = settings.missing()
+    if not missing:
+        return
+    names = " and ".join(f"SFPUBSUB_{name.upper()}" for name in missing)
+    if missing == ["login_url"]:
+        raise ConfigurationError(
+            "client credentials are taken by the org's own host only: set SFPUBSUB_LOGIN_URL to "
+            "its My Domain, https://NAME.my.salesforce.com"
+        )
+    hint = "" if "auth" in settings.sources else ", or another way to sign in with SFPUBSUB_AUTH"
+    raise ConfigurationError(
+        f"signing in by {settings.auth} is not possible without {names}: set "
+        f"{'it' if len(missing) == 1 else 'them'}{hint}"
+    )
+
+
+def _audience(login_url: str) -> str:
+    """The authorisation server behind a login host: for My Domain it is the general one."""
+    host = _host(login_url)
+    for ending, audience in AUDIENCES:
+        if host.endswith(ending):
+            return audience
+    return login_url
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.lower()
+
+
+def _json_or_none(answer: Answer) -> Any:
+    try:
+        return answer.json()
+    except RemoteProtocolError:
+        return None  # an error page: the status has to do
+
+
+def _fields(answer: Answer) -> dict[str, Any]:
+    found = answer.json()
+    if not isinstance(found, dict):
+        raise RemoteProtocolError(f"{answer.host} answered with JSON that is no token answer")
+    return found
+
+
+def _text(host: str, found: dict[str, Any], name: str) -> str:
+    value = found.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+        raise RemoteProtocolError(f"{host} answered with a {name} that is no text")
+    return value

@@ -1,0 +1,64 @@
+"""Which org a token is of: the tenant id that every call must carry."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from sfpubsub.auth.http import Bearer, HttpClient
+from sfpubsub.auth.session import ORG_ID, eighteen, is_other_org, org_id_of_token
+from sfpubsub.errors import ConfigurationError, SfPubSubError
+
+logger = logging.getLogger("sfpubsub.auth")
+
+USERINFO_PATH = "/services/oauth2/userinfo"
+
+# The ``id`` of a token answer: https://login.salesforce.com/id/<organisation>/<user>.
+_IDENTITY = re.compile(rf"https?://[^/?#]+/id/({ORG_ID})/[0-9A-Za-z]+/?")
+
+
+def organisation_of(
+    http: HttpClient, bearer: Bearer, *, identity_url: str = "", tenant_id: str = ""
+) -> str:
+    """Return the tenant id: by the identity URL, else userinfo, else the token, else the given.
+
+    Args:
+        http: Asks userinfo, at the token's own host.
+        bearer: The token.
+        identity_url: The ``id`` of the token answer.
+        tenant_id: The one that is set; it has to be of the same org.
+
+    Raises:
+        ConfigurationError: *tenant_id* is of another org, or nothing tells the org.
+        StreamUnavailableError: Userinfo could not be asked, and nothing else tells it.
+    """
+    found = _IDENTITY.fullmatch(identity_url)
+    failure: SfPubSubError | None = None
+    org_id = eighteen(found[1]) if found else ""
+    if not org_id:
+        try:
+            org_id = _by_userinfo(http, bearer)
+        except SfPubSubError as error:
+            logger.info("userinfo does not tell the organisation: %s", error)
+            failure = error
+    org_id = org_id or org_id_of_token(bearer.token)
+    if org_id and is_other_org(org_id, tenant_id):
+        raise ConfigurationError(
+            f"signed in to the org {org_id}, and SFPUBSUB_TENANT_ID is {tenant_id}: unset it, or "
+            f"sign in to the other org"
+        )
+    if tenant_id or org_id:
+        return tenant_id or org_id
+    if failure is not None and failure.retryable:
+        raise failure
+    raise ConfigurationError(
+        "neither the sign-in nor userinfo (scope openid) tells the organisation id: set "
+        "SFPUBSUB_TENANT_ID to it"
+    )
+
+
+def _by_userinfo(http: HttpClient, bearer: Bearer) -> str:
+    answer = http.call(bearer, "GET", USERINFO_PATH)
+    found = answer.json() if answer.status == 200 else None
+    org_id = found.get("organization_id") if isinstance(found, dict) else None
+    return eighteen(org_id) if isinstance(org_id, str) and re.fullmatch(ORG_ID, org_id) else ""

@@ -1,0 +1,150 @@
+"""What a refused sign-in means and what to check, as data.
+
+Salesforce names a cause by ``error``, which is coarse, and ``error_description``, which is words.
+The first row that fits both is taken; an ``error`` that no row knows is shown as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sfpubsub.errors import AuthenticationError
+
+# Longest part of an answer's text that is shown, in characters.
+SHOWN = 300
+
+# What looks like a token in a text that is not ours: an access token, a JWT, an sf login URL.
+_TOKEN = re.compile(r"00D\w{12,15}!\S+|\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?|force://\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One cause."""
+
+    error: str
+    """Salesforce's word for the kind."""
+    words: str
+    """Part of its description, in lower case; empty fits any."""
+    check: str
+    """What the user can do."""
+    retryable: bool = False
+    """Whether the same sign-in may work later."""
+
+
+_APPROVE = (
+    "let an administrator approve the connected app for the user: permitted users 'admin approved "
+    "users are pre-authorized', a profile or permission set, and the scopes api and refresh_token"
+)
+_CREDENTIALS = (
+    "check SFPUBSUB_CLIENT_ID and SFPUBSUB_CLIENT_SECRET, both of the same app; a new app takes "
+    "some minutes to be known"
+)
+
+# Salesforce documentation (OAuth 2.0 authorization errors) and what users report of their sign-ins.
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        "invalid_grant",
+        "no client credentials user enabled",
+        "choose a 'Run As' user in the app's policies for the client credentials flow",
+    ),
+    Refusal(
+        "invalid_grant",
+        "not supported on this domain",
+        "set SFPUBSUB_LOGIN_URL to the org's My Domain, https://NAME.my.salesforce.com, and not to "
+        "login.salesforce.com or test.salesforce.com",
+    ),
+    Refusal("invalid_grant", "approved", _APPROVE),  # hasn't approved this consumer, not admin a.
+    Refusal(
+        "invalid_grant",
+        "audience",
+        "set SFPUBSUB_LOGIN_URL to https://login.salesforce.com, or to https://test.salesforce.com "
+        "for a sandbox; SFPUBSUB_AUDIENCE sets the audience alone",
+    ),
+    Refusal(
+        "invalid_grant",
+        "assertion",
+        "check that SFPUBSUB_PRIVATE_KEY_FILE belongs to the certificate of the connected app, and "
+        "that SFPUBSUB_USERNAME is a user of this org",
+    ),
+    Refusal(
+        "invalid_grant",
+        "expired authorization code",
+        "check this machine's clock: an assertion is good for three minutes",
+    ),
+    Refusal(
+        "invalid_grant",
+        "access/refresh token",
+        "sign in anew for a refresh token: this one was revoked, has expired, or was replaced when "
+        "it was used elsewhere",
+    ),
+    Refusal(
+        "invalid_grant",
+        "ip restricted",
+        "relax the IP restrictions of the connected app, or the login hours of the profile",
+    ),
+    Refusal("invalid_grant", "inactive", "activate the user, or ask the org's administrator"),
+    Refusal(
+        "invalid_grant",
+        "",
+        "check user name, password (the security token at its end) and login host (for a sandbox "
+        "https://test.salesforce.com), and that the org allows this flow",
+    ),
+    Refusal("invalid_client_id", "", _CREDENTIALS),
+    Refusal("invalid_client", "", _CREDENTIALS),
+    Refusal("invalid_app_access", "", _APPROVE),
+    Refusal("unauthorized_client", "", "switch the flow on in the app, and give it the scope api"),
+    Refusal("unsupported_grant_type", "", "switch this flow on in the app's OAuth settings"),
+    Refusal("invalid_scope", "", "give the app the scope api"),
+    Refusal("invalid_request", "", "check that SFPUBSUB_LOGIN_URL is the org's and uses https"),
+    Refusal("inactive_user", "", "activate the user"),
+    Refusal("inactive_org", "", "the org is locked, closed or suspended: ask its administrator"),
+    Refusal("rate_limit_exceeded", "", "sign in less often", retryable=True),
+    Refusal("unknown_error", "", "see the org's login history", retryable=True),
+)
+
+
+def find(error: str, description: str) -> Refusal | None:
+    """Return the row for an answer."""
+    lower = description.lower()
+    for row in REFUSALS:
+        if row.error == error.lower() and row.words in lower:
+            return row
+    return None
+
+
+def refused(host: str, status: int, found: Any, secrets: Iterable[str]) -> AuthenticationError:
+    """Return the error for a refused sign-in.
+
+    Args:
+        host: Who refused.
+        status: The HTTP status.
+        found: The answer as JSON.
+        secrets: What must not be shown, should the answer repeat it.
+    """
+    hidden = list(secrets)
+    found = found if isinstance(found, dict) else {}
+    error = _shown(found.get("error"), hidden)
+    description = _shown(found.get("error_description"), hidden)
+    row = find(error, description)
+    said = ": ".join(part for part in (error, description) if part) or f"status {status}"
+    check = row.check if row else "see the org's login history"
+    return AuthenticationError(
+        f"{host} refused the sign-in with {said}; {check}",
+        retryable=row is not None and row.retryable,
+        error_code=error or None,
+    )
+
+
+def _shown(text: object, secrets: Iterable[str]) -> str:
+    return scrub(text, secrets) if isinstance(text, str) else ""
+
+
+def scrub(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return a text of somebody else's as it may be shown: one line, short, without secrets."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    text = _TOKEN.sub("***", text)
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:SHOWN]

@@ -1,0 +1,125 @@
+"""The org's REST interface: JSON in, JSON out, our errors, and one renewal of the session.
+
+What the objects mean is others' business (`sfpubsub.tooling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sfpubsub.auth.http import Answer, Bearer, HttpClient
+from sfpubsub.auth.refusals import scrub
+from sfpubsub.auth.session import CurrentSession, Session
+from sfpubsub.errors import (
+    PermissionDeniedError,
+    QuotaExceededError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    SessionExpiredError,
+    SfPubSubError,
+)
+
+
+class OrgClient:
+    """Asks an org, as the current session. Thread-safe.
+
+    Every method raises:
+        SessionExpiredError: The session was refused, and the one after it as well.
+        PermissionDeniedError: The user may not do this.
+        QuotaExceededError: The org's requests of the day are used up.
+        RequestRefusedError: Refused for another reason; ``status`` and ``error_code`` tell it.
+        StreamUnavailableError: No answer in time, or the org is down or overloaded. The request may
+            have been carried out.
+        RemoteProtocolError: The answer is not what Salesforce answers.
+        AuthenticationError: No session can be had.
+
+    Args:
+        sessions: Where the session comes from.
+        http: Makes the requests.
+    """
+
+    def __init__(self, sessions: CurrentSession, http: HttpClient) -> None:
+        self._sessions = sessions
+        self._http = http
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """Return what is at *path*, such as ``/services/data/v60.0/tooling/query``."""
+        return self._ask("GET", path, query=query)
+
+    def post(self, path: str, body: object) -> Any:
+        """Create something; returns the answer."""
+        return self._ask("POST", path, body=body)
+
+    def patch(self, path: str, body: object) -> None:
+        """Change something."""
+        self._ask("PATCH", path, body=body)
+
+    def delete(self, path: str) -> None:
+        """Delete something."""
+        self._ask("DELETE", path)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        session = self._sessions.get()
+        answer = self._send(session, method, path, body, query)
+        if answer.status == 401:
+            session = self._sessions.renew(session)
+            answer = self._send(session, method, path, body, query)
+        if 200 <= answer.status < 300:
+            return answer.json() if answer.body else None
+        raise refusal(answer, f"{method} {path}", [session.access_token])
+
+    def _send(
+        self,
+        session: Session,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, str] | None,
+    ) -> Answer:
+        bearer = Bearer(session.instance_url, session.access_token)
+        return self._http.call(bearer, method, path, body=body, query=query)
+
+
+def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubError:
+    """Return the error for an answer that is no success.
+
+    Args:
+        answer: With a body of Salesforce's form, ``[{"errorCode", "message"}]``, or any other.
+        what: The request, for the message.
+        secrets: What must not be shown, should the answer repeat it.
+    """
+    code, message = (scrub(text, secrets) for text in _reason(answer))
+    reason = f"{what} was refused by {answer.host} with {answer.status}"
+    if code or message:
+        reason += f", {': '.join(part for part in (code, message) if part)}"
+    if answer.status == 401:
+        return SessionExpiredError(reason, error_code=code or None)
+    if code == "REQUEST_LIMIT_EXCEEDED":
+        return QuotaExceededError(reason, error_code=code)
+    if answer.status == 403:
+        return PermissionDeniedError(reason, error_code=code or None)
+    return RequestRefusedError(reason, status=answer.status, error_code=code or None)
+
+
+def _reason(answer: Answer) -> tuple[str, str]:
+    try:
+        found = answer.json()
+    except RemoteProtocolError:
+        return "", ""  # an error page: the status has to do
+    if isinstance(found, list) and found:
+        found = found[0]
+    if not isinstance(found, dict):
+        return "", ""
+    code, message = found.get("errorCode"), found.get("message")
+    return (
+        code if isinstance(code, str) else "",
+        message if isinstance(message, str) else "",
+    )

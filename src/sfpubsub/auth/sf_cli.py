@@ -1,0 +1,162 @@
+"""The login of Salesforce's command line ``sf``: it keeps the credentials and renews the token.
+
+Nothing that the program prints is shown but the message of its error, and that scrubbed: its output
+is a token, and its warnings may quote one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from sfpubsub.auth.http import Bearer, HttpClient
+from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.refusals import scrub
+from sfpubsub.auth.session import ORG_ID, Session
+from sfpubsub.config import network
+from sfpubsub.errors import AuthenticationError, ConfigurationError, SfPubSubError
+
+# How long one run of the program may take, in seconds: it starts slowly and asks the network.
+COMMAND_TIMEOUT = 60.0
+
+# Since May 2026 ``org display`` says [REDACTED] in place of the token, and a command of its own
+# tells it (salesforcecli/plugin-org, pull requests 1667 and 1673).
+_SHOW_TOKEN = ("org", "auth", "show-access-token")
+_DISPLAY = ("org", "display")
+
+
+class SfCliLogin:
+    """A `SessionProvider` that asks ``sf``. Thread-safe.
+
+    Args:
+        target_org: User name or alias; the default org when it is empty.
+        instance_url: Must be that of the org, where it is set.
+        tenant_id: Likewise.
+        http: Makes the requests.
+        command: The program.
+    """
+
+    def __init__(
+        self,
+        target_org: str = "",
+        *,
+        instance_url: str = "",
+        tenant_id: str = "",
+        http: HttpClient | None = None,
+        command: str = "sf",
+    ) -> None:
+        self._target_org = target_org
+        self._instance_url = instance_url.rstrip("/")
+        self._tenant_id = tenant_id
+        self._http = http or HttpClient()
+        self._command = command
+
+    def get_session(self, expired: Session | None) -> Session:
+        """Return the session of the org that ``sf`` is signed in to.
+
+        Raises:
+            ConfigurationError: The program is not installed, or its org is not the one that is set.
+            AuthenticationError: It has no login for the org, or the same token as before.
+        """
+        try:
+            return self._take(expired)
+        except SfPubSubError as error:
+            # The variables of the frames below hold the token, and error reporters show those.
+            failure = error.with_traceback(None)
+        raise failure
+
+    def _take(self, expired: Session | None) -> Session:
+        shown = self._ask(*_DISPLAY)
+        token = _text(shown, "accessToken")
+        if not token or token.startswith("["):
+            token = _text(self._ask(*_SHOW_TOKEN), "accessToken")
+        if not token:
+            raise AuthenticationError("sf told no access token: bring it up to date (sf update)")
+        if expired is not None and token == expired.access_token:
+            raise AuthenticationError(
+                f"sf still has the token that was refused: sign in anew with sf org login web"
+                f"{self._for_target()}"
+            )
+        instance_url = network.check_url(
+            _text(shown, "instanceUrl"),
+            "the instance URL that sf told",
+            insecure=self._http.insecure,
+        )
+        if self._instance_url and instance_url != self._instance_url:
+            raise ConfigurationError(
+                f"sf is signed in to {instance_url}, and SFPUBSUB_INSTANCE_URL is "
+                f"{self._instance_url}: unset it, or name the other org with SFPUBSUB_USERNAME"
+            )
+        org_id = _text(shown, "id")
+        identity = f"{instance_url}/id/{org_id}/user" if re.fullmatch(ORG_ID, org_id) else ""
+        tenant_id = organisation_of(
+            self._http,
+            Bearer(instance_url, token),
+            identity_url=identity,
+            tenant_id=self._tenant_id,
+        )
+        return Session(token, instance_url, tenant_id)
+
+    def _ask(self, *command: str) -> dict[str, Any]:
+        program = shutil.which(self._command)
+        if program is None:
+            raise ConfigurationError(
+                f"{self._command} is not installed, or not on the PATH: install the Salesforce "
+                f"command line, or sign in another way with SFPUBSUB_AUTH"
+            )
+        arguments = [program, *command, "--json"]
+        if self._target_org:
+            arguments += ["--target-org", self._target_org]
+        problem = f"did not answer within {COMMAND_TIMEOUT:g} s"
+        try:
+            done = subprocess.run(  # noqa: S603  # no shell; the program is the user's own
+                arguments,
+                stdin=subprocess.DEVNULL,
+                env=_plain(os.environ),
+                capture_output=True,
+                timeout=COMMAND_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            pass
+        except OSError as error:
+            problem = f"could not be run: {error.strerror}"
+        else:
+            found = _json(done.stdout)
+            result = found.get("result")
+            if done.returncode == 0 and isinstance(result, dict):
+                return result
+            said = found.get("message")
+            problem = f"failed: {scrub(said)}" if isinstance(said, str) else "failed"
+            problem += f"; sign in with sf org login web{self._for_target()}"
+        # Outside the blocks and not chained: those errors hold what the program has printed.
+        raise AuthenticationError(f"sf {' '.join(command)} {problem}")
+
+    def _for_target(self) -> str:
+        return f" --alias {self._target_org}" if self._target_org else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a login is not pickled; make one where it is needed")
+
+
+def _plain(environ: Mapping[str, str]) -> dict[str, str]:
+    # With FORCE_COLOR, which some shells and CI systems set, its JSON has colours in it.
+    return {**{k: v for k, v in environ.items() if k != "FORCE_COLOR"}, "NO_COLOR": "1"}
+
+
+def _json(output: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(output)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    value = found.get(name)
+    return value.strip() if isinstance(value, str) else ""

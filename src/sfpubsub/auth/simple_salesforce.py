@@ -1,0 +1,97 @@
+"""An existing `simple_salesforce.Salesforce` object as a source of sessions.
+
+Taken by its shape, so that the package is never imported: ``session_id``, ``sf_instance``, and for
+a renewal ``_refresh_session``, a private name that newer versions may lack.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from sfpubsub.auth.http import Bearer, HttpClient
+from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.session import Session
+from sfpubsub.config import network
+from sfpubsub.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    SessionExpiredError,
+    SfPubSubError,
+)
+
+
+class SimpleSalesforceLogin:
+    """A `SessionProvider` that takes the session of a `Salesforce` object. Thread-safe.
+
+    Args:
+        salesforce: The object; it is renewed in place.
+        tenant_id: Organisation id, where the session does not tell it.
+        http: Makes the requests.
+
+    Raises:
+        ConfigurationError: The object does not look like one.
+    """
+
+    def __init__(
+        self, salesforce: Any, *, tenant_id: str = "", http: HttpClient | None = None
+    ) -> None:
+        for name in ("session_id", "sf_instance"):
+            if not isinstance(getattr(salesforce, name, None), str):
+                raise ConfigurationError(
+                    f"a simple_salesforce.Salesforce has a {name}, and this "
+                    f"{type(salesforce).__name__} has none"
+                )
+        self._salesforce = salesforce
+        self._tenant_id = tenant_id
+        self._http = http or HttpClient()
+        self._lock = threading.Lock()  # the object is not made for several threads
+
+    def get_session(self, expired: Session | None) -> Session:
+        """Return the object's session; renews it when it is the one that was refused.
+
+        Raises:
+            SessionExpiredError: The object cannot renew it.
+            AuthenticationError: Signing in was refused.
+        """
+        try:
+            return self._take(expired)
+        except SfPubSubError as error:
+            # The variables of the frames below hold the token, and error reporters show those.
+            failure = error.with_traceback(None)
+        raise failure
+
+    def _take(self, expired: Session | None) -> Session:
+        with self._lock:
+            if expired is not None and expired.access_token == self._salesforce.session_id:
+                self._renew()
+            token, instance = self._salesforce.session_id, self._salesforce.sf_instance
+        url = instance if "://" in instance else f"https://{instance}"
+        instance_url = network.check_url(url, "sf_instance", insecure=self._http.insecure)
+        tenant_id = organisation_of(
+            self._http, Bearer(instance_url, token), tenant_id=self._tenant_id
+        )
+        return Session(token, instance_url, tenant_id)
+
+    def _renew(self) -> None:
+        refresh = getattr(self._salesforce, "_refresh_session", None)
+        if not callable(refresh):
+            raise SessionExpiredError(
+                "the session of the Salesforce object is no longer accepted, and this version of "
+                "simple_salesforce cannot renew it: make a new object"
+            )
+        try:
+            refresh()
+        except Exception as error:  # noqa: BLE001  # the package's own, or of requests
+            name, retryable = type(error).__name__, isinstance(error, OSError)
+        else:
+            return
+        # Outside the block and not chained: such errors hold requests, and those the password.
+        raise AuthenticationError(
+            f"the Salesforce object could not renew its session ({name}): an object made of a "
+            f"session id alone cannot; otherwise check its credentials",
+            retryable=retryable,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a login holds secrets and is not pickled; make one where it is needed")

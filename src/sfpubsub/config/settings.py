@@ -1,0 +1,234 @@
+"""The settings: which service to call, and as whom.
+
+Each is named alike as an option (``--login-url``), in the environment (``SFPUBSUB_LOGIN_URL``) and
+in a TOML file (``login_url``); the first of these that says something holds. A secret is an option
+nowhere, because other users of a machine see command lines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from sfpubsub.config import network
+from sfpubsub.config.numbers import Timings
+from sfpubsub.config.places import (
+    CONFIG,
+    ENVIRONMENT_PREFIX,
+    PROFILE,
+    Given,
+    from_environment,
+    from_file,
+    near,
+)
+from sfpubsub.errors import ConfigurationError
+
+# Where the service answers everywhere; port 443 works as well (Salesforce documentation,
+# Pub/Sub endpoints).
+DEFAULT_ENDPOINT = "api.pubsub.salesforce.com:7443"
+
+DEFAULT_LOGIN_URL = "https://login.salesforce.com"
+
+# The ways to sign in, and what each cannot do without.
+AUTH_WAYS: dict[str, tuple[str, ...]] = {
+    "token": ("access_token", "instance_url"),
+    # The only flow that login.salesforce.com does not offer: the org's own host must be named.
+    "client-credentials": ("login_url", "client_id", "client_secret"),
+    "jwt": ("client_id", "username", "private_key_file"),
+    "refresh": ("client_id", "refresh_token"),
+    "password": ("client_id", "client_secret", "username", "password"),
+    "sf-cli": (),
+}
+
+SECRETS = ("access_token", "client_secret", "password", "refresh_token")
+FILES = ("ca_file", "private_key_file")
+NUMBERS = ("ping_interval", "ping_timeout")
+
+
+class Setting(NamedTuple):
+    """One setting as it may be shown to anyone."""
+
+    name: str
+    value: str
+    """A secret that is set is ``***``."""
+    source: str
+    """``option --x``, ``environment SFPUBSUB_X``, ``FILE: key`` or ``default``."""
+
+
+@dataclass(frozen=True, repr=False)
+class Settings:
+    """Which service to call, and as whom.
+
+    Raises:
+        ConfigurationError: A value is not what the setting takes.
+    """
+
+    endpoint: str = DEFAULT_ENDPOINT
+    """``host:port``."""
+    insecure: str = ""
+    """``1``: plaintext to loopback only; ``force``: plaintext anywhere."""
+    ca_file: str = ""
+    """PEM file of certificate authorities to trust instead of the system's."""
+    proxy: str = ""
+    """``http://[user:password@]host:port`` of an HTTP proxy for gRPC and HTTP; without it the
+    variables ``https_proxy`` and ``no_proxy`` hold."""
+    ping_interval: float = Timings.ping_interval
+    """Seconds between HTTP/2 pings; 0 for none."""
+    ping_timeout: float = Timings.ping_timeout
+    """Seconds after which a ping unanswered ends the connection."""
+    auth: str = "token"
+    """How a session is had, one of `AUTH_WAYS`."""
+    access_token: str = ""
+    """With ``token``: the ready one."""
+    instance_url: str = ""
+    """Scheme and host of the org. Flows are told it; set, it must be the same."""
+    tenant_id: str = ""
+    """Organisation id. Flows are told it; set, it must be the same."""
+    login_url: str = DEFAULT_LOGIN_URL
+    """Where to sign in: My Domain, login.salesforce.com or test.salesforce.com."""
+    client_id: str = ""
+    """Consumer key of the connected app."""
+    client_secret: str = ""
+    username: str = ""
+    """With ``sf-cli``: user name or alias of the org; without it the default org."""
+    password: str = ""
+    """With the security token at its end, where one is asked for."""
+    private_key_file: str = ""
+    """PEM file of the key whose certificate the connected app has."""
+    refresh_token: str = ""
+    audience: str = ""
+    """The ``aud`` of the JWT; made of ``login_url`` when it is empty."""
+
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each setting comes from; missing is a default."""
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            object.__setattr__(self, name, self._seconds(name))
+        if self.insecure not in ("", "0", "1", "force"):
+            raise ConfigurationError(
+                f"{self._naming('insecure')} is 1 or force, not {self.insecure!r}"
+            )
+        if self.auth not in AUTH_WAYS:
+            raise ConfigurationError(
+                f"{self._naming('auth')}={self.auth} is not known; the ways to sign in are: "
+                f"{', '.join(AUTH_WAYS)}"
+            )
+        for name, path in (("login_url", True), ("instance_url", False), ("audience", True)):
+            url = getattr(self, name).strip()
+            if url:
+                url = network.check_url(url, self._naming(name), insecure=self.insecure, path=path)
+            object.__setattr__(self, name, url)
+        if self.proxy:
+            network.check_proxy(self.proxy, self._naming("proxy"))
+
+    @classmethod
+    def load(
+        cls,
+        options: Mapping[str, str | None] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Take each setting from *options*, else the environment, else a file, else its default.
+
+        Args:
+            options: By field name, and ``config`` and ``profile``, which choose the file and the
+                table in it; None and missing mean "not given".
+            environ: ``SFPUBSUB_…`` variables; the process's own when None.
+
+        Raises:
+            ConfigurationError: A name is not known, a value is wrong, or the file cannot be read.
+        """
+        try:
+            return cls._load(options or {}, os.environ if environ is None else environ)
+        except ConfigurationError as error:
+            # The variables of the frames below hold secrets, and error reporters show those.
+            failure = error.with_traceback(None)
+        del options, environ
+        raise failure
+
+    @classmethod
+    def _load(cls, options: Mapping[str, str | None], environ: Mapping[str, str]) -> Settings:
+        names = [name for name in cls.__dataclass_fields__ if name != "sources"]
+        given = {}
+        for name, value in options.items():
+            if name not in (*names, CONFIG, PROFILE):
+                raise ConfigurationError(f"{name} is not a setting: {near(name, names)}")
+            if value:
+                given[name] = Given(value, f"option --{name.replace('_', '-')}")
+        found = {**from_environment(environ, names), **given}
+        config, profile = found.pop(CONFIG, None), found.pop(PROFILE, None)
+        if config is not None:
+            kept = from_file(
+                Path(config.value).expanduser(),
+                profile.value if profile else None,
+                names,
+                secrets=SECRETS,
+                files=FILES,
+            )
+            found = {**kept, **found}
+        elif profile is not None:
+            raise ConfigurationError(
+                f"profile {profile.value} ({profile.source}) is one of a settings file: name it "
+                f"with --config or SFPUBSUB_CONFIG"
+            )
+        values: dict[str, Any] = {name: item.value for name, item in found.items()}
+        return cls(**values, sources={name: item.source for name, item in found.items()})
+
+    @property
+    def timings(self) -> Timings:
+        """The default times, with those that are settings."""
+        return Timings(ping_interval=self.ping_interval, ping_timeout=self.ping_timeout)
+
+    def describe(self) -> list[Setting]:
+        """Return every setting with its source, as it may be shown: secrets are masked."""
+        shown = []
+        for name in self.__dataclass_fields__:
+            if name == "sources":
+                continue
+            value = getattr(self, name)
+            if name in SECRETS:
+                value = "***" if value else ""
+            elif name == "proxy":
+                value = network.without_password(value)
+            elif name in NUMBERS:
+                value = f"{value:g}"
+            shown.append(Setting(name, value, self.sources.get(name, "default")))
+        return shown
+
+    def missing(self) -> list[str]:
+        """Return the names of the settings that the way to sign in needs and that are not set."""
+        needed = AUTH_WAYS[self.auth]
+        return [
+            name
+            for name in needed
+            if not getattr(self, name) or (name == "login_url" and self._is_general_login())
+        ]
+
+    def _is_general_login(self) -> bool:
+        host = urlsplit(self.login_url).hostname
+        return host in ("login.salesforce.com", "test.salesforce.com")
+
+    def _naming(self, name: str) -> str:
+        source = self.sources.get(name, "")
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        return variable if variable in source or not source else f"{variable} ({source})"
+
+    def _seconds(self, name: str) -> float:
+        text = getattr(self, name)
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < 86_400:
+            raise ConfigurationError(f"{self._naming(name)} is a number of seconds, not {text!r}")
+        return seconds
+
+    def __repr__(self) -> str:
+        return f"Settings(endpoint={self.endpoint!r}, auth={self.auth!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("settings hold secrets and are not pickled; load them where needed")

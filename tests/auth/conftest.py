@@ -1,0 +1,21 @@
+"""What the tests of signing in share."""
+
+from __future__ import annotations
+
+import pytest
+
+from .servers import Authority
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A certificate authority that nothing on this machine trusts by itself."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stands between a test and loopback unless the test puts it there."""
+    for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)

@@ -1,0 +1,223 @@
+"""Small servers on loopback that answer as a test says: an HTTPS host, a proxy, and a dripping one.
+
+Each ends with its block. They know nothing of Salesforce, and nothing of the client.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+import trustme
+
+# No socket of a test server waits longer than this, in seconds.
+SOCKET_TIMEOUT = 10.0
+
+
+class Request(NamedTuple):
+    """What a client asked for."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def form(self) -> dict[str, str]:
+        return dict(parse_qsl(self.body.decode()))
+
+
+class Reply(NamedTuple):
+    """What it is told."""
+
+    status: int = 200
+    body: bytes | str | dict[str, Any] | list[Any] = b""
+    headers: dict[str, str] = {}  # noqa: RUF012  # never changed
+
+
+@dataclass
+class Host:
+    """A running server.
+
+    Attributes:
+        answer: Called with each request; its result is the answer.
+        requests: What was asked, in order.
+    """
+
+    url: str
+    port: int
+    ca_file: str
+    answer: Callable[[Request], Reply]
+    requests: list[Request] = field(default_factory=list, repr=False)
+
+
+class Authority:
+    """A certificate authority of a test's own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._ca = trustme.CA()
+        self.ca_file = directory / "test-ca.pem"
+        self._ca.cert_pem.write_to_path(self.ca_file)
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._ca.issue_cert("127.0.0.1", "localhost").configure_cert(context)
+        return context
+
+
+@contextmanager
+def https_host(
+    answer: Callable[[Request], Reply], authority: Authority | None = None
+) -> Iterator[Host]:
+    """Serve *answer*: over TLS with an authority, else in plaintext."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = SOCKET_TIMEOUT
+
+        def do(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            request = Request(
+                self.command, self.path, dict(self.headers.items()), self.rfile.read(length)
+            )
+            host.requests.append(request)
+            reply = host.answer(request)
+            body = reply.body
+            if isinstance(body, (dict, list)):
+                body = json.dumps(body)
+            body = body.encode() if isinstance(body, str) else body
+            self.send_response(reply.status)
+            for name, value in {"Content-Length": str(len(body)), **reply.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(OSError):  # the client may have seen enough
+                self.wfile.write(body)
+
+        do_GET = do_POST = do_PATCH = do_DELETE = do  # noqa: N815  # the base class's names
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_arguments: Any) -> None:
+            pass  # a client that does not trust us breaks its connection off
+
+    server = Server(("127.0.0.1", 0), Handler)
+    if authority is not None:
+        server.socket = authority.context().wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    port = server.server_address[1]
+    scheme = "http" if authority is None else "https"
+    ca_file = "" if authority is None else str(authority.ca_file)
+    host = Host(f"{scheme}://127.0.0.1:{port}", port, ca_file, answer)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield host
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(SOCKET_TIMEOUT)
+
+
+@contextmanager
+def raw_host(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+    """Accept connections and let *talk* do with each what it wants, until the event is set."""
+    over = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(0.05)
+
+    def serve() -> None:
+        with listener:
+            while not over.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                threading.Thread(target=converse, args=(connection,), daemon=True).start()
+
+    def converse(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(SOCKET_TIMEOUT)
+            talk(connection, over)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        over.set()
+        thread.join(SOCKET_TIMEOUT)
+
+
+@dataclass
+class Proxy:
+    """A running CONNECT proxy."""
+
+    url: str
+    asked: list[str] = field(default_factory=list)
+    """``METHOD host:port`` of each request."""
+    credentials: list[str] = field(default_factory=list)
+    """``Proxy-Authorization`` of each, where there was one."""
+
+
+@contextmanager
+def connect_proxy(frozen: threading.Event | None = None) -> Iterator[Proxy]:
+    """Serve CONNECT to loopback; once *frozen* is set, take everything and pass nothing on."""
+    proxy = Proxy("")
+
+    def talk(client: socket.socket, over: threading.Event) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            part = client.recv(1)
+            if not part:
+                return
+            head += part
+        first, *lines = head.decode().split("\r\n")
+        proxy.asked.append(first.rpartition(" ")[0])
+        proxy.credentials += [x for x in lines if x.lower().startswith("proxy-authorization")]
+        method, target, _ = first.split(" ")
+        if method != "CONNECT":
+            client.sendall(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n")
+            return
+        name, _, port = target.rpartition(":")
+        with socket.create_connection((name, int(port)), SOCKET_TIMEOUT) as other:
+            client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=copy, args=(other, client, over), daemon=True)
+            back.start()
+            copy(client, other, over)
+            back.join(SOCKET_TIMEOUT)
+
+    def copy(source: socket.socket, sink: socket.socket, over: threading.Event) -> None:
+        source.settimeout(0.05)
+        with suppress(OSError):
+            while not over.is_set():
+                try:
+                    part = source.recv(65536)
+                except TimeoutError:
+                    continue
+                if not part:
+                    break
+                if frozen is None or not frozen.is_set():
+                    sink.sendall(part)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    with raw_host(talk) as url:
+        proxy.url = url
+        yield proxy
+
+
+def path_of(url: str) -> str:
+    return urlsplit(url).path

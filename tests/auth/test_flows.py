@@ -1,0 +1,337 @@
+"""Every way to sign in, against the emulator over TLS; and tokens that end in mid-stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.oauth import ClientCredentials, session_provider
+from sfpubsub.auth.session import Session, StaticSession
+from sfpubsub.auth.simple_salesforce import SimpleSalesforceLogin
+from sfpubsub.client.aio import AsyncPubSubClient
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.config import Settings
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.settings import Settings as EmulatorSettings
+from sfpubsub.errors import AuthenticationError, SessionExpiredError
+
+from ..client.test_managed import NAME, TOPIC, numbers, orders
+from ..conftest import PATIENCE, QUICK
+
+APP = {"client_id": "emulator", "client_secret": "emulator-secret"}
+
+
+def load(emulator, **options: str) -> Settings:
+    """Settings as a user gives them: the address of the service, and a way to sign in."""
+    service = {"endpoint": emulator.grpc_target, "ca_file": str(emulator.ca_file)}
+    return Settings.load({**service, **options}, {})
+
+
+def client_of(settings: Settings, provider=None) -> PubSubClient:
+    return PubSubClient(
+        provider or session_provider(settings),
+        endpoint=settings.endpoint,
+        ca_file=settings.ca_file,
+        timings=QUICK,
+    )
+
+
+def refresh(emulator, **_) -> Settings:
+    return load(
+        emulator,
+        auth="refresh",
+        login_url=emulator.http_url,
+        client_id="emulator",
+        refresh_token="emulator-refresh-token",
+    )
+
+
+def client_credentials(emulator, **_) -> Settings:
+    return load(emulator, auth="client-credentials", login_url=emulator.http_url, **APP)
+
+
+def password(emulator, **_) -> Settings:
+    user = {"username": "user@example.com", "password": "emulator-password"}
+    return load(emulator, auth="password", login_url=emulator.http_url, **APP, **user)
+
+
+def jwt_bearer(emulator, tmp_path, **_) -> Settings:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    file = tmp_path / "key.pem"
+    file.touch(mode=0o600)
+    pem = serialization.Encoding.PEM
+    file.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    emulator.accounts.put_app("jwt-app", public_key=public.decode())
+    return load(
+        emulator,
+        auth="jwt",
+        login_url=emulator.http_url,
+        client_id="jwt-app",
+        username="user@example.com",
+        private_key_file=str(file),
+    )
+
+
+def token(emulator, **_) -> Settings:
+    return load(
+        emulator,
+        access_token=emulator.access_token,
+        instance_url=emulator.instance_url,
+        tenant_id=emulator.tenant_id,
+    )
+
+
+def sf_cli(emulator, tmp_path, monkeypatch) -> Settings:
+    """A program ``sf`` that is signed in to the emulator; its ``display`` redacts the token."""
+    shown = {
+        "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view",
+        "instanceUrl": emulator.instance_url,
+        "id": emulator.tenant_id,
+    }
+    file = tmp_path / "sf-token"
+    program = tmp_path / "sf"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        f"shown = {shown!r}\n"
+        f"told = {{'accessToken': open({str(file)!r}).read()}}\n"
+        "print(json.dumps({'result': shown if sys.argv[2] == 'display' else told}))\n"
+    )
+    program.chmod(0o755)
+    file.write_text(emulator.access_token)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return load(emulator, auth="sf-cli")
+
+
+WAYS = [client_credentials, jwt_bearer, refresh, password, token, sf_cli]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_way_to_sign_in_over_tls(way, run_emulator, tmp_path, monkeypatch):
+    """From the settings to an event: HTTP and gRPC trust the same authority."""
+    emulator = run_emulator(tls=True)
+    emulator.publish(TOPIC, orders(1))
+    settings = way(emulator, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    with client_of(settings) as client:
+        assert client.get_topic(TOPIC).can_subscribe
+        with client.subscribe(TOPIC, replay="earliest") as subscription:
+            assert len(subscription.next_batch(PATIENCE)) == 1
+
+
+def test_a_salesforce_object_signs_in_over_tls(run_emulator):
+    """An existing object is a session, and one that can be renewed."""
+    emulator = run_emulator(tls=True)
+
+    class Salesforce:
+        session_id = emulator.access_token
+        sf_instance = emulator.instance_url.removeprefix("https://")
+
+        def _refresh_session(self):
+            self.session_id = emulator.new_token()
+
+    http = HttpClient(ca_file=str(emulator.ca_file))
+    with client_of(load(emulator), SimpleSalesforceLogin(Salesforce(), http=http)) as client:
+        assert client.get_topic(TOPIC).can_subscribe
+        emulator.faults.add(Fault("expire_token"))
+        assert client.get_topic(TOPIC).can_subscribe
+
+
+def test_from_env_signs_in(run_emulator, monkeypatch):
+    """The constructor that users and commands take; nothing is asked before the first call."""
+    emulator = run_emulator(tls=True)
+    settings = client_credentials(emulator)
+    for name in ("endpoint", "ca_file", "auth", "login_url", "client_id", "client_secret"):
+        monkeypatch.setenv(f"SFPUBSUB_{name.upper()}", getattr(settings, name))
+    with PubSubClient.from_env() as client:
+        assert client.get_topic(TOPIC).can_subscribe
+
+    async def main() -> bool:
+        async with AsyncPubSubClient.from_env({"ping_interval": "0"}) as client:
+            return (await client.get_topic(TOPIC)).can_subscribe
+
+    assert asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("way", "rotating"),
+    [
+        (client_credentials, False),
+        (jwt_bearer, False),
+        (refresh, False),
+        (refresh, True),
+        (password, False),
+    ],
+)
+def test_tokens_that_end_in_mid_stream_leave_no_gap(way, rotating, run_emulator, tmp_path):
+    """Three expired tokens in one stream of 60 events: each event once, in order, no gap told."""
+    settings = EmulatorSettings(events_per_response=5, rotate_refresh_tokens=rotating)
+    emulator = run_emulator(tls=True, settings=settings)
+    gaps = []
+    with client_of(way(emulator, tmp_path=tmp_path)) as client:
+        subscription = client.subscribe(TOPIC, replay="earliest", on_gap=gaps.append)
+        with subscription:
+            seen = []
+            for start in range(0, 60, 20):
+                emulator.publish(TOPIC, orders(20, start))
+                while len(seen) < start + 20:
+                    seen += numbers([subscription.next_batch(PATIENCE)])
+                emulator.faults.add(Fault("expire_token"))
+            emulator.publish(TOPIC, orders(1, 60))
+            seen += numbers([subscription.next_batch(PATIENCE)])
+    assert seen == list(range(61))
+    assert gaps == []
+    emulator.faults.assert_consumed()
+
+
+def test_a_managed_stream_survives_its_token(run_emulator):
+    """With redelivery and all: each event is handed out once, and the last one is committed."""
+    emulator = run_emulator(tls=True, settings=EmulatorSettings(events_per_response=5))
+    with (
+        client_of(client_credentials(emulator)) as client,
+        client.subscribe_managed(NAME) as subscription,
+    ):
+        seen = []
+        for start in range(0, 40, 20):
+            emulator.publish(TOPIC, orders(20, start))
+            while len(seen) < start + 20:
+                seen += numbers([subscription.next_batch(PATIENCE)])
+            emulator.faults.add(Fault("expire_token"))
+        emulator.publish(TOPIC, orders(1, 40))
+        seen += numbers([subscription.next_batch(PATIENCE)])
+    assert seen == list(range(41))
+
+
+def test_many_streams_cost_one_sign_in(run_emulator):
+    """However many streams a token ends, one form is posted."""
+    emulator = run_emulator(tls=True)
+    emulator.publish(TOPIC, orders(1))
+    provider = session_provider(client_credentials(emulator))
+    calls = []
+
+    class Counted:
+        def get_session(self, expired):
+            calls.append(expired)
+            return provider.get_session(expired)
+
+    with client_of(load(emulator), Counted()) as client:
+        subscriptions = [client.subscribe(TOPIC, replay="earliest") for _ in range(6)]
+        for subscription in subscriptions:
+            assert len(subscription.next_batch(PATIENCE)) == 1
+        emulator.faults.add(Fault("expire_token"))
+        emulator.publish(TOPIC, orders(1, 1))
+        for subscription in subscriptions:
+            assert len(subscription.next_batch(PATIENCE)) == 1
+    assert len(calls) == 2
+
+
+def test_a_login_host_that_is_down_for_a_while(run_emulator):
+    """A renewal that cannot be tried is tried again with the stream's backoff; nothing is lost."""
+    emulator = run_emulator(tls=True)
+    emulator.publish(TOPIC, orders(1))
+    settings = client_credentials(emulator)
+    good = session_provider(settings)
+    down = ClientCredentials("emulator", "emulator-secret", login_url="http://127.0.0.1:9")
+    tried = []
+
+    class Shaky:
+        def get_session(self, expired):
+            if expired is None or len(tried) == 3:
+                return good.get_session(expired)
+            tried.append(expired)
+            return down.get_session(expired)
+
+    with (
+        client_of(settings, Shaky()) as client,
+        client.subscribe(TOPIC, replay="earliest") as subscription,
+    ):
+        assert len(subscription.next_batch(PATIENCE)) == 1
+        emulator.faults.add(Fault("expire_token"))
+        emulator.publish(TOPIC, orders(1, 1))
+        assert numbers([subscription.next_batch(PATIENCE)]) == [1]
+    assert len(tried) == 3
+
+
+def test_credentials_that_are_refused_in_mid_stream(run_emulator):
+    """They end the subscription with the service's words and what to check."""
+    emulator = run_emulator(tls=True)
+    emulator.publish(TOPIC, orders(1))
+    with client_of(refresh(emulator)) as client:
+        subscription = client.subscribe(TOPIC, replay="earliest")
+        assert len(subscription.next_batch(PATIENCE)) == 1
+        emulator.accounts.end_refresh_token("emulator-refresh-token")
+        emulator.faults.add(Fault("expire_token"))
+        with pytest.raises(AuthenticationError, match="sign in anew") as caught:
+            subscription.next_batch(PATIENCE)
+    assert caught.value.error_code == "invalid_grant"
+
+
+def test_a_wrong_tenant_is_told_from_a_wrong_token(run_emulator):
+    """Both are refused with the same words by the service."""
+    emulator = run_emulator(tls=True)
+    session = Session(emulator.access_token, emulator.instance_url, "00D000000000009")
+    with (
+        client_of(load(emulator), StaticSession(session)) as client,
+        pytest.raises(SessionExpiredError, match="00D000000000009"),
+    ):
+        client.get_topic(TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("change", "cure"),
+    [
+        ({"client_id": "nobody"}, "SFPUBSUB_CLIENT_ID"),
+        ({"client_secret": "wrong"}, "SFPUBSUB_CLIENT_SECRET"),
+    ],
+)
+def test_what_the_emulator_refuses_reads_well(run_emulator, change, cure):
+    """The error of the first call says what to check, and shows no secret."""
+    emulator = run_emulator(tls=True)
+    given = {**APP, **change}
+    settings = load(emulator, auth="client-credentials", login_url=emulator.http_url, **given)
+    with client_of(settings) as client, pytest.raises(AuthenticationError, match=cure) as caught:
+        client.get_topic(TOPIC)
+    assert given["client_secret"] not in str(caught.value)
+
+
+def test_userinfo_of_the_emulator_tells_the_organisation(run_emulator):
+    """Where a token answer has no identity URL."""
+    from sfpubsub.auth.http import Bearer
+    from sfpubsub.auth.organisation import organisation_of
+
+    emulator = run_emulator(tls=True)
+    http = HttpClient(ca_file=str(emulator.ca_file))
+    bearer = Bearer(emulator.instance_url, emulator.access_token)
+    assert organisation_of(http, bearer) == emulator.tenant_id
+
+
+def test_a_command_signs_in(run_emulator, tmp_path, capsys, monkeypatch):
+    """Settings of a file, a profile and a secret of the environment, through the command line."""
+    from sfpubsub.cli.main import run
+
+    emulator = run_emulator(tls=True)
+    file = tmp_path / "sfpubsub.toml"
+    file.write_text(
+        f"endpoint = {json.dumps(emulator.grpc_target)}\n"
+        f"ca_file = {json.dumps(str(emulator.ca_file))}\n"
+        "[profile.local]\n"
+        'auth = "client-credentials"\n'
+        'client_id = "emulator"\n'
+        f"login_url = {json.dumps(emulator.http_url)}\n"
+    )
+    monkeypatch.setenv("SFPUBSUB_CLIENT_SECRET", "emulator-secret")
+    assert run(["topic", TOPIC, "--config", str(file), "--profile", "local"]) == 0
+    assert json.loads(capsys.readouterr().out)["topic_name"] == TOPIC
+    monkeypatch.setenv("SFPUBSUB_CLIENT_SECRET", "wrong-secret")
+    assert run(["topic", TOPIC, "--config", str(file), "--profile", "local"]) == 3
+    said = capsys.readouterr().err
+    assert "invalid_client" in said
+    assert "wrong-secret" not in said

@@ -1,0 +1,227 @@
+"""Whatever a host answers, signing in ends with a session or with an error of ours.
+
+The host is a real one on loopback, so that all of the HTTP library is under the test as well. What
+it answers is made by Hypothesis: mutated answers, other types, cut texts, headers, raw bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sfpubsub.auth.http import Bearer, HttpClient
+from sfpubsub.auth.oauth import ClientCredentials
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession, Session, StaticSession
+from sfpubsub.errors import SfPubSubError
+
+from .servers import Reply, https_host, raw_host
+
+T = TypeVar("T")
+
+ORG = "00D000000000001EAA"
+
+# No deadline: a machine that is busy is no failure. Seeds that fail are printed by Hypothesis.
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+# Characters that have a meaning in a URL, a header or a line.
+hostile = st.text("htps:/@[]?#%\\ .\r\n\0é1a", max_size=30)
+
+
+@pytest.fixture(scope="module")
+def host():
+    with https_host(lambda _request: Reply()) as found:
+        yield found
+
+
+class Raw:
+    """A host that sends the same bytes to whoever asks."""
+
+    url = ""
+    sent = b""
+
+
+@pytest.fixture(scope="module")
+def raw():
+    found = Raw()
+
+    def talk(connection, _over):
+        connection.recv(65536)
+        connection.sendall(found.sent)
+
+    with raw_host(talk) as found.url:
+        yield found
+
+
+def outcome(call: Callable[[], T]) -> T | SfPubSubError:
+    """What *call* returns, or the error of ours that it raises; any other one fails the test."""
+    try:
+        return call()
+    except SfPubSubError as error:
+        return error
+
+
+def login_at(url: str, timeout: float = 5.0) -> Callable[[], Session | SfPubSubError]:
+    login = ClientCredentials("k", "hush", login_url=url, http=HttpClient(timeout=timeout))
+    return lambda: outcome(lambda: login.get_session(None))
+
+
+def sign_in(host) -> None:
+    """Sign in; check whatever comes of it."""
+    asked = len(host.requests)
+    came = login_at(host.url)()
+    if isinstance(came, SfPubSubError):
+        assert came.__cause__ is None
+        assert came.__context__ is None
+        assert "hush" not in str(came)
+        assert "\n" not in str(came)
+    else:
+        assert came.instance_url == host.url
+        assert came.tenant_id
+        assert all(value.isascii() and value.isprintable() for _, value in came.headers)
+    assert {request.path for request in host.requests[asked:]} <= {
+        "/services/oauth2/token",
+        "/services/oauth2/userinfo",
+    }
+
+
+@FUZZ
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "access_token": values | hostile | st.just("00D000000000001!token"),
+            "token_type": values | st.just("Bearer"),
+            "id": values | hostile | st.just(f"https://x/id/{ORG}/005000000000001"),
+            "refresh_token": values,
+        },
+    ),
+    st.integers(200, 599),
+)
+def test_fields_of_any_type(host, fields, status):
+    """Missing, null, of another type, or of characters that mean something elsewhere."""
+    answer = {"access_token": "t", "instance_url": host.url, **fields}
+    host.answer = lambda request: (
+        Reply(status, json.dumps(answer)) if request.method == "POST" else Reply(403)
+    )
+    sign_in(host)
+
+
+@FUZZ
+@given(hostile.map(lambda text: f"https://{text}") | hostile | values)
+def test_an_instance_of_any_form(host, instance_url):
+    """Only a URL of a host is taken, and the token is sent nowhere to find out."""
+    answer = {
+        "access_token": "t",
+        "instance_url": instance_url,
+        "id": f"https://x/id/{ORG}/005000000000001",
+    }
+    host.answer = lambda _request: Reply(200, json.dumps(answer))
+    asked = len(host.requests)
+    came = login_at(host.url)()
+    if isinstance(came, Session):
+        scheme, _, rest = came.instance_url.partition("://")
+        assert scheme == "https"
+        assert not set(rest) & set("@?#/\\ \r\n\0")
+    assert len(host.requests) == asked + 1
+
+
+@FUZZ
+@given(st.data())
+def test_an_answer_that_is_cut_or_damaged(host, data):
+    """Of a good answer, a part; or all of it with some bytes changed."""
+    good = bytearray(
+        json.dumps(
+            {
+                "access_token": "00D000000000001!token",
+                "instance_url": host.url,
+                "id": f"https://login.salesforce.com/id/{ORG}/005000000000001AAA",
+            }
+        ).encode()
+    )
+    instance = good.index(b"instance_url")
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, instance - 1))  # the host stays: nobody else is asked
+        good[place] = data.draw(st.integers(0, 255))
+    body = bytes(good[: data.draw(st.integers(0, len(good)))])
+    host.answer = lambda request: Reply(200, body) if request.method == "POST" else Reply(403)
+    sign_in(host)
+
+
+@FUZZ
+@given(st.integers(200, 599), st.binary(max_size=200), st.sampled_from(["", "gzip", "br", "x"]))
+def test_any_status_with_any_body(host, status, body, encoding):
+    """HTML, binary, compressed, empty."""
+    headers = {"Content-Encoding": encoding} if encoding else {}
+    host.answer = lambda _request: Reply(status, body, headers)
+    sign_in(host)
+
+
+@FUZZ
+@given(
+    st.binary(max_size=300)
+    | st.lists(
+        st.sampled_from(
+            [
+                b"HTTP/1.1 200 OK\r\n",
+                b"HTTP/1.1 302 Found\r\n",
+                b"HTTP/1.1 100 Continue\r\n",
+                b"Content-Length: 2\r\n",
+                b"Content-Length: -1\r\n",
+                b"Content-Length: 9999999999999999999\r\n",
+                b"Transfer-Encoding: chunked\r\n",
+                b"Location: //\r\n",
+                b"Location: http://[\r\n",
+                b": \r\n",
+                b"\x00\r\n",
+                b"\r\n",
+                b"2\r\n{}\r\n0\r\n\r\n",
+                b"ffffffffffffffff\r\n",
+                b"{}",
+            ]
+        ),
+        max_size=8,
+    ).map(b"".join)
+)
+def test_any_bytes_at_all(raw, sent):
+    """What is no HTTP, or nearly: an error of ours, and soon."""
+
+    raw.sent = sent
+    came = login_at(raw.url, timeout=1.0)()
+    assert isinstance(came, SfPubSubError)
+    assert came.__context__ is None
+
+
+@FUZZ
+@given(st.integers(200, 599), values.map(lambda v: json.dumps(v).encode()) | st.binary())
+def test_any_answer_of_an_org(host, status, body):
+    """The REST side: JSON of any shape, or none."""
+    host.answer = lambda _request: Reply(status, body)
+    sessions = CurrentSession(StaticSession(Session("t", host.url, ORG)))
+    org = OrgClient(sessions, HttpClient(timeout=5.0))
+    assert "\n" not in str(outcome(lambda: org.get("/services/data")))
+
+
+@FUZZ
+@given(hostile)
+def test_no_path_leaves_the_host(host, path):
+    """The token goes to the host that it is for, whatever a server names as the next page."""
+    asked = len(host.requests)
+    host.answer = lambda _request: Reply(200, "{}")
+    http = HttpClient(timeout=5.0)
+    came = outcome(lambda: http.call(Bearer(host.url, "t"), "GET", path))
+    assert isinstance(came, SfPubSubError) or len(host.requests) == asked + 1

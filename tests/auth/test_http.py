@@ -1,0 +1,225 @@
+"""HTTP: one host, bounded, our errors; and an org that is asked through it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.auth.http import Bearer, Form, HttpClient
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession, Session, StaticSession
+from sfpubsub.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    LocalProtocolError,
+    PermissionDeniedError,
+    QuotaExceededError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    SessionExpiredError,
+    StreamUnavailableError,
+)
+
+from .servers import Reply, connect_proxy, https_host
+
+TENANT = "00D000000000001EAA"
+
+
+@pytest.fixture
+def host(authority):
+    with https_host(lambda _request: Reply(200, {"ok": True}), authority) as found:
+        yield found
+
+
+@pytest.fixture
+def http(host):
+    return HttpClient(ca_file=host.ca_file, timeout=5.0)
+
+
+class Tokens:
+    """Hands out token after token."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.count = 0
+
+    def get_session(self, _expired):
+        self.count += 1
+        return Session(f"token-{self.count}", self.url, TENANT)
+
+
+@pytest.fixture
+def org(host, http):
+    return OrgClient(CurrentSession(Tokens(host.url)), http)
+
+
+def test_a_request_carries_the_token_and_json(host, org):
+    """Method, path, query, body and header as the org expects them."""
+    assert org.get("/services/data/v60.0/tooling/query", {"q": "SELECT Id FROM X"}) == {"ok": True}
+    org.post("/things", {"FullName": "Näme"})
+    org.patch("/things/1", {"a": 1})
+    org.delete("/things/1")
+    assert [(r.method, r.path) for r in host.requests] == [
+        ("GET", "/services/data/v60.0/tooling/query?q=SELECT+Id+FROM+X"),
+        ("POST", "/things"),
+        ("PATCH", "/things/1"),
+        ("DELETE", "/things/1"),
+    ]
+    assert {r.headers["Authorization"] for r in host.requests} == {"Bearer token-1"}
+    assert host.requests[1].headers["Content-Type"] == "application/json"
+    assert host.requests[1].body == rb'{"FullName": "N\u00e4me"}'
+
+
+def test_an_empty_answer_is_none(host, org):
+    """204 after a change or a deletion."""
+    host.answer = lambda _request: Reply(204)
+    assert org.get("/x") is None
+
+
+def test_a_refused_token_is_renewed_once(host, org):
+    """The request is made again with the new one."""
+
+    def respond(request):
+        good = request.headers["Authorization"] == "Bearer token-2"
+        return Reply(200, {}) if good else Reply(401, [{"errorCode": "INVALID_SESSION_ID"}])
+
+    host.answer = respond
+    assert org.get("/x") == {}
+    assert len(host.requests) == 2
+
+
+def test_a_token_that_is_refused_again(host, org):
+    """No endless renewing."""
+    host.answer = lambda _request: Reply(401, [{"errorCode": "INVALID_SESSION_ID"}])
+    with pytest.raises(SessionExpiredError, match="INVALID_SESSION_ID"):
+        org.get("/x")
+    assert len(host.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "code"),
+    [
+        (400, [{"errorCode": "MALFORMED_QUERY", "message": "no"}], RequestRefusedError, True),
+        (404, [{"errorCode": "NOT_FOUND", "message": "no"}], RequestRefusedError, True),
+        (400, {"errorCode": "X", "message": "no"}, RequestRefusedError, True),
+        (400, [{"errorCode": 5, "message": []}], RequestRefusedError, False),
+        (400, "<html>", RequestRefusedError, False),
+        (400, [], RequestRefusedError, False),
+        (400, ["x"], RequestRefusedError, False),
+        (403, [{"errorCode": "INSUFFICIENT_ACCESS", "message": "no"}], PermissionDeniedError, True),
+        (403, [{"errorCode": "REQUEST_LIMIT_EXCEEDED"}], QuotaExceededError, True),
+    ],
+)
+def test_a_refusal_is_typed(host, org, status, body, kind, code):
+    """Salesforce's code and words are in it, whatever their form."""
+    host.answer = lambda _request: Reply(status, body)
+    with pytest.raises(kind, match=f"GET /x was refused by .* with {status}") as caught:
+        org.get("/x")
+    first = body[0] if isinstance(body, list) and body else body
+    assert caught.value.error_code == (first["errorCode"] if code else None)
+    assert not caught.value.retryable
+
+
+def test_an_answer_that_is_no_json(host, org):
+    """Never a parser's error."""
+    host.answer = lambda _request: Reply(200, "<html>")
+    with pytest.raises(RemoteProtocolError, match="HTML"):
+        org.get("/x")
+
+
+@pytest.mark.parametrize("path", ["@evil.example/", ".evil.example/", ":1@evil.example", "x", ""])
+def test_a_path_cannot_name_another_host(http, path):
+    """What stands behind the instance begins with a slash, or nothing is sent."""
+    with pytest.raises(LocalProtocolError, match="slash"):
+        http.call(Bearer("https://acme.my.salesforce.com", "t"), "GET", path)
+
+
+def test_a_token_is_not_sent_in_plaintext(http):
+    """Not even when the ready session names such an instance."""
+    with pytest.raises(ConfigurationError, match="plaintext"):
+        http.call(Bearer("http://acme.my.salesforce.com", "t"), "GET", "/x")
+    with pytest.raises(ConfigurationError, match="plaintext"):
+        http.post_form("http://acme.my.salesforce.com/services/oauth2/token", Form(a="b"))
+
+
+def test_a_password_of_a_netrc_does_not_replace_the_token(host, http, monkeypatch, tmp_path):
+    """The header is ours."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password hush\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    http.call(Bearer(host.url, "t"), "GET", "/x")
+    assert host.requests[0].headers["Authorization"] == "Bearer t"
+
+
+def test_a_cookie_is_not_kept(host, http):
+    """Each request stands for itself."""
+    host.answer = lambda _request: Reply(200, {}, {"Set-Cookie": "sid=hush; Path=/"})
+    for _ in range(2):
+        http.call(Bearer(host.url, "t"), "GET", "/x")
+    assert "Cookie" not in host.requests[1].headers
+
+
+def test_the_machines_trust_is_not_extended_by_other_tools(host, monkeypatch):
+    """REQUESTS_CA_BUNDLE is no setting of ours."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", host.ca_file)
+    with pytest.raises(StreamUnavailableError, match="certificate"):
+        HttpClient(timeout=5.0).call(Bearer(host.url, "t"), "GET", "/x")
+
+
+# The proxy.
+
+
+def test_requests_go_through_the_proxy(host, http):
+    """TLS end to end: the proxy learns a name and a port."""
+    with connect_proxy() as proxy:
+        through = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=5.0)
+        assert through.call(Bearer(host.url, "t"), "GET", "/x").status == 200
+        assert proxy.asked == [f"CONNECT 127.0.0.1:{host.port}"]
+
+
+def test_the_proxy_of_the_environment(host, http, monkeypatch):
+    """https_proxy holds without a setting, and no_proxy excepts from both."""
+    with connect_proxy() as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        http.call(Bearer(host.url, "t"), "GET", "/x")
+        assert len(proxy.asked) == 1
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        http.call(Bearer(host.url, "t"), "GET", "/x")
+        explicit = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=5.0)
+        explicit.call(Bearer(host.url, "t"), "GET", "/x")
+        assert len(proxy.asked) == 1
+
+
+def test_a_proxy_that_asks_for_a_password(host):
+    """The one in its URL goes to the proxy alone."""
+    with connect_proxy() as proxy:
+        url = proxy.url.replace("http://", "http://me:hush@")
+        HttpClient(ca_file=host.ca_file, proxy=url).call(Bearer(host.url, "t"), "GET", "/x")
+        assert len(proxy.credentials) == 1
+    assert "Proxy-Authorization" not in host.requests[0].headers
+
+
+def test_plaintext_to_loopback_goes_through_no_proxy(monkeypatch):
+    """It would leave the machine, token and all."""
+    with connect_proxy() as proxy, https_host(lambda _request: Reply(200, {})) as plain:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for http in (HttpClient(proxy=proxy.url), HttpClient()):
+            http.call(Bearer(plain.url, "t"), "GET", "/x")
+        assert (len(plain.requests), proxy.asked) == (2, [])
+
+
+def test_a_proxy_that_is_not_there(host):
+    """Tried again, and said which setting; its password is not shown."""
+    http = HttpClient(ca_file=host.ca_file, proxy="http://me:hush@127.0.0.1:9", timeout=5.0)
+    with pytest.raises(StreamUnavailableError, match="SFPUBSUB_PROXY") as caught:
+        http.call(Bearer(host.url, "t"), "GET", "/x")
+    assert caught.value.retryable
+    assert "hush" not in str(caught.value)
+
+
+def test_a_session_that_nothing_can_renew(host, http):
+    """A ready token that is refused says so."""
+    host.answer = lambda _request: Reply(401, [])
+    org = OrgClient(CurrentSession(StaticSession(Session("t", host.url, TENANT))), http)
+    with pytest.raises(AuthenticationError, match="SFPUBSUB_ACCESS_TOKEN"):
+        org.get("/x")

@@ -1,0 +1,282 @@
+"""Logins that others keep: the ``sf`` command line, and a Salesforce object."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import sys
+import time
+
+import pytest
+
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.sf_cli import SfCliLogin
+from sfpubsub.auth.simple_salesforce import SimpleSalesforceLogin
+from sfpubsub.config import Settings
+from sfpubsub.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    SessionExpiredError,
+    StreamUnavailableError,
+)
+
+from .servers import Reply, https_host
+
+TOKEN = "00D000000000001!AQ0AQ.token"
+INSTANCE = "https://acme.my.salesforce.com"
+ORG = "00D000000000001EAA"
+
+SHOWN = {"accessToken": TOKEN, "instanceUrl": INSTANCE, "id": ORG, "username": "me@acme.org"}
+
+
+@pytest.fixture
+def sf(tmp_path, monkeypatch):
+    """Put a program ``sf`` first on the PATH that answers by its arguments, and keeps them."""
+    answers, asked = tmp_path / "answers.json", tmp_path / "asked"
+    program = tmp_path / "sf"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, sys\n"
+        f"open({str(asked)!r}, 'a').write(json.dumps(sys.argv[1:]) + chr(10))\n"
+        "print('warning: token 00D000000000001!stderr-secret', file=sys.stderr)\n"
+        "if 'FORCE_COLOR' in os.environ:\n"
+        "    print(chr(27) + '[32m')\n"
+        f"for start, code, text in json.load(open({str(answers)!r})):\n"
+        "    if ' '.join(sys.argv[1:]).startswith(start):\n"
+        "        print(text)\n"
+        "        sys.exit(code)\n"
+        "sys.exit(7)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def answer(*rows: tuple[str, int, object]) -> None:
+        texts = [(s, c, t if isinstance(t, str) else json.dumps(t)) for s, c, t in rows]
+        answers.write_text(json.dumps(texts))
+
+    answer.asked = lambda: [json.loads(line) for line in asked.read_text().splitlines()]
+    return answer
+
+
+def ok(result: object) -> dict:
+    return {"status": 0, "result": result, "warnings": []}
+
+
+def test_the_session_of_the_default_org(sf):
+    """Token, instance and organisation of ``org display``."""
+    sf(("org display", 0, ok(SHOWN)))
+    session = SfCliLogin().get_session(None)
+    assert (session.access_token, session.instance_url) == (TOKEN, INSTANCE)
+    assert session.tenant_id == ORG
+    assert sf.asked() == [["org", "display", "--json"]]
+
+
+def test_a_token_that_display_no_longer_shows(sf):
+    """Since May 2026 it is redacted there, and a command of its own tells it."""
+    redacted = {**SHOWN, "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view"}
+    sf(
+        ("org display", 0, ok(redacted)),
+        ("org auth show-access-token", 0, ok({"accessToken": TOKEN})),
+    )
+    settings = Settings.load({"auth": "sf-cli", "username": "uat"}, {})
+    session = session_provider(settings).get_session(None)
+    assert session.access_token == TOKEN
+    assert sf.asked() == [
+        ["org", "display", "--json", "--target-org", "uat"],
+        ["org", "auth", "show-access-token", "--json", "--target-org", "uat"],
+    ]
+
+
+def test_a_refused_token_that_sf_still_has(sf):
+    """It cannot be renewed here; the error says what to do."""
+    sf(("org display", 0, ok(SHOWN)))
+    login = SfCliLogin("uat")
+    first = login.get_session(None)
+    with pytest.raises(AuthenticationError, match="sf org login web --alias uat"):
+        login.get_session(first)
+    sf(("org display", 0, ok({**SHOWN, "accessToken": TOKEN + "2"})))
+    assert login.get_session(first).access_token == TOKEN + "2"
+
+
+def test_sf_in_colours(sf, monkeypatch):
+    """FORCE_COLOR would put escapes into its JSON."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    sf(("org display", 0, ok(SHOWN)))
+    assert SfCliLogin().get_session(None).access_token == TOKEN
+
+
+def test_no_sf_at_all(monkeypatch, tmp_path):
+    """The error says what to install."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="install the Salesforce command line"):
+        SfCliLogin().get_session(None)
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "message"),
+    [
+        (1, {"status": 1, "name": "NoDefaultEnvError", "message": "No default."}, "No default"),
+        (1, {"message": f"bad {TOKEN} and force://PlatformCLI::abc@x"}, r"bad \*\*\* and \*\*\*"),
+        (1, "Segmentation fault", "failed; sign in"),
+        (0, "no json", "failed; sign in"),
+        (0, [], "failed; sign in"),
+        (0, {"result": "text"}, "failed; sign in"),
+        (0, "[" * 100_000, "failed; sign in"),
+        (7, "", "failed; sign in"),
+    ],
+)
+def test_sf_fails(sf, code, output, message):
+    """Its own message, scrubbed; never its output or what it wrote to stderr."""
+    sf(("org display", code, output))
+    with pytest.raises(AuthenticationError, match=message) as caught:
+        SfCliLogin().get_session(None)
+    assert "secret" not in str(caught.value)
+    assert TOKEN not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "error"),
+    [
+        ({**SHOWN, "instanceUrl": "http://acme.my.salesforce.com"}, "plaintext"),
+        ({**SHOWN, "instanceUrl": 5}, "is not a URL"),
+        ({**SHOWN, "accessToken": None}, "bring it up to date"),
+    ],
+)
+def test_what_sf_tells_is_looked_at(sf, shown, error):
+    """A wrong type or a plaintext instance is an error of ours."""
+    sf(("org display", 0, ok(shown)), ("org auth", 0, ok({})))
+    with pytest.raises((AuthenticationError, ConfigurationError), match=error):
+        SfCliLogin().get_session(None)
+
+
+def test_sf_is_signed_in_to_another_org(sf):
+    """Instance and tenant that are set must be those of the org."""
+    sf(("org display", 0, ok(SHOWN)))
+    with pytest.raises(ConfigurationError, match="SFPUBSUB_INSTANCE_URL"):
+        SfCliLogin(instance_url="https://other.my.salesforce.com").get_session(None)
+    with pytest.raises(ConfigurationError, match="SFPUBSUB_TENANT_ID"):
+        SfCliLogin(tenant_id="00D000000000002").get_session(None)
+
+
+def test_sf_that_hangs(tmp_path, monkeypatch):
+    """It is ended when its time is up."""
+    program = tmp_path / "sf"
+    program.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("sfpubsub.auth.sf_cli.COMMAND_TIMEOUT", 0.3)
+    begun = time.monotonic()
+    with pytest.raises(AuthenticationError, match=r"within 0\.3 s") as caught:
+        SfCliLogin().get_session(None)
+    assert time.monotonic() - begun < 4.0
+    assert caught.value.__context__ is None
+
+
+# simple_salesforce.
+
+
+@pytest.fixture
+def org(authority):
+    """An org whose userinfo tells nothing."""
+    with https_host(lambda _request: Reply(403), authority) as host:
+        yield host
+
+
+def login_with(salesforce: object, org) -> SimpleSalesforceLogin:
+    salesforce.sf_instance = f"127.0.0.1:{org.port}"
+    return SimpleSalesforceLogin(salesforce, http=HttpClient(ca_file=org.ca_file, timeout=5.0))
+
+
+class Salesforce:
+    """What of a `simple_salesforce.Salesforce` is looked at."""
+
+    def __init__(self, renewed: object = None) -> None:
+        self.session_id = TOKEN
+        self.sf_instance = "127.0.0.1"
+        self._renewed = renewed
+        self._password = "hush"
+
+    def _refresh_session(self) -> None:
+        if isinstance(self._renewed, Exception):
+            raise self._renewed
+        self.session_id = str(self._renewed)
+
+
+def test_the_session_of_a_salesforce_object(org):
+    """Taken by its shape, a scheme put before its host."""
+    session = login_with(Salesforce(), org).get_session(None)
+    assert (session.access_token, session.instance_url) == (TOKEN, org.url)
+    assert session.tenant_id == ORG
+
+
+def test_a_salesforce_object_is_renewed_in_place(org):
+    """Only when its session is the one that was refused."""
+    salesforce = Salesforce("00D000000000001!second")
+    login = login_with(salesforce, org)
+    first = login.get_session(None)
+    assert login.get_session(first).access_token == "00D000000000001!second"
+    assert login.get_session(first).access_token == "00D000000000001!second"
+
+
+@pytest.mark.parametrize(
+    ("failure", "retryable"),
+    [(RuntimeError("password=hush"), False), (ConnectionError("body=hush"), True)],
+)
+def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
+    """Its error may hold the password: only the type is told."""
+    login = login_with(Salesforce(failure), org)
+    first = login.get_session(None)
+    with pytest.raises(AuthenticationError, match=type(failure).__name__) as caught:
+        login.get_session(first)
+    assert "hush" not in str(caught.value)
+    assert caught.value.__context__ is None
+    assert caught.value.retryable is retryable
+
+
+def test_a_salesforce_object_without_a_way_to_renew(org):
+    """The private method may go away in a newer version."""
+
+    class Bare:
+        session_id, sf_instance = TOKEN, "127.0.0.1"
+
+    login = login_with(Bare(), org)
+    with pytest.raises(SessionExpiredError, match="make a new object"):
+        login.get_session(login.get_session(None))
+
+
+def test_something_that_is_no_salesforce_object():
+    """Told at once, with the name of what it lacks."""
+    with pytest.raises(ConfigurationError, match="session_id"):
+        SimpleSalesforceLogin(object())
+
+
+def test_the_organisation_of_an_opaque_session(org):
+    """Userinfo of the object's own instance tells it; the network failing is tried again."""
+    salesforce = Salesforce()
+    salesforce.session_id = "opaque"
+    login = login_with(salesforce, org)
+    org.answer = lambda _request: Reply(200, {"organization_id": ORG})
+    assert login.get_session(None).tenant_id == ORG
+    org.answer = lambda _request: Reply(503)
+    with pytest.raises(StreamUnavailableError):
+        login.get_session(None)
+
+
+def test_logins_are_not_pickled():
+    """They can get a token, which is as good as one."""
+    for login in (SfCliLogin(), SimpleSalesforceLogin(Salesforce())):
+        with pytest.raises(TypeError, match="not pickled"):
+            pickle.dumps(login)
+        assert "hush" not in repr(login)
+
+
+def test_no_log_line_has_what_sf_printed(sf, caplog):
+    """Neither stdout nor stderr."""
+    caplog.set_level(logging.DEBUG)
+    sf(("org display", 0, ok(SHOWN)))
+    SfCliLogin().get_session(None)
+    assert "AQ0AQ" not in caplog.text
+    assert "stderr-secret" not in caplog.text

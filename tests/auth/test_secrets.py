@@ -1,0 +1,360 @@
+"""No secret is printed, logged, pickled or carried by an error: planted ones are searched for.
+
+Each way to sign in is driven through success and through every kind of failure, at a host that
+repeats in its answers whatever it was sent; then everything that could be seen is searched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfpubsub.auth.http import Answer, Bearer, Form, HttpClient
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.refusals import scrub
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession, Session, StaticSession
+from sfpubsub.cli.main import run
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.config import Settings
+from sfpubsub.config.settings import SECRETS
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.errors import ConfigurationError, SfPubSubError
+
+from .servers import Reply, Request, connect_proxy, https_host, raw_host
+
+# Planted, and long enough not to stand anywhere by chance. Base64 and quoted forms count as well.
+CLIENT_SECRET = "planted-client-secret-4711"
+PASSWORD = "planted-p&ssword=4711%"
+REFRESH_TOKEN = "planted-refresh-token-4711"
+ACCESS_TOKEN = "00D000000000001!planted.access.token.4711"
+ROTATED_TOKEN = "planted-rotated-token-4711"
+PROXY_PASSWORD = "planted-proxy-password-4711"
+
+ORG = "00D000000000001EAA"
+MARK = "planted"
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory) -> Path:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    path = tmp_path_factory.mktemp("keys") / "key.pem"
+    path.touch(mode=0o600)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return path
+
+
+def listen(caplog: pytest.LogCaptureFixture) -> None:
+    """Capture everything that anybody logs; a command of another test may have set our level."""
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "sfpubsub")
+
+
+def assert_clean(text: str, what: str) -> None:
+    """Fail if *text* has a planted secret, or a signed assertion, which is as good as one."""
+    assert MARK not in text, f"{what} has a secret"
+    assert "eyJ" not in text, f"{what} has a JWT"
+
+
+def seen_of(error: BaseException) -> Iterator[str]:
+    """Yield what anybody could see of an error, those behind it and their frames' variables."""
+    waiting: list[BaseException] = [error]
+    while waiting:
+        one = waiting.pop()
+        yield from (str(one), repr(one), repr(one.args), repr(vars(one)))
+        yield repr(getattr(one, "__notes__", ""))
+        shown = traceback.TracebackException.from_exception(one, capture_locals=True)
+        # The variables of the frames of this test are the planted values themselves.
+        shown.stack[:] = [frame for frame in shown.stack if "/tests/" not in frame.filename]
+        yield "".join(shown.format(chain=False))
+        waiting += [other for other in (one.__cause__, one.__context__) if other is not None]
+    if isinstance(error, SfPubSubError):
+        yield repr(pickle.dumps(error))
+
+
+def ways(url: str, key_file: Path) -> dict[str, dict[str, str]]:
+    app = {"client_id": "key", "client_secret": CLIENT_SECRET}
+    return {
+        "client-credentials": app,
+        "jwt": {"client_id": "key", "username": "u", "private_key_file": str(key_file)},
+        "refresh": {**app, "refresh_token": REFRESH_TOKEN},
+        "password": {**app, "username": "u", "password": PASSWORD},
+    }
+
+
+WAYS = ["client-credentials", "jwt", "refresh", "password"]
+
+
+def granted(url: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "access_token": ACCESS_TOKEN,
+        "refresh_token": ROTATED_TOKEN,
+        "instance_url": url,
+        "id": f"{url}/id/{ORG}/005000000000001AAA",
+        **changed,
+    }
+
+
+# By name: how a host answers a request, repeating all of it.
+ANSWERS: dict[str, Callable[[Request, str], Reply]] = {
+    "granted": lambda _request, url: Reply(200, granted(url)),
+    "refused": lambda request, _url: Reply(
+        400, {"error": "invalid_grant", "error_description": " ".join(request.form.values())}
+    ),
+    "refused oddly": lambda request, _url: Reply(
+        400, {"error": " ".join(request.form.values()), "error_description": ACCESS_TOKEN}
+    ),
+    "html": lambda request, _url: Reply(200, b"<html>" + request.body),
+    "json": lambda request, _url: Reply(200, json.dumps([request.form, ACCESS_TOKEN])),
+    "broken json": lambda request, url: Reply(200, json.dumps(granted(url))[:-1]),
+    "down": lambda request, _url: Reply(503, request.body),
+    "redirect": lambda request, url: Reply(
+        302, headers={"Location": f"{url}/{ACCESS_TOKEN}?{request.body.decode()}"}
+    ),
+    "other org": lambda _request, url: Reply(200, granted(url, id=f"{url}/id/{ORG[:14]}9/005x")),
+    "no token": lambda request, url: Reply(200, granted(url, access_token=[ACCESS_TOKEN])),
+    "bad token": lambda request, url: Reply(200, granted(url, access_token=ACCESS_TOKEN + "\n")),
+    "bad instance": lambda request, url: Reply(
+        200, granted(url, instance_url=f"ftp://{ACCESS_TOKEN}")
+    ),
+    "too large": lambda request, url: Reply(200, (ACCESS_TOKEN * 200_000).encode()),
+}
+
+
+@pytest.mark.parametrize("how", ANSWERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_secret_is_seen_of_a_sign_in(way, how, authority, key_file, caplog, capfd):
+    """Not of settings, provider, session or error, and not in any library's debug log."""
+    listen(caplog)
+    with https_host(lambda _request: Reply(), authority) as host:
+        host.answer = lambda request: ANSWERS[how](request, host.url)
+        settings = Settings(
+            auth=way,
+            login_url=host.url,
+            ca_file=host.ca_file,
+            tenant_id=ORG,
+            **ways(host.url, key_file)[way],
+        )
+        provider = session_provider(settings)
+        try:
+            session = provider.get_session(None)
+        except SfPubSubError as error:
+            assert how != "granted"
+            for text in seen_of(error):
+                assert_clean(text, f"the error of {how}")
+        else:
+            assert how == "granted"
+            assert session.access_token == ACCESS_TOKEN
+            assert_clean(f"{session} {session!r} {vars(provider)}", "the session")
+        assert host.requests
+        assert_clean(f"{settings!r} {settings.describe()} {provider!r} {vars(provider)}", "a repr")
+    assert "sfpubsub.auth" in caplog.text  # our own debug lines were there to be searched
+    assert_clean(caplog.text, "the log")
+    assert_clean("".join(capfd.readouterr()), "the output")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_secret_is_seen_of_a_broken_connection(way, authority, key_file, caplog):
+    """The libraries' errors hold the request; nothing of them is behind ours."""
+    listen(caplog)
+
+    def hang_up(connection, _over):
+        connection.recv(65536)
+
+    with https_host(lambda _r: Reply(), authority) as untrusted, raw_host(hang_up) as broken:
+        for url, proxy in (
+            (broken, ""),
+            (untrusted.url, ""),
+            ("http://127.0.0.1:9", ""),
+            (untrusted.url, f"http://me:{PROXY_PASSWORD}@127.0.0.1:9"),
+        ):
+            values = ways(url, key_file)[way]
+            settings = Settings(auth=way, login_url=url, proxy=proxy, **values)
+            http = HttpClient(proxy=proxy, timeout=2.0)
+            with pytest.raises(SfPubSubError) as caught:
+                session_provider(settings, http).get_session(None)
+            for text in seen_of(caught.value):
+                assert_clean(text, f"the error of {url}")
+            assert_clean(f"{settings!r} {settings.describe()}", "the settings")
+    assert_clean(caplog.text, "the log")
+
+
+def test_no_secret_is_seen_of_a_request_of_the_org(authority, caplog):
+    """Whatever the org says, repeating the header, the token stays with us."""
+    listen(caplog)
+    answers = [
+        Reply(401, [{"errorCode": "INVALID_SESSION_ID", "message": "Session expired"}]),
+        Reply(400, [{"errorCode": "X", "message": f"bad header Bearer {ACCESS_TOKEN}"}]),
+        Reply(200, f"<html>{ACCESS_TOKEN}"),
+        Reply(302, headers={"Location": f"https://elsewhere.example/{ACCESS_TOKEN}"}),
+        Reply(503, ACCESS_TOKEN),
+    ]
+    with https_host(lambda _request: Reply(), authority) as host:
+        session = Session(ACCESS_TOKEN, host.url, ORG)
+        sessions = CurrentSession(StaticSession(session))
+        org = OrgClient(sessions, HttpClient(ca_file=host.ca_file))
+        for answer in answers:
+            host.answer = lambda _request, answer=answer: answer
+            with pytest.raises(SfPubSubError) as caught:
+                org.get("/services/data", {"q": "SELECT Id"})
+            for text in seen_of(caught.value):
+                assert_clean(text, f"the error of {answer.status}")
+        assert_clean(repr([org, sessions, session, vars(org)]), "a repr")
+    assert_clean(caplog.text, "the log")
+
+
+def test_nothing_that_holds_a_secret_is_pickled(key_file):
+    """A pickle is how secrets get to executors, caches and queues."""
+    values = dict.fromkeys(SECRETS, "planted")
+    things: list[Any] = [
+        Settings(**values),
+        Session(ACCESS_TOKEN, "https://x", ORG),
+        StaticSession(Session(ACCESS_TOKEN, "https://x", ORG)),
+        CurrentSession(StaticSession(Session(ACCESS_TOKEN, "https://x", ORG))),
+        Bearer("https://x", ACCESS_TOKEN),
+        Form(client_secret=CLIENT_SECRET),
+        Answer(200, ACCESS_TOKEN.encode(), "x"),
+    ]
+    for way in WAYS:
+        given = ways("", key_file)[way]
+        settings = Settings(auth=way, login_url="https://acme.my.salesforce.com", **given)
+        things.append(session_provider(settings))
+    for thing in things:
+        with pytest.raises(TypeError) as caught:
+            pickle.dumps(thing)
+        assert_clean(str(caught.value), f"the refusal of {type(thing).__name__}")
+        assert_clean(f"{thing} {thing!r}", f"the repr of {type(thing).__name__}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"client_id=k&secret={CLIENT_SECRET}",
+        f"token {ACCESS_TOKEN} was bad",
+        "assertion eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrIn0.c2ln",
+        "force://PlatformCLI::planted@acme.my.salesforce.com",
+    ],
+)
+def test_a_text_of_somebody_elses_is_scrubbed(text):
+    """What looks like a token goes, and so does what we have sent."""
+    assert_clean(scrub(text, [CLIENT_SECRET]), "the text")
+
+
+def test_a_mistake_in_the_settings_does_not_show_the_value(tmp_path):
+    """A secret put into the wrong place is still one."""
+    for name in ("login_url", "instance_url", "audience", "proxy"):
+        with pytest.raises(ConfigurationError) as caught:
+            Settings.load({name: CLIENT_SECRET}, {})
+        for text in seen_of(caught.value):
+            assert_clean(text, name)
+        with pytest.raises(ConfigurationError) as caught:
+            Settings.load({name: f"https://me:{PASSWORD}@host/{CLIENT_SECRET}"}, {})
+        for text in seen_of(caught.value):
+            assert_clean(text, name)
+    file = tmp_path / "x.toml"
+    file.touch(mode=0o600)
+    for content in (f'client_secret = "{CLIENT_SECRET}', f'secret = "{CLIENT_SECRET}"'):
+        file.write_text(content)
+        with pytest.raises(ConfigurationError) as caught:
+            Settings.load({"config": str(file)}, {})
+        for text in seen_of(caught.value):
+            assert_clean(text, "the file")
+
+
+def test_no_secret_is_seen_of_a_command(run_emulator, monkeypatch, capfd, tmp_path):
+    """With -vv, success and failures, through a proxy that asks for a password."""
+    emulator = run_emulator(tls=True)
+    emulator.accounts.put_user("u", PASSWORD)
+    emulator.accounts.put_app("key", CLIENT_SECRET, run_as="u", refresh_token=REFRESH_TOKEN)
+    with connect_proxy() as proxy:
+        service = {
+            "ENDPOINT": emulator.grpc_target,
+            "CA_FILE": str(emulator.ca_file),
+            "LOGIN_URL": emulator.http_url,
+            "PROXY": proxy.url.replace("//", f"//me:{PROXY_PASSWORD}@"),
+            "CLIENT_ID": "key",
+            "CLIENT_SECRET": CLIENT_SECRET,
+            "USERNAME": "u",
+            "PASSWORD": PASSWORD,
+            "REFRESH_TOKEN": REFRESH_TOKEN,
+        }
+        for name, value in service.items():
+            monkeypatch.setenv(f"SFPUBSUB_{name}", value)
+        topic = ["topic", "/event/Order_Event__e"]
+        for way in ("client-credentials", "refresh", "password"):
+            monkeypatch.setenv("SFPUBSUB_AUTH", way)
+            assert run(["-vv", *topic]) == 0
+        emulator.faults.add(Fault("expire_token"))
+        assert run(["-vv", *topic]) == 0
+        monkeypatch.setenv("SFPUBSUB_CLIENT_SECRET", "planted-wrong")
+        assert run(["-vv", *topic]) == 3
+        monkeypatch.setenv("SFPUBSUB_LOGIN_URL", f"https://me:{PASSWORD}@x")
+        assert run(["-vv", *topic]) == 1
+        assert proxy.credentials
+    out, err = capfd.readouterr()
+    assert "sfpubsub.auth" in err
+    assert_clean(out, "stdout")
+    assert_clean(err, "stderr")
+
+
+def test_no_secret_is_seen_of_an_uncaught_error():
+    """The traceback that Python itself prints, in a process of its own."""
+    code = "from sfpubsub import PubSubClient\nPubSubClient.from_env().get_topic('/event/X__e')\n"
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", code],
+        env={
+            **os.environ,
+            "SFPUBSUB_AUTH": "password",
+            "SFPUBSUB_LOGIN_URL": "http://127.0.0.1:9",
+            "SFPUBSUB_CLIENT_ID": "k",
+            "SFPUBSUB_CLIENT_SECRET": CLIENT_SECRET,
+            "SFPUBSUB_USERNAME": "u",
+            "SFPUBSUB_PASSWORD": PASSWORD,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "nobody listens there" in done.stderr
+    assert_clean(done.stderr, "the traceback")
+
+
+def test_no_secret_is_seen_of_a_client(run_emulator):
+    """The object that people print, and the errors of its calls."""
+    emulator = run_emulator(tls=True)
+    session = Session(ACCESS_TOKEN, emulator.instance_url, emulator.tenant_id)
+    with PubSubClient(
+        session, endpoint=emulator.grpc_target, ca_file=str(emulator.ca_file)
+    ) as client:
+        with pytest.raises(SfPubSubError) as caught:
+            client.get_topic("/event/Order_Event__e")
+        one: BaseException | None = caught.value
+        while one is not None:  # gRPC's own frames are not ours to search
+            assert_clean(f"{one} {one!r} {one.args}", "the error")
+            one = one.__cause__ or one.__context__
+        assert_clean(repr(pickle.dumps(caught.value)), "its pickle")
+        assert_clean(f"{client} {vars(client)}", "the client")
+        with contextlib.suppress(TypeError):
+            assert_clean(repr(pickle.dumps(client)), "the client's pickle")
