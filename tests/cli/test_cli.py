@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from sfpubsub.cli.main import COMMANDS, run
+from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.waiting import Waiting
+from sfpubsub.config import Settings as ClientSettings
+from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.settings import Settings
+from sfpubsub.types import Health
 
 from ..client.test_managed import NAME, TOPIC, committed, orders
-from ..conftest import PATIENCE
+from ..conftest import PATIENCE, until
 
 ROW = {"CreatedDate": 1_700_000_000_000, "CreatedById": "005x"}
 
@@ -154,6 +161,125 @@ def test_a_closed_pipe_acks_nothing_that_was_not_written(emulator):
     assert position != emulator.publish(TOPIC, orders(1))[0].replay_id
 
 
+@pytest.fixture
+def quick_slot(monkeypatch):
+    """The client asks for a held slot again at once."""
+    times = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.05, slot_max=0.1)
+    monkeypatch.setattr("sfpubsub.config.Settings.timings", times)
+
+
+def test_waiting_for_the_slot_is_told_and_is_not_idle(emulator, connect, capsys, quick_slot):
+    """A person hears once that somebody holds the slot; --idle-timeout waits for its own stream."""
+    results = emulator.publish(TOPIC, orders(2))
+    ended: list[float] = []
+    with connect(emulator).subscribe_managed(NAME, ack="manual") as holder:
+        until(lambda: holder.health().state == "streaming", "the slot")
+        releasing = threading.Timer(1.0, lambda: (holder.drain(), ended.append(time.monotonic())))
+        releasing.start()
+        assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.3"]) == 0
+        releasing.join()
+    captured = capsys.readouterr()
+    assert ended, "it ended before the slot was free"
+    lines = [json.loads(line)["event_id"] for line in captured.out.splitlines()]
+    assert lines == [result.event_id for result in results]
+    first, second, last = captured.err.splitlines()
+    assert first.startswith(f"waiting: {NAME}: ")
+    assert "already.active" in first
+    assert "rpc id" not in first
+    assert (second, last) == ("receiving again", "2 events")
+
+
+def test_an_outage_is_told_and_is_not_idle(run_emulator, monkeypatch, capsys, quick_slot):
+    """The events after an outage that is longer than --idle-timeout are still printed."""
+    plan = FaultPlan([Fault("drop_stream", after_responses=1)])
+    plan.add(Fault("refuse", rpc="ManagedSubscribe", error_code="service.unavailable", times=15))
+    started = run_emulator(faults=plan, settings=Settings(events_per_response=5))
+    point_at(started, monkeypatch)
+    started.publish(TOPIC, orders(10))
+    options = ["subscribe", "--managed", NAME, "--idle-timeout", "0.2", "--max-events", "10"]
+    monkeypatch.setattr("sfpubsub.cli.subscribe._POLL", 0.02)
+    assert run(options) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 10
+    told = captured.err.splitlines()
+    assert told[-1] == "10 events"
+    assert [line for line in told if "service.unavailable" in line], told
+    assert len(told) <= 5  # not a line an attempt
+    plan.assert_consumed()
+
+
+HEALTH = Health("streaming", None, 100, 0, 0, 0, 0, 0, 0, None, None)
+
+
+def test_a_state_is_told_once(capsys):
+    """One line when it begins to wait, none for each attempt, one when it receives again."""
+    waiting = Waiting()
+    story = [
+        ("opening", None, "yes"),
+        ("streaming", None, "yes"),
+        ("waiting", "X: down (UNAVAILABLE, rpc id 1)", "no"),
+        ("opening", "X: down (UNAVAILABLE, rpc id 1)", "trying"),
+        ("waiting", "X: down (UNAVAILABLE, rpc id 2)", "no"),
+        ("waiting", "X: held (ALREADY_EXISTS, rpc id 3)", "no"),
+        ("renewing", "X: held (ALREADY_EXISTS, rpc id 3)", "no"),
+        ("paused", "7 bytes wait to be read", "no"),
+        ("streaming", None, "yes"),
+        ("streaming", None, "yes"),
+    ]
+    for now, (state, reason, listening) in enumerate(story):
+        health = dataclasses.replace(HEALTH, state=state, reason=reason)
+        assert waiting.look(health, now) == listening, (state, reason)
+    assert capsys.readouterr().err.splitlines() == [
+        "waiting: X: down (UNAVAILABLE)",
+        "waiting: X: held (ALREADY_EXISTS)",
+        "receiving again",
+    ]
+
+
+def test_an_attempt_that_shows_nothing_counts_as_listening_after_a_while():
+    """A quiet topic's stream shows no life for minutes: then silence is idleness all the same."""
+    waiting = Waiting(lambda _: None)
+    trying = dataclasses.replace(HEALTH, state="opening", reason="X: down")
+    assert [waiting.look(trying, now) for now in (100, 124, 125)] == ["trying", "trying", "yes"]
+    waiting.look(dataclasses.replace(HEALTH, state="waiting", reason="X: down"), 126)
+    assert waiting.look(trying, 127) == "trying"
+
+
+class Told:
+    """A subscription without events, in the states that a test tells, one a look."""
+
+    def __init__(self, *states: tuple[str, int]) -> None:
+        self.states = [state for state, looks in states for _ in range(looks)]
+        self.looks = 0
+        self.last_without = 0.0
+
+    def next_batch(self, _timeout: float) -> None:
+        time.sleep(0.005)  # as long as a look takes, so that time passes between two
+
+    def health(self) -> Health:
+        state = self.states[min(self.looks, len(self.states) - 1)]
+        self.looks += 1
+        if state != "streaming":
+            self.last_without = time.monotonic()
+        reason = "X: down" if state in ("waiting", "opening") else None
+        return dataclasses.replace(HEALTH, state=state, reason=reason)
+
+
+@pytest.mark.parametrize("state", ["waiting", "renewing", "opening"])
+def test_idle_time_begins_when_an_event_could_come(state):
+    """Longer than the idle timeout without a stream, and it still waits that long on the stream."""
+    from sfpubsub.cli.service import StopRequest
+    from sfpubsub.cli.subscribe import _Printer, _run
+
+    subscription = Told((state, 60), ("streaming", 1))
+    status = StatusFile("subscribe", "topic", TOPIC, ClientSettings())
+    printer = _Printer(sys.stdout, status, raw=False, max_events=None)
+    _run(subscription, printer, StopRequest(), idle_timeout=0.2)
+    assert subscription.looks > 60, "it ended before there was a stream"
+    if state != "opening":  # an attempt may have been a quiet stream all the time
+        assert time.monotonic() - subscription.last_without >= 0.1
+
+
 def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
     """A result a line, in order, with the id under which the event was published."""
     file = tmp_path / "events.jsonl"
@@ -252,6 +378,9 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["subscribe", "--managed", NAME, "--topic", TOPIC], {}, 2, "either"),
         (["subscribe"], {}, 2, "either"),
         (["subscribe", "--topic"], {}, 2, "--topic"),
+        (["subscribe", "--managed", NAME, "--idle-timeout", "nan"], {}, 2, "finite"),
+        (["subscribe", "--managed", NAME, "--idle-timeout", "inf"], {}, 2, "finite"),
+        (["subscribe", "--managed", NAME, "--idle-timeout", "-1"], {}, 2, "--idle-timeout"),
         (["nothing"], {}, 2, "nothing"),
         (["schema", "AAAAAAAAAAAAAAAAAAAAAA"], {}, 1, "no schema AAAAAAAAAAAAAAAAAAAAAA"),
         (["topic", TOPIC], {"SFPUBSUB_ENDPOINT": "nonsense"}, 1, "host:port"),

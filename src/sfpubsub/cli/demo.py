@@ -135,6 +135,7 @@ class _Demo:
                 SFPUBSUB_ACCESS_TOKEN=ready["access_token"],
                 SFPUBSUB_INSTANCE_URL=ready["instance_url"],
                 SFPUBSUB_TENANT_ID=ready["tenant_id"],
+                SFPUBSUB_STATE_DIR=str(self._data.parent / "state"),  # nothing of it stays behind
             )
             click.echo(f"  grpc {ready['grpc']}, health page {self._http}", err=True)
             yield

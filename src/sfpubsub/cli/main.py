@@ -31,8 +31,12 @@ INTERRUPTED = 130
 # Module of each command, and the line that --help shows.
 COMMANDS = {
     "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
+    "derive": ("sfpubsub.cli.derive", "Decode a raw table into typed tables with PySpark."),
+    "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
+    "lag": ("sfpubsub.cli.lag", "Show how far subscribe and ingest have got on this machine."),
+    "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
     "quarantine": ("sfpubsub.cli.quarantine", "See and redrive events that were not decoded."),
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by its id or its topic."),

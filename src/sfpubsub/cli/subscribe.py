@@ -10,8 +10,11 @@ from typing import TextIO
 import click
 
 from sfpubsub.cli.main import INTERRUPTED
+from sfpubsub.cli.params import Seconds
 from sfpubsub.cli.render import event_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
+from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.waiting import Waiting
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.client.quarantine import FileQuarantine
@@ -19,6 +22,7 @@ from sfpubsub.client.replay_store import FileReplayStore
 from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.client.subscription import Subscription
 from sfpubsub.client.undecodable import OnUndecodable
+from sfpubsub.config import Settings
 from sfpubsub.types import start_position
 
 # How often to look whether a signal has asked to stop, in seconds: soon enough for a person.
@@ -29,9 +33,12 @@ _POLL = 0.2
 @click.command()
 @click.option("--managed", metavar="NAME_OR_ID", help="A managed subscription.")
 @click.option("--topic", metavar="TOPIC", help="A topic, such as /event/Order_Event__e.")
-@click.option("--max-events", type=click.IntRange(min=1), help="Stop after so many events.")
+@click.option("--max-events", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @click.option(
-    "--idle-timeout", type=click.FloatRange(min=0), metavar="S", help="Stop after S s without any."
+    "--idle-timeout",
+    type=Seconds(min=0),
+    metavar="S",
+    help="Stop after S seconds without an event. Waiting for a slot or the network is not idle.",
 )
 @click.option("--raw", is_flag=True, help="Show payloads as base64 of their Avro bytes.")
 @click.option(
@@ -86,9 +93,9 @@ def subscribe(
             "position of --managed"
         )
     _check_replay(replay)
-    printer = _Printer(sys.stdout, raw=raw, max_events=max_events)
+    kept = None if quarantine_dir is None else FileQuarantine(quarantine_dir)
+    first = "latest" if replay is None else replay
     with ExitStack() as opened:
-        first = "latest" if replay is None else replay
         start: str | FileReplayStore = first
         schemas = None
         if store_file is not None:
@@ -96,8 +103,10 @@ def subscribe(
             schemas = FileSchemaStore(f"{store_file}.schemas")
         client = opened.enter_context(connected_client(schemas, **service))
         stop = opened.enter_context(StopRequest().installed())
-        kept = None if quarantine_dir is None else FileQuarantine(quarantine_dir)
+        status = opened.enter_context(_status_file(managed, topic, service))
         subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
+        status.follow(subscription)
+        printer = _Printer(sys.stdout, status, raw=raw, max_events=max_events)
         _run(subscription, printer, stop, idle_timeout)
     quarantined = subscription.health().quarantined
     click.echo(
@@ -113,6 +122,15 @@ def _check_replay(replay: str | None) -> None:
         start_position("latest" if replay is None else replay)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--replay") from error
+
+
+def _status_file(
+    managed: str | None, topic: str | None, service: dict[str, str | None]
+) -> StatusFile:
+    settings = Settings.load(service)
+    if topic is None:
+        return StatusFile("subscribe", "managed", str(managed), settings)
+    return StatusFile("subscribe", "topic", topic, settings)
 
 
 def _open(
@@ -143,8 +161,11 @@ def _open(
 class _Printer:
     """Writes events and acks what it has written."""
 
-    def __init__(self, out: TextIO, *, raw: bool, max_events: int | None) -> None:
+    def __init__(
+        self, out: TextIO, status: StatusFile, *, raw: bool, max_events: int | None
+    ) -> None:
         self._out = out
+        self.status = status
         self._raw = raw
         self._max = max_events
         self.count = 0
@@ -167,18 +188,24 @@ class _Printer:
                 self._out.write("".join(lines))
                 self._out.flush()
                 batch.ack_range(batch.first_seq, batch.first_seq + len(lines) - 1)
+                self.status.acked(batch, len(lines))
                 self.count += len(lines)
 
 
 def _run(
     subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
 ) -> None:
-    last_event = time.monotonic()
+    waiting = Waiting()
+    silent_since = time.monotonic()
     while not stop.requested and not printer.done:
         batch = subscription.next_batch(_POLL)
         now = time.monotonic()
         if batch is not None:
             printer.write(batch)
-            last_event = now
-        elif idle_timeout is not None and now - last_event >= idle_timeout:
+        listening = waiting.look(subscription.health(), now)
+        if batch is not None or listening == "no":
+            silent_since = now
+        silence = now - silent_since
+        if idle_timeout is not None and listening == "yes" and silence >= idle_timeout:
             return
+        printer.status.look()

@@ -1,0 +1,78 @@
+"""Who a certificate is of, by whom, until when: for a person who wonders why it was refused.
+
+The standard library describes only certificates that it accepts, so this reads the few fields that
+a person asks for out of any. It judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+_VERSION = 0xA0  # the tag [0], which is left out of version 1
+_UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
+_SIXTEEN_BIT, _THIRTY_TWO_BIT = 0x1E, 0x1C  # characters; all others are taken for UTF-8
+
+# The parts of a name that are shown, by their encoded object identifiers (2.5.4.3, .10, .11).
+_PARTS = {b"\x55\x04\x03": "CN", b"\x55\x04\x0a": "O", b"\x55\x04\x0b": "OU"}
+
+
+class Certificate(NamedTuple):
+    """What is shown of a certificate."""
+
+    subject: str
+    issuer: str
+    expires: datetime
+    """In UTC."""
+
+    def __str__(self) -> str:
+        return f"of {self.subject}, issued by {self.issuer}, valid until {self.expires:%Y-%m-%d}"
+
+
+def read(der: bytes) -> Certificate:
+    """Return what is in a certificate (RFC 5280, section 4.1).
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        _, certificate = next(_elements(der))
+        _, signed = next(_elements(certificate))
+        fields = [field for field in _elements(signed) if field[0] != _VERSION]
+        _serial, _algorithm, issuer, validity, subject, *_ = fields
+        _, (kind, until) = _elements(validity[1])
+        return Certificate(_name(subject[1]), _name(issuer[1]), _time(kind, until))
+    except (StopIteration, IndexError, KeyError, ValueError) as error:
+        raise ValueError("this is not a certificate") from error
+
+
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield tag and content of each element."""
+    at = 0
+    while at < len(der):
+        tag, length, begin = der[at], der[at + 1], at + 2
+        if length & 0x80:  # the rest of this byte says how many bytes the length has
+            begin += length & 0x7F
+            length = int.from_bytes(der[at + 2 : begin], "big")
+        at = begin + length
+        if at > len(der):
+            raise ValueError("this is not a whole certificate")
+        yield tag, der[begin:at]
+
+
+def _name(der: bytes) -> str:
+    parts = []
+    for _, several in _elements(der):
+        for _, pair in _elements(several):
+            (_, oid), (kind, value) = _elements(pair)
+            if oid in _PARTS:
+                encoding = {_SIXTEEN_BIT: "utf-16-be", _THIRTY_TWO_BIT: "utf-32-be"}
+                text = value.decode(encoding.get(kind, "utf-8"), "replace")
+                parts.append(f"{_PARTS[oid]}={text}")
+    return ", ".join(parts) or "nobody"
+
+
+def _time(kind: int, value: bytes) -> datetime:
+    form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[kind]
+    return datetime.strptime(value.decode("ascii"), form).replace(tzinfo=timezone.utc)

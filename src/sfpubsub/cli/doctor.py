@@ -1,0 +1,290 @@
+"""``sfpubsub doctor``: each step on the way to a subscription, tried by itself.
+
+Changes nothing and opens no stream. Every line that it prints has gone through `_Report.add` or
+`Settings.describe`, which let no secret pass. Each step is bounded in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import click
+
+from sfpubsub.auth.http import Bearer, HttpClient
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.session import Session, SessionProvider
+from sfpubsub.cli import probes
+from sfpubsub.cli.main import NOT_ALLOWED
+from sfpubsub.cli.probes import ProbeError, Way
+from sfpubsub.cli.render import json_line
+from sfpubsub.cli.service import service_options
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.config import Settings
+from sfpubsub.config.settings import SECRETS
+from sfpubsub.errors import PermissionDeniedError, SchemaNotFoundError, SfPubSubError
+from sfpubsub.tooling import Tooling
+
+Result = Literal["ok", "failed", "skipped"]
+
+# The service's own ports (Salesforce documentation, Pub/Sub endpoints).
+_PORTS = (443, 7443)
+_SERVICE = ".pubsub.salesforce.com"
+
+# Seconds to reach the service: some attempts of gRPC.
+_CONNECT = 10.0
+
+# A schema id that there is not. That it is not found shows that the session was accepted.
+_NO_SCHEMA = "A" * 22
+
+_COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
+
+
+@click.command()
+@click.option("--topic", metavar="TOPIC", help="Also whether one can subscribe to this topic.")
+@click.option("--managed", metavar="NAME_OR_ID", help="Also the state of this subscription.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON line for each setting and check."
+)
+@service_options
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    topic: str | None,
+    managed: str | None,
+    as_json: bool,
+    **service: str | None,
+) -> None:
+    """Check everything that a subscription needs, and say what to do about what fails.
+
+    Shows the settings with their sources, without secrets; then tries name, ports, TLS, sign-in,
+    organisation and the Pub/Sub API. Exit code 3 if a check failed.
+    """
+    report = _Report(as_json)
+    settings = None
+    with report.trying("settings", "see `sfpubsub --help` and the documentation"):
+        settings = Settings.load(service)
+        report.settings(settings)
+        report.add("settings", "ok", "they can be read")
+    if settings is None:
+        report.skip(["network", "sign-in", "Pub/Sub API"], "the settings are wrong")
+    else:
+        reached = _check_network(report, settings)
+        session, provider = _check_session(report, settings)
+        if session is None or provider is None:
+            report.skip(["Pub/Sub API"], "there is no session")
+        elif not reached:
+            report.skip(["Pub/Sub API"], "it cannot be reached as the settings say")
+        else:
+            _check_service(report, settings, provider, topic)
+        if managed is not None and provider is not None:
+            _check_managed(report, settings, provider, managed)
+        elif managed is not None:
+            report.skip(["managed subscription"], "there is no session")
+    if report.failed:
+        ctx.exit(NOT_ALLOWED)
+
+
+class _Report:
+    """Prints what was found, as it is found."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._secrets: list[str] = []
+        self.failed = False
+
+    def hide(self, *secrets: str) -> None:
+        """Never print these."""
+        self._secrets += secrets
+
+    def settings(self, settings: Settings) -> None:
+        """Print where each setting comes from; those that are not set are left out for people."""
+        self.hide(*(getattr(settings, name) for name in SECRETS))
+        for name, value, source in settings.describe():
+            if self._as_json:
+                line = json_line({"setting": name, "value": value, "source": source})
+                click.echo(line, nl=False)
+            elif value:
+                click.echo(f"{name:<18} {value}  ({source})")
+        if not self._as_json:
+            click.echo()
+
+    def add(self, name: str, result: Result, detail: str, cure: str = "") -> None:
+        """Print the outcome of a check."""
+        detail, cure = (self._hiding(text) for text in (detail, cure))
+        self.failed = self.failed or result == "failed"
+        if self._as_json:
+            values = {"check": name, "result": result, "detail": detail, "cure": cure}
+            click.echo(json_line(values), nl=False)
+            return
+        word = click.style(f"{result:<8}", fg=_COLOURS[result])
+        click.echo(f"{word}{name}: {detail}")
+        if cure:
+            click.echo(f"{'':8}-> {cure}")
+
+    def _hiding(self, text: str) -> str:
+        for secret in filter(None, self._secrets):
+            text = text.replace(secret, "***")
+        return " ".join(text.split())
+
+    def skip(self, names: list[str], why: str) -> None:
+        """Say that checks were not made."""
+        for name in names:
+            self.add(name, "skipped", why)
+
+    @contextmanager
+    def trying(self, name: str, cure: str = "") -> Iterator[None]:
+        """Report a failure of the block as that of check *name*. The block reports a success."""
+        try:
+            yield
+        except ProbeError as error:
+            self.add(name, "failed", str(error), error.cure)
+        except (SfPubSubError, OSError) as error:
+            self.add(name, "failed", str(error), cure)
+
+
+# Without a session.
+
+
+def _check_network(report: _Report, settings: Settings) -> bool:
+    """Return whether the port that the settings choose can be reached, with TLS if it has to."""
+    way = None
+    with report.trying("endpoint", "set SFPUBSUB_ENDPOINT to host:port"):
+        way = probes.way_to(settings)
+    if way is None:
+        return False
+    host = way.first[0]
+    known = False
+    with report.trying("name resolution"):
+        addresses = probes.resolve(host)
+        found = "an address itself" if addresses == [host] else ", ".join(addresses)
+        report.add("name resolution", "ok", f"{host} is {found}")
+        known = True
+    if not known:
+        report.skip(["port", "TLS"], f"{host} is not known")
+        return False
+    reached = _check_ports(report, way)
+    if probes.is_plaintext(settings):
+        report.add("TLS", "skipped", "plaintext was asked for with insecure")
+    elif not reached:
+        report.add("TLS", "skipped", "the port cannot be reached")
+    else:
+        reached = False
+        with report.trying("TLS"):
+            report.add("TLS", "ok", probes.handshake(way, settings.ca_file))
+            reached = True
+    return reached
+
+
+def _check_ports(report: _Report, way: Way) -> bool:
+    """Try the chosen port, and of the real service the other one as well."""
+    through = f" through the proxy {':'.join(map(str, way.first))}" if way.proxy else ""
+    others = [port for port in _PORTS if way.host.endswith(_SERVICE) and port != way.port]
+    open_ports, failure = [], None
+    for port in [way.port, *others]:
+        try:
+            probes.connect(way._replace(port=port)).close()
+        except ProbeError as error:
+            if port == way.port:
+                failure = error
+            else:
+                report.add(f"port {port}", "skipped", f"{error}; it is not the one in use")
+        else:
+            open_ports.append(port)
+            report.add(f"port {port}", "ok", f"{way.host} answers{through}")
+    if failure is None:
+        return True
+    cure = failure.cure
+    if open_ports:
+        cure = f"port {open_ports[0]} is open: set SFPUBSUB_ENDPOINT={way.host}:{open_ports[0]}"
+    report.add(f"port {way.port}", "failed", str(failure), cure)
+    return False
+
+
+# With a session.
+
+
+def _check_session(
+    report: _Report, settings: Settings
+) -> tuple[Session | None, SessionProvider | None]:
+    session = provider = None
+    with report.trying("sign-in"):
+        http = HttpClient.from_settings(settings)
+        provider = session_provider(settings, http)
+        session = provider.get_session(None)
+        report.hide(session.access_token)
+        how = "a ready token" if settings.auth == "token" else settings.auth
+        report.add("sign-in", "ok", f"by {how}, for {session.instance_url}")
+    if session is None:
+        report.skip(["organisation"], "there is no session")
+        return None, None
+    with report.trying("organisation", "set SFPUBSUB_TENANT_ID to the id of the token's org"):
+        bearer = Bearer(session.instance_url, session.access_token)
+        org_id = organisation_of(http, bearer, tenant_id=session.tenant_id)
+        report.add("organisation", "ok", org_id)
+    return session, provider
+
+
+def _client(settings: Settings, provider: SessionProvider) -> PubSubClient:
+    return PubSubClient(
+        provider,
+        endpoint=settings.endpoint,
+        insecure=settings.insecure,
+        ca_file=settings.ca_file,
+        proxy=settings.proxy,
+        timings=settings.timings,
+    )
+
+
+def _check_service(
+    report: _Report, settings: Settings, provider: SessionProvider, topic: str | None
+) -> None:
+    with (
+        report.trying("Pub/Sub API"),
+        _client(settings, provider) as client,
+    ):
+        client.connect(_CONNECT)
+        try:
+            client.get_schema(_NO_SCHEMA)
+        except SchemaNotFoundError:
+            report.add("Pub/Sub API", "ok", "it answers, and accepts the session")
+        if topic is not None:
+            _check_topic(report, client, topic)
+
+
+def _check_topic(report: _Report, client: PubSubClient, topic: str) -> None:
+    with report.trying("topic"):
+        info = client.get_topic(topic)
+        if info.can_subscribe:
+            publishing = "and publish to it" if info.can_publish else "not publish to it"
+            report.add("topic", "ok", f"you may subscribe to {topic}, {publishing}")
+        else:
+            report.add(
+                "topic",
+                "failed",
+                f"you may not subscribe to {topic}",
+                "give the user read access to the event, or to the objects of the change events",
+            )
+
+
+def _check_managed(
+    report: _Report, settings: Settings, provider: SessionProvider, name_or_id: str
+) -> None:
+    name = "managed subscription"
+    with report.trying(name):
+        tooling = Tooling(provider, http=HttpClient.from_settings(settings))
+        try:
+            record = tooling.show(name_or_id)
+        except PermissionDeniedError as error:
+            # One may subscribe all the same.
+            report.add(name, "skipped", f"you may not look at it: {error}")
+            return
+        found = f"{record.developer_name} ({record.id}) of {record.topic_name} is in {record.state}"
+        if record.state == "RUN":
+            report.add(name, "ok", f"{found}, default replay {record.default_replay}")
+        else:
+            cure = f"sfpubsub managed start {record.developer_name}"
+            report.add(name, "failed", found, cure)

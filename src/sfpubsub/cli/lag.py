@@ -1,0 +1,148 @@
+"""``sfpubsub lag``: how far running commands have got, from the status files that they keep."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from sfpubsub.cli.render import json_line
+from sfpubsub.cli.status import Kind, Status, read_all, state_dir
+from sfpubsub.errors import ConfigurationError
+
+# Decimals of an age in seconds: the file is written about once a second.
+_DECIMALS = 1
+
+
+@click.command()
+@click.option("--managed", metavar="NAME_OR_ID", help="Only of this one, as it was given there.")
+@click.option("--topic", metavar="TOPIC", help="Only of this topic.")
+@click.option("--endpoint", metavar="HOST:PORT", help="Only of this service.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each.")
+def lag(managed: str | None, topic: str | None, endpoint: str | None, as_json: bool) -> None:
+    """Show how far `subscribe` and `ingest` have got on this machine.
+
+    Each keeps a small file about itself, also after its end; this reads those files and asks the
+    service nothing. The newest comes first. Nothing on file is exit code 1.
+    """
+    if managed is not None and topic is not None:
+        raise click.UsageError("give --managed or --topic, not both")
+    directory = state_dir()
+    found, unreadable = read_all(directory)
+    for sentence in unreadable:
+        click.echo(sentence, err=True)
+    chosen = [
+        status
+        for status in sorted(found, key=lambda status: status.updated_at, reverse=True)
+        if _is_meant(status, managed, topic) and endpoint in (None, status.endpoint)
+    ]
+    if not chosen:
+        what = managed or topic or "any subscription"
+        raise ConfigurationError(
+            f"no subscribe or ingest of {what} has run here, going by {directory}: run this on the "
+            f"machine and as the user that runs it"
+        )
+    now = time.time()
+    records = [_record(status, now) for status in chosen]
+    text = "".join(map(json_line, records)) if as_json else "\n".join(map(_page, records))
+    click.echo(text, nl=False)
+
+
+def _is_meant(status: Status, managed: str | None, topic: str | None) -> bool:
+    if managed is None and topic is None:
+        return True
+    kind: Kind = "managed" if managed is not None else "topic"
+    return (status.kind, status.name) == (kind, managed or topic)
+
+
+def _record(status: Status, now: float) -> dict[str, Any]:
+    def age(at: float | None) -> float | None:
+        return None if at is None else round(max(0.0, now - at), _DECIMALS)
+
+    delay = None
+    if status.acked_at is not None and status.acked_event_at is not None:
+        delay = round(max(0.0, status.acked_at - status.acked_event_at), _DECIMALS)
+    return {
+        status.kind: status.name,
+        "endpoint": status.endpoint,
+        "org": status.org,
+        "command": status.command,
+        "into": status.into,
+        "pid": status.pid,
+        "host": status.host,
+        "alive": status.is_alive(),
+        "ended_s": age(status.ended_at),
+        "updated_s": age(status.updated_at),
+        "state": status.state,
+        "reason": status.reason,
+        "acked_position": status.acked_position,
+        "received_position": status.received_position,
+        "committed_position": status.committed_position,
+        "last_message_s": age(status.last_message_at),
+        "last_commit_s": age(status.last_commit_at),
+        "last_acked_event_s": age(status.acked_event_at),
+        "last_acked_delay_s": delay,
+        "delivered": status.delivered,
+        "delivered_24h": status.delivered_lately(now),
+        "pending": status.pending,
+        "unacked": status.unacked,
+        "gaps": status.gaps,
+        "quarantined": status.quarantined,
+    }
+
+
+def _page(record: dict[str, Any]) -> str:
+    kind = "managed" if "managed" in record else "topic"
+    command = f"{record['command']} of {record[kind]}"
+    if record["into"]:
+        command += f" into {record['into']}"
+    lines = [
+        ("process", _process(record)),
+        ("state", record["state"] + (f": {record['reason']}" if record["reason"] else "")),
+        ("service", f"{record['endpoint']}, org {record['org']}"),
+        ("last message", _ago(record["last_message_s"])),
+        ("last acked event", _last_acked(record)),
+        ("last commit", _ago(record["last_commit_s"])),
+        ("acked position", record["acked_position"] or "none"),
+        ("committed position", record["committed_position"] or "none"),
+        ("received position", record["received_position"] or "none"),
+        ("not acked yet", f"{record['pending'] + record['unacked']} events"),
+        ("delivered", f"{record['delivered']} events; {record['delivered_24h']} in the last 24 h"),
+    ]
+    if kind == "topic":  # nothing is committed for a plain subscription
+        lines = [line for line in lines if "commit" not in line[0]]
+    if record["gaps"] or record["quarantined"]:
+        lines.append(("look at", f"{record['gaps']} gaps, {record['quarantined']} quarantined"))
+    return command + "\n" + "".join(f"  {name:<19} {text}\n" for name, text in lines)
+
+
+def _process(record: dict[str, Any]) -> str:
+    who = f"pid {record['pid']}"
+    if record["ended_s"] is not None:
+        return f"{who}, ended {_ago(record['ended_s'])}"
+    if record["alive"] is None:
+        return f"{who} on {record['host']}, updated {_ago(record['updated_s'])}"
+    if record["alive"]:
+        return f"{who}, running, updated {_ago(record['updated_s'])}"
+    return f"{who}, died without an orderly end, {_ago(record['updated_s'])} or later"
+
+
+def _last_acked(record: dict[str, Any]) -> str:
+    if record["acked_position"] is None:
+        return "none"
+    if record["last_acked_event_s"] is None:
+        return "does not say when it happened"
+    delay = _span(record["last_acked_delay_s"])
+    return f"happened {_ago(record['last_acked_event_s'])}, acked {delay} later"
+
+
+def _ago(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{_span(seconds)} ago"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,230 @@
+"""What can be tried on the way to the service, one step at a time, each bounded in time.
+
+gRPC says of all of this only that it could not connect. Nothing here sends a secret, but for the
+proxy's own password to the proxy.
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from sfpubsub.cli import certificate
+from sfpubsub.config import Settings, network
+from sfpubsub.errors import ConfigurationError
+
+T = TypeVar("T")
+
+# Seconds that one step may take. A refused one is refused at once; a swallowed one never answers.
+STEP = 5.0
+
+# Bytes of a proxy's answer that are looked at; the first line is enough.
+_ANSWER = 4096
+
+
+class ProbeError(Exception):
+    """A step failed; the message says how, and what to do.
+
+    Args:
+        message: How.
+        cure: What to do.
+    """
+
+    def __init__(self, message: str, cure: str) -> None:
+        super().__init__(message)
+        self.cure = cure
+
+
+class Way(NamedTuple):
+    """How to get to one port of the service."""
+
+    host: str
+    port: int
+    proxy: str
+    """URL of the proxy that it goes through; empty if it goes straight."""
+
+    @property
+    def first(self) -> tuple[str, int]:
+        """Where a connection is made to."""
+        if not self.proxy:
+            return self.host, self.port
+        parts = urlsplit(self.proxy)
+        return parts.hostname or "", parts.port or 0
+
+
+def way_to(settings: Settings) -> Way:
+    """Return the way that the settings choose.
+
+    Raises:
+        ConfigurationError: The endpoint is no ``host:port``.
+    """
+    host, _, port = settings.endpoint.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdecimal():
+        raise ConfigurationError(f"endpoint {settings.endpoint!r} is not host:port")
+    proxy = settings.proxy
+    if not is_plaintext(settings) and not proxy and not proxy_bypass(host):
+        proxy = getproxies().get("https", "")
+    if proxy:
+        network.check_proxy(proxy, "https_proxy")
+    return Way(host, int(port), "" if is_plaintext(settings) else proxy)
+
+
+def is_plaintext(settings: Settings) -> bool:
+    """Whether the endpoint is spoken to without TLS."""
+    host = settings.endpoint.rpartition(":")[0]
+    return settings.insecure == "force" or (settings.insecure == "1" and network.is_loopback(host))
+
+
+def resolve(host: str) -> list[str]:
+    """Return the addresses of *host*.
+
+    Raises:
+        ProbeError: There are none.
+    """
+    cure = "check the name, and the DNS and VPN of this machine"
+    try:
+        # In a thread: the system's own patience has no bound that can be set.
+        found = _within(STEP, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except TimeoutError:
+        raise ProbeError(f"no answer about {host} within {STEP:g} s", cure) from None
+    except (OSError, UnicodeError) as error:
+        raise ProbeError(f"{host} is not known: {_words(error)}", cure) from None
+    return sorted({str(address[4][0]) for address in found})
+
+
+def connect(way: Way) -> socket.socket:
+    """Return a connection to the service's port, through the proxy if there is one.
+
+    Raises:
+        ProbeError: There is none.
+    """
+    host, port = way.first
+    try:
+        connection = socket.create_connection((host, port), timeout=STEP)
+    except OSError as error:
+        what, cure = f"{host}:{port}", "let the firewall pass it, or set SFPUBSUB_PROXY to a proxy"
+        if way.proxy:
+            what, cure = f"the proxy {what}", "check SFPUBSUB_PROXY or https_proxy"
+        elif network.is_loopback(host):
+            cure = "start what should listen there, or check the port"
+        raise ProbeError(f"{what} cannot be reached: {_words(error)}", cure) from None
+    if way.proxy:
+        try:
+            _through_proxy(connection, way)
+        except ProbeError:
+            connection.close()
+            raise
+    return connection
+
+
+def handshake(way: Way, ca_file: str) -> str:
+    """Make a TLS connection, and return what was agreed on and with whom.
+
+    Raises:
+        ProbeError: The other end does not speak TLS, or its certificate is refused.
+        ConfigurationError: *ca_file* cannot be read.
+    """
+    trusting = ssl.create_default_context(cafile=str(network.trusted_roots(ca_file)))
+    trusting.set_alpn_protocols(["h2"])
+    try:
+        with (
+            connect(way) as raw,
+            trusting.wrap_socket(raw, server_hostname=way.host) as secured,
+        ):
+            described = _described(secured.getpeercert(binary_form=True))
+            return f"{secured.version()}, certificate {described}"
+    except ssl.SSLCertVerificationError as error:
+        raise ProbeError(
+            f"the certificate is refused: {error.verify_message}; it is {_seen(way)}",
+            "if it is of a proxy or of a test server, name its authority with SFPUBSUB_CA_FILE",
+        ) from None
+    except ssl.SSLError as error:
+        raise ProbeError(
+            f"no TLS: {error.reason or 'the connection broke'}",
+            "check the port; for an emulator without TLS set SFPUBSUB_INSECURE=1",
+        ) from None
+    except OSError as error:
+        raise ProbeError(
+            f"the connection broke while TLS began: {_words(error)}",
+            "look for a firewall in between that lets no TLS pass",
+        ) from None
+
+
+def _seen(way: Way) -> str:
+    # Only looked at: nothing is sent over it.
+    looking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    looking.check_hostname = False
+    looking.verify_mode = ssl.CERT_NONE
+    looking.set_alpn_protocols(["h2"])
+    try:
+        with (
+            connect(way) as raw,
+            looking.wrap_socket(raw, server_hostname=way.host) as secured,
+        ):
+            return _described(secured.getpeercert(binary_form=True))
+    except (ProbeError, OSError):
+        return "not shown a second time"
+
+
+def _described(der: bytes | None) -> str:
+    try:
+        return str(certificate.read(der or b""))
+    except ValueError:
+        return "not readable"
+
+
+def _through_proxy(connection: socket.socket, way: Way) -> None:
+    target = f"[{way.host}]" if ":" in way.host else way.host
+    lines = [f"CONNECT {target}:{way.port} HTTP/1.1", f"Host: {target}:{way.port}"]
+    parts = urlsplit(way.proxy)
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
+    try:
+        connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+        answer = connection.recv(_ANSWER)
+    except OSError as error:
+        raise ProbeError(f"the proxy broke off: {_words(error)}", "check the proxy") from None
+    status = answer.split(b" ", 2)[1:2]
+    if not answer.startswith(b"HTTP/1.") or status != [b"200"]:
+        said = status[0][:3].decode("ascii", "replace") if status else "nothing"
+        raise ProbeError(
+            f"the proxy answered {said} and does not pass {target}:{way.port}",
+            "let the proxy pass it, and check the user name and password in SFPUBSUB_PROXY",
+        )
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {STEP:g} s"
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """Return what *work* returns; leaves it behind when it takes longer.
+
+    Raises:
+        TimeoutError: It took longer.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001  # raised again by whoever waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="sfpubsub-probe", daemon=True).start()
+    try:
+        return future.result(timeout=seconds)
+    except FutureTimeoutError:
+        raise TimeoutError from None

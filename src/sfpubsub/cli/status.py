@@ -1,0 +1,179 @@
+"""What a status file says, and reading it: any bytes are a status, or a sentence about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+
+from sfpubsub.spark.lease import Process
+
+Kind = Literal["managed", "topic"]
+
+# Hours that deliveries are counted for: the service's allocation is of a rolling 24 hours.
+HOURS = 24
+
+# Seconds of an hour.
+HOUR = 3600
+
+# End of the file names. Others may have files in the same directory, which are none of ours.
+SUFFIX = ".status.json"
+
+# Of the file's form; files of another are not read.
+FORMAT = 1
+
+
+@dataclass
+class Status:
+    """What the file says. Times are seconds since 1970 UTC, positions hexadecimal."""
+
+    command: str
+    """``subscribe`` or ``ingest``."""
+    kind: Kind
+    name: str
+    """Topic, or name or id of the managed subscription."""
+    endpoint: str
+    """``host:port`` of the service."""
+    org: str
+    """Which org, as far as the settings tell: tenant id, instance URL, or where and as whom one
+    signs in. Orgs share an endpoint."""
+    pid: int
+    process: str
+    """When that process began, as its system tells it; tells it from later ones with its pid."""
+    host: str
+    """The machine that it runs on."""
+    started_at: float
+    updated_at: float
+    into: str | None = None
+    """Where the events go, if they go to a table."""
+    ended_at: float | None = None
+    """When the command ended in order; None while it runs, and if it was killed."""
+    state: str = "new"
+    """Of the subscription: `Health.state`."""
+    reason: str | None = None
+    acked_position: str | None = None
+    """Of the last event that was printed or written."""
+    received_position: str | None = None
+    committed_position: str | None = None
+    last_message_at: float | None = None
+    """When the service last sent something, keepalives included."""
+    last_commit_at: float | None = None
+    """When the last commit was confirmed."""
+    acked_event_at: float | None = None
+    """When the last acked event happened, where it says so."""
+    acked_at: float | None = None
+    """When that event was acked."""
+    delivered: int = 0
+    """Events of this run."""
+    pending: int = 0
+    unacked: int = 0
+    gaps: int = 0
+    quarantined: int = 0
+    hours: dict[str, int] = field(default_factory=dict)
+    """Events delivered, by hour since 1970; as the service counts them, with those sent again."""
+
+    def delivered_lately(self, now: float) -> int:
+        """Events of the last 24 h, and of the rest of the hour in which these began."""
+        return sum(recent(self.hours, now).values())
+
+    def is_alive(self) -> bool | None:
+        """Whether the process still runs; None when it is of another machine."""
+        if self.ended_at is not None:
+            return False
+        if self.host != socket.gethostname():
+            return None
+        return Process(self.pid, self.process).alive()
+
+
+def state_dir() -> Path:
+    """Return the directory of the status files; ``SFPUBSUB_STATE_DIR`` goes before the default."""
+    given = os.environ.get("SFPUBSUB_STATE_DIR")
+    return Path(given) if given else Path(platformdirs.user_state_path("sfpubsub", False))
+
+
+def read_all(directory: Path) -> tuple[list[Status], list[str]]:
+    """Return what all files of *directory* say, and a sentence for each that cannot be read."""
+    found, unreadable = [], []
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        try:
+            found.append(read(path))
+        except FileNotFoundError:
+            continue  # pruned by another command just now
+        except (OSError, ValueError) as error:
+            unreadable.append(f"{path} cannot be read: {error}")
+    return found, unreadable
+
+
+def recent(hours: dict[str, int], now: float) -> dict[str, int]:
+    first = int(now) // HOUR - HOURS
+    return {hour: events for hour, events in hours.items() if int(hour) >= first}
+
+
+def read(path: Path) -> Status:
+    """Return what a file says.
+
+    Raises:
+        FileNotFoundError: It is gone.
+        OSError: The system could not read it.
+        ValueError: It is damaged, or of another version.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise ValueError("it is not a status file of this version")
+    for name, kind in _FIELDS.items():
+        if name not in values or not isinstance(values[name], kind):
+            raise ValueError(f"its {name} is missing or of a wrong kind")
+    if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
+        raise ValueError("its hours are no counts")
+    return Status(**{name: values[name] for name in _FIELDS})
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _is_count(hour: str, events: Any) -> bool:
+    return len(hour) < 10 and hour.isdecimal() and isinstance(events, int)
+
+
+_STR, _INT, _TIME = (str,), (int,), (int, float)
+_OPTIONAL_STR, _OPTIONAL_TIME = (str, type(None)), (int, float, type(None))
+
+# What each value of the file may be.
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "command": _STR,
+    "kind": _STR,
+    "name": _STR,
+    "endpoint": _STR,
+    "org": _STR,
+    "pid": _INT,
+    "process": _STR,
+    "host": _STR,
+    "started_at": _TIME,
+    "updated_at": _TIME,
+    "into": _OPTIONAL_STR,
+    "ended_at": _OPTIONAL_TIME,
+    "state": _STR,
+    "reason": _OPTIONAL_STR,
+    "acked_position": _OPTIONAL_STR,
+    "received_position": _OPTIONAL_STR,
+    "committed_position": _OPTIONAL_STR,
+    "last_message_at": _OPTIONAL_TIME,
+    "last_commit_at": _OPTIONAL_TIME,
+    "acked_event_at": _OPTIONAL_TIME,
+    "acked_at": _OPTIONAL_TIME,
+    "delivered": _INT,
+    "pending": _INT,
+    "unacked": _INT,
+    "gaps": _INT,
+    "quarantined": _INT,
+    "hours": (dict,),
+}

@@ -1,0 +1,260 @@
+"""A small file that says how far a running command has got, for people and for ``sfpubsub lag``.
+
+`subscribe` and `ingest` keep one each, in the thread that iterates, about once a second; reading it
+costs the service nothing. It is informative: no decision is made from it, it is not flushed to the
+disk, and a file that cannot be written ends nothing. It holds no secret and no content of an event.
+
+Each command takes the first file of its subscription that no living process keeps, and carries its
+positions and its count of the last hours on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from itertools import count, islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read, recent, state_dir
+from sfpubsub.config import Settings
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.spark.lease import Process
+from sfpubsub.types import Health
+
+if TYPE_CHECKING:
+    from sfpubsub.client.batch import Event, EventBatch
+
+logger = logging.getLogger("sfpubsub.cli")
+
+# Seconds between two writes: as often as a person looks, and nothing beside what an event costs.
+EVERY = 1.0
+
+# Seconds after which the file of a dead process is removed: long past every retention.
+_KEPT = 30 * 86_400.0
+
+# What is still true when the next process begins: a run that cannot even sign in has not lost the
+# position.
+_CARRIED_ON = (
+    "acked_position",
+    "received_position",
+    "committed_position",
+    "last_message_at",
+    "last_commit_at",
+    "acked_event_at",
+    "acked_at",
+    "hours",
+)
+
+# End of the name of a file that is being written.
+_DRAFT = ".status.tmp"
+
+
+class Watched(Protocol):
+    """What a status file is about: a subscription."""
+
+    def health(self) -> Health:
+        """Return what it is doing."""
+        ...
+
+
+class StatusFile:
+    """Keeps one status file. Use it as a context manager, in the thread that iterates.
+
+    ::
+
+        with StatusFile("subscribe", "topic", topic, settings) as status:
+            with client.subscribe(topic) as subscription:
+                status.follow(subscription)
+                while …:
+                    batch = subscription.next_batch(0.2)
+                    …
+                    status.acked(batch)
+                    status.look()
+
+    Args:
+        command: ``subscribe`` or ``ingest``.
+        kind: Whether *name* is a managed subscription or a topic.
+        name: What is read.
+        settings: Which service is read, and as whom.
+        into: The table that is written.
+        clock: Seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        kind: Kind,
+        name: str,
+        settings: Settings,
+        *,
+        into: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._path: Path | None = None  # None once it could not be written
+        org = _org(settings)
+        self._key = _key(kind, name, settings.endpoint, org)
+        self._watched: Watched | None = None
+        self._acked: tuple[EventBatch, int] | None = None
+        self._seen = Health("new", None, 0, 0, 0, 0, 0, 0, 0, None, None)
+        self._due = 0.0
+        own = Process.of(os.getpid())
+        now = clock()
+        self.status = Status(
+            command=command,
+            kind=kind,
+            name=name,
+            endpoint=settings.endpoint,
+            org=org,
+            pid=os.getpid(),
+            process=own.started if own else "",
+            host=socket.gethostname(),
+            started_at=now,
+            updated_at=now,
+            into=into,
+        )
+
+    def __enter__(self) -> StatusFile:
+        def begin() -> None:
+            directory = state_dir()
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _prune(directory, self._clock())
+            self._path, before = _take_place(directory, self._key)
+            for name in _CARRIED_ON if before is not None else ():
+                setattr(self.status, name, getattr(before, name))
+
+        self._guarded(begin)
+        self._update()  # the place is taken
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.status.ended_at = self._clock()
+        self._update()
+
+    def follow(self, subscription: Watched) -> None:
+        """Watch *subscription* from now on."""
+        self._watched = subscription
+        self._due = 0.0
+
+    def acked(self, batch: EventBatch, events: int | None = None) -> None:
+        """Note that the first *events* of *batch* were acked; all of them when None. Cheap."""
+        self._acked = (batch, len(batch) if events is None else events)
+        self.status.acked_at = self._clock()
+
+    def look(self) -> None:
+        """Write the file if it is due; to be called on every turn of the loop."""
+        if time.monotonic() >= self._due:
+            self._update()
+
+    def _update(self) -> None:
+        self._due = time.monotonic() + EVERY
+        self.status.updated_at = self._clock()
+        if self._watched is not None:
+            self._note_health(self._watched.health())
+        self._note_acked()
+        path = self._path
+        if path is not None:
+            self._guarded(lambda: _replace(path, self.status))
+
+    def _note_health(self, health: Health) -> None:
+        status, seen, now = self.status, self._seen, self.status.updated_at
+        self._seen = health
+        if health.responses != seen.responses:
+            status.last_message_at = now
+        if health.committed is not None and health.committed != seen.committed:
+            status.last_commit_at = now
+            status.committed_position = health.committed.hex()
+        if health.last_position is not None:
+            status.received_position = health.last_position.hex()
+        status.state, status.reason = health.state, health.reason
+        status.delivered = health.delivered
+        status.pending, status.unacked = health.pending_count, health.unacked
+        status.gaps, status.quarantined = len(health.gaps), health.quarantined
+        status.hours = recent(status.hours, now)
+        events = health.delivered + health.redelivered - seen.delivered - seen.redelivered
+        if events:
+            hour = str(int(now) // HOUR)
+            status.hours[hour] = status.hours.get(hour, 0) + events
+
+    def _note_acked(self) -> None:
+        if self._acked is None:
+            return
+        batch, events = self._acked
+        self._acked = None
+        last = next(islice(batch, events - 1, None))
+        self.status.acked_position = last.replay_id.hex()
+        self.status.acked_event_at = _event_time(last)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except OSError as error:  # a full disk or a read-only home must not end the subscription
+            self._path = None
+            logger.warning("no status file for sfpubsub lag from here on: %s", error)
+
+
+def _event_time(event: Event) -> float | None:
+    try:
+        time_ms = event.event_time
+    except SfPubSubError:  # acked undecoded, as --raw does
+        return None
+    return None if time_ms is None else time_ms / 1000
+
+
+def _org(settings: Settings) -> str:
+    known = settings.tenant_id or settings.instance_url
+    if known or not settings.username:
+        return known or settings.login_url
+    return f"{settings.username} at {settings.login_url}"
+
+
+def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:60]
+    exact = "\0".join((kind, name, endpoint, org, socket.gethostname()))
+    digest = hashlib.sha256(exact.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{readable}-{digest[:12]}"
+
+
+def _take_place(directory: Path, key: str) -> tuple[Path, Status | None]:
+    # Two that start in the same moment may take the same one; then the last to write is shown.
+    for number in count(1):
+        path = directory / f"{key}-{number}{SUFFIX}"
+        try:
+            before = read(path)
+        except (FileNotFoundError, ValueError):  # a damaged one is of no use to anyone
+            return path, None
+        if not before.is_alive():
+            return path, before
+    raise AssertionError("count() ended")
+
+
+def _prune(directory: Path, now: float) -> None:
+    for path in [*directory.glob(f"*{SUFFIX}"), *directory.glob(f"*{_DRAFT}")]:
+        try:
+            if path.stat().st_mtime < now - _KEPT:
+                path.unlink()
+        except FileNotFoundError:
+            continue  # by another command just now
+
+
+def _replace(path: Path, status: Status) -> None:
+    draft = path.with_name(f"{path.name}.{os.getpid()}{_DRAFT}")
+    text = json.dumps({"format": FORMAT, **dataclasses.asdict(status)})
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(draft, path)

@@ -1,0 +1,357 @@
+"""Managed subscriptions as records of the org: created, started, stopped and deleted here.
+
+Asks the org's Tooling API over HTTP; opens no stream and reads no position, which the API does not
+tell. The Pub/Sub API learns of a change up to some minutes later, and only by subscribing can one
+see that it has: `wait_until` waits for a check of the caller's own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.config import Settings
+from sfpubsub.errors import (
+    ConfigurationError,
+    PermissionDeniedError,
+    QuotaExceededError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    StreamUnavailableError,
+    TopicNotFoundError,
+)
+from sfpubsub.tooling import records
+from sfpubsub.tooling.records import ManagedEventSubscription
+
+__all__ = ["ManagedEventSubscription", "Tooling", "wait_until"]
+
+# The first version that has the object, and so the one that every org with it serves.
+API_VERSION = "60.0"
+
+# Managed subscriptions that an org can have (Salesforce documentation, Pub/Sub API allocations).
+LIMIT = 200
+
+# Seconds that a change may take until the Pub/Sub API knows it: two minutes are documented, five
+# were seen.
+PROPAGATION = 300.0
+
+# Seconds between two checks; each takes the slot of the subscription for a moment.
+CHECK_EVERY = 10.0
+
+# Answers that one query may be spread over; an org's 200 records fit into one.
+_MOST_PAGES = 20
+
+_VERSION = re.compile(r"[1-9]\d{1,2}\.0")
+
+# What the org answers about a record that is not there any longer.
+_GONE = frozenset({"NOT_FOUND", "ENTITY_IS_DELETED", "INVALID_CROSS_REFERENCE_KEY"})
+
+# What to do about other answers, by Salesforce's code.
+_CURES = {
+    "INVALID_TYPE": "the org has no managed subscriptions, or the user may not see its setup",
+    "NOT_FOUND": "check the instance URL, and whether the org serves this API version",
+    "DUPLICATE_DEVELOPER_NAME": "choose another name",
+    "INVALID_INPUT": "check the name of the topic, which is case-sensitive",
+}
+_TO_READ = "View Setup and Configuration"
+_TO_CHANGE = "Customize Application"
+
+
+class Tooling:
+    """Administers the managed subscriptions of an org. Thread-safe.
+
+    Every method raises what `sfpubsub.auth.rest.OrgClient` raises, with Salesforce's code in
+    ``error_code``.
+
+    Args:
+        session: A ready session, or an object whose ``get_session`` supplies one.
+        http: Makes the requests; one with its defaults when None.
+        api_version: Of the Tooling API, such as ``60.0``.
+
+    Raises:
+        ConfigurationError: *api_version* is none, or too old.
+    """
+
+    def __init__(
+        self,
+        session: Session | SessionProvider,
+        *,
+        http: HttpClient | None = None,
+        api_version: str = API_VERSION,
+    ) -> None:
+        if not _VERSION.fullmatch(api_version) or float(api_version) < float(API_VERSION):
+            raise ConfigurationError(
+                f"API version {api_version!r} is not {API_VERSION} or later, which managed "
+                f"subscriptions need"
+            )
+        provider = StaticSession(session) if isinstance(session, Session) else session
+        self._org = OrgClient(CurrentSession(provider), http or HttpClient())
+        self._data = f"/services/data/v{api_version}/"
+        self._records = f"{self._data}tooling/sobjects/ManagedEventSubscription"
+
+    @classmethod
+    def from_env(cls, options: Mapping[str, str | None] | None = None) -> Tooling:
+        """Make one of the ``SFPUBSUB_…`` settings.
+
+        Args:
+            options: Settings that go before the environment, by field of `Settings`, and
+                ``config`` and ``profile``, which choose a file and a table in it.
+
+        Raises:
+            ConfigurationError: A setting is missing or wrong.
+        """
+        settings = Settings.load(options)
+        http = HttpClient.from_settings(settings)
+        return cls(session_provider(settings, http), http=http)
+
+    # Reading.
+
+    def list(self) -> Iterator[ManagedEventSubscription]:
+        """Yield all records, by name; one request each, as the API tells no more at once."""
+        for record_id, _ in self._heads():
+            record = self._find("Id", record_id)
+            if record is not None:  # otherwise deleted meanwhile
+                yield record
+
+    def show(self, name_or_id: str) -> ManagedEventSubscription:
+        """Return a record.
+
+        Args:
+            name_or_id: Developer name, or record id of 15 or 18 characters.
+
+        Raises:
+            ConfigurationError: It is neither.
+            TopicNotFoundError: There is no such record.
+        """
+        if records.is_id(name_or_id):
+            record = self._find("Id", name_or_id)
+        else:
+            records.check_name(name_or_id)
+            record = self._find("DeveloperName", name_or_id)
+        if record is None:
+            raise _missing(name_or_id)
+        return record
+
+    # Changing.
+
+    def create(
+        self,
+        developer_name: str,
+        topic_name: str,
+        *,
+        label: str | None = None,
+        default_replay: str = "EARLIEST",
+        error_recovery_replay: str = "EARLIEST",
+    ) -> ManagedEventSubscription:
+        """Create a managed subscription in state RUN.
+
+        EARLIEST is the default, other than Salesforce's: with LATEST the service remembers nothing
+        before the first confirmed commit, and a crash before it loses events.
+
+        Args:
+            developer_name: Letters, digits and single underscores; it cannot be changed later.
+            topic_name: Full path; it cannot be changed later.
+            label: For people; the name when None.
+            default_replay: Where it starts: ``LATEST`` or ``EARLIEST``.
+            error_recovery_replay: Where it goes on when its position is no longer valid.
+
+        Raises:
+            ConfigurationError: A name, topic or preset is not one; or the name is taken.
+            QuotaExceededError: The org has as many as it can have.
+            StreamUnavailableError: No answer: whether it was created has to be looked up.
+        """
+        records.check_name(developer_name)
+        records.check_topic(topic_name)
+        records.check_preset("the default replay", default_replay)
+        records.check_preset("the error recovery replay", error_recovery_replay)
+        self._check_room(developer_name)
+        record = ManagedEventSubscription(
+            id="",
+            developer_name=developer_name,
+            label=developer_name if label is None else label,
+            topic_name=topic_name,
+            default_replay=default_replay,
+            error_recovery_replay=error_recovery_replay,
+            state="RUN",
+        )
+        with _explaining(_TO_CHANGE):
+            answer = self._org.post(self._records, records.body_of(record))
+        made = answer.get("id") if isinstance(answer, dict) else None
+        records.check_id(made)
+        return replace(record, id=str(made))
+
+    def start(self, name_or_id: str) -> ManagedEventSubscription:
+        """Set its state to RUN and return the record. Errors as of `show`."""
+        return self._change(name_or_id, {"state": "RUN"})
+
+    def stop(self, name_or_id: str) -> ManagedEventSubscription:
+        """Set its state to STOP and return the record. Errors as of `show`.
+
+        The service ends a running client, and **deletes the committed position**: started again, it
+        begins at its default replay.
+        """
+        return self._change(name_or_id, {"state": "STOP"})
+
+    def update(
+        self,
+        name_or_id: str,
+        *,
+        label: str | None = None,
+        default_replay: str | None = None,
+        error_recovery_replay: str | None = None,
+    ) -> ManagedEventSubscription:
+        """Change what can be changed, and return the record. None leaves a thing as it is.
+
+        Raises:
+            ConfigurationError: A preset is not one.
+            TopicNotFoundError: There is no such record.
+        """
+        if default_replay is not None:
+            records.check_preset("the default replay", default_replay)
+        if error_recovery_replay is not None:
+            records.check_preset("the error recovery replay", error_recovery_replay)
+        changes = {
+            "label": label,
+            "default_replay": default_replay,
+            "error_recovery_replay": error_recovery_replay,
+        }
+        return self._change(
+            name_or_id, {name: value for name, value in changes.items() if value is not None}
+        )
+
+    def delete(self, name_or_id: str) -> ManagedEventSubscription:
+        """Delete a record with its committed position, and return what it was. Errors as of `show`.
+
+        Its name should not be used again soon: the service may still know the old one by it.
+        """
+        record = self.show(name_or_id)
+        with _explaining(_TO_CHANGE, name_or_id):
+            self._org.delete(f"{self._records}/{record.id}")
+        return record
+
+    def _change(self, name_or_id: str, changes: dict[str, str]) -> ManagedEventSubscription:
+        # The whole record is sent, as documented. Whoever else changes it in the same moment is
+        # overwritten; the API has no way to notice.
+        record = replace(self.show(name_or_id), **cast("dict[str, Any]", changes))
+        with _explaining(_TO_CHANGE, name_or_id):
+            self._org.patch(f"{self._records}/{record.id}", records.body_of(record))
+        return record
+
+    def _check_room(self, developer_name: str) -> None:
+        heads = self._heads()
+        for record_id, name in heads:
+            if name == developer_name:
+                raise ConfigurationError(
+                    f"there is a managed subscription {name} already ({record_id}): choose another "
+                    f"name"
+                )
+        if len(heads) >= LIMIT:
+            raise QuotaExceededError(
+                f"the org has {len(heads)} managed subscriptions, and {LIMIT} is the most it can "
+                f"have: delete one that nobody uses"
+            )
+
+    # Requests.
+
+    def _heads(self) -> Sequence[tuple[str, str]]:
+        """Return the id and the name of every record, by name."""
+        # Without the column Metadata, which comes one row at a time only.
+        rows = self._query("SELECT Id, DeveloperName FROM ManagedEventSubscription")
+        return sorted(map(records.head_of, rows), key=lambda head: head[1])
+
+    def _find(self, column: str, value: str) -> ManagedEventSubscription | None:
+        found = "SELECT Id, DeveloperName, Metadata FROM ManagedEventSubscription"
+        rows = self._query(f"{found} WHERE {column} = {records.quoted(value)} LIMIT 1")
+        return records.record_of(rows[0]) if rows else None
+
+    def _query(self, soql: str) -> Sequence[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        path, query = f"{self._data}tooling/query", {"q": soql}
+        for _ in range(_MOST_PAGES):
+            with _explaining(_TO_READ):
+                answer = self._org.get(path, query)
+            found, goes_on = records.page_of(answer)
+            rows += found
+            if goes_on is None:
+                return rows
+            path, query = self._continuation(goes_on), {}
+        raise RemoteProtocolError(f"the org spreads one query over more than {_MOST_PAGES} answers")
+
+    def _continuation(self, given: Any) -> str:
+        # The host of the session is put before it, and the token goes with it.
+        if isinstance(given, str) and given.startswith(self._data):
+            rest = given[len(self._data) :]
+            if re.fullmatch(r"(tooling/)?query/[\w-]+", rest, re.ASCII):
+                return given
+        raise RemoteProtocolError("the org says that a query goes on where no query of it can be")
+
+
+def wait_until(
+    what: str,
+    check: Callable[[], bool],
+    *,
+    timeout: float = PROPAGATION,
+    every: float = CHECK_EVERY,
+    progress: Callable[[float], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until *check* says that a change has reached the Pub/Sub API.
+
+    Args:
+        what: What is waited for, for the message: "X is known".
+        check: Looks once; may take some seconds.
+        timeout: Seconds; looks once at least.
+        every: Seconds between two looks.
+        progress: Told before each pause how many seconds it has taken.
+        clock: Steady seconds.
+        sleep: Pauses for so many seconds.
+
+    Raises:
+        StreamUnavailableError: It has not become true in time; it still may.
+    """
+    begun = clock()
+    while not check():
+        taken = clock() - begun
+        if taken + every > timeout:
+            raise StreamUnavailableError(
+                f"{taken:.0f} s have not been enough until {what} at the Pub/Sub API: the change "
+                f"is made, and may take some minutes more"
+            )
+        if progress is not None:
+            progress(taken)
+        sleep(every)
+
+
+def _missing(name_or_id: str) -> TopicNotFoundError:
+    return TopicNotFoundError(
+        f"the org has no managed subscription {name_or_id}: see sfpubsub managed list"
+    )
+
+
+@contextmanager
+def _explaining(permission: str, name_or_id: str | None = None) -> Iterator[None]:
+    """Add to a refusal what to do about it; of a record that is gone, say so."""
+    try:
+        yield
+    except PermissionDeniedError as error:
+        raise PermissionDeniedError(
+            f"{error}; the user needs the permission {permission}", error_code=error.error_code
+        ) from error
+    except RequestRefusedError as error:
+        code = error.error_code or ""
+        if name_or_id is not None and code in _GONE:
+            raise _missing(name_or_id) from error
+        if code not in _CURES:
+            raise
+        raise RequestRefusedError(
+            f"{error}; {_CURES[code]}", status=error.status, error_code=code
+        ) from error

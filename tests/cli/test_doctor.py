@@ -1,0 +1,363 @@
+"""``sfpubsub doctor``: each failure at its own line with its cure, and never a secret."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import trustme
+
+from sfpubsub.cli import certificate, probes
+from sfpubsub.cli.main import run
+from sfpubsub.cli.probes import Way
+from sfpubsub.config import Settings
+
+from ..auth.servers import Authority, Reply, connect_proxy, https_host, raw_host
+from ..client.test_managed import NAME, TOPIC
+from .test_cli import point_at
+
+SECRET = "SecretOfATest"
+
+
+@pytest.fixture
+def emulator(run_emulator, monkeypatch):
+    started = run_emulator()
+    point_at(started, monkeypatch)
+    return started
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """What never answers is given up after a moment."""
+    monkeypatch.setattr(probes, "STEP", 0.5)
+    monkeypatch.setattr("sfpubsub.cli.doctor._CONNECT", 2.0)
+
+
+@pytest.fixture(autouse=True)
+def no_proxy_of_the_machine(monkeypatch):
+    """Nothing stands between a test and loopback unless the test puts it there."""
+    for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def examine(capsys, *options: str) -> tuple[int, dict[str, dict], list[dict]]:
+    """Run the command; return its exit code, the checks by name, and the settings."""
+    code = run(["doctor", "--json", *options])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    found = [json.loads(line) for line in captured.out.splitlines()]
+    checks = {line["check"]: line for line in found if "check" in line}
+    return code, checks, [line for line in found if "setting" in line]
+
+
+def results(checks: dict[str, dict]) -> dict[str, str]:
+    return {name: line["result"] for name, line in checks.items()}
+
+
+def test_everything_is_well_with_the_emulator(emulator, capsys):
+    """All checks pass in plaintext; the ports are those of the endpoint; exit code 0."""
+    code, checks, settings = examine(capsys, "--topic", TOPIC, "--managed", NAME)
+    port = emulator.grpc_target.rpartition(":")[2]
+    assert results(checks) == {
+        "settings": "ok",
+        "name resolution": "ok",
+        f"port {port}": "ok",
+        "TLS": "skipped",
+        "sign-in": "ok",
+        "organisation": "ok",
+        "Pub/Sub API": "ok",
+        "topic": "ok",
+        "managed subscription": "ok",
+    }
+    assert code == 0
+    by_name = {line["setting"]: line for line in settings}
+    assert by_name["endpoint"]["value"] == emulator.grpc_target
+    assert by_name["endpoint"]["source"] == "environment SFPUBSUB_ENDPOINT"
+    assert by_name["access_token"]["value"] == "***"
+    assert by_name["login_url"]["source"] == "default"
+
+
+def test_everything_is_well_over_tls(run_emulator, monkeypatch, capsys):
+    """The certificate is shown: whose, by whom, until when."""
+    started = run_emulator(tls=True)
+    point_at(started, monkeypatch, SFPUBSUB_INSECURE="", SFPUBSUB_CA_FILE=str(started.ca_file))
+    code, checks, _ = examine(capsys, "--topic", TOPIC, "--managed", NAME)
+    assert set(results(checks).values()) == {"ok"}
+    assert code == 0
+    assert "issued by O=sfpubsub emulator" in checks["TLS"]["detail"]
+
+
+def test_an_unknown_authority_is_named(run_emulator, monkeypatch, capsys):
+    """A certificate that is refused is described, and what would make it accepted is said."""
+    started = run_emulator(tls=True)
+    point_at(started, monkeypatch, SFPUBSUB_INSECURE="")
+    code, checks, _ = examine(capsys)
+    assert code == 3
+    assert checks["TLS"]["result"] == "failed"
+    assert "issued by O=sfpubsub emulator" in checks["TLS"]["detail"]
+    assert "SFPUBSUB_CA_FILE" in checks["TLS"]["cure"]
+    assert checks["Pub/Sub API"]["result"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "check", "says", "cure"),
+    [
+        ({"SFPUBSUB_ENDPOINT": "nonsense"}, [], "endpoint", "host:port", "SFPUBSUB_ENDPOINT"),
+        ({"SFPUBSUB_ENDPIONT": "x"}, [], "settings", "did you mean SFPUBSUB_ENDPOINT", ""),
+        ({"SFPUBSUB_ENDPOINT": "127.0.0.1:1"}, [], "port 1", "refused", "listen"),
+        ({"SFPUBSUB_INSECURE": ""}, [], "TLS", "no TLS", "SFPUBSUB_INSECURE=1"),
+        ({"SFPUBSUB_ACCESS_TOKEN": ""}, [], "sign-in", "SFPUBSUB_ACCESS_TOKEN", ""),
+        ({"SFPUBSUB_ACCESS_TOKEN": f"00DSB0000000001!{SECRET}"}, [], "Pub/Sub API", "token", ""),
+        (
+            {"SFPUBSUB_TENANT_ID": "00D000000000009AAA"},
+            [],
+            "organisation",
+            "SFPUBSUB_TENANT_ID",
+            "SFPUBSUB_TENANT_ID",
+        ),
+        ({}, ["--topic", "/event/Nothing__e"], "topic", "/event/Nothing__e", ""),
+        ({}, ["--managed", "Nobody"], "managed subscription", "Nobody", ""),
+        ({}, ["--managed", "not a name"], "managed subscription", "developer name", ""),
+    ],
+)
+def test_each_failure_is_found_at_its_own_step(
+    emulator, monkeypatch, capsys, changed, options, check, says, cure
+):
+    """Exit code 3, the failed line says what is wrong and what to do; the rest is tried or left."""
+    point_at(emulator, monkeypatch, **changed)
+    code, checks, _ = examine(capsys, *options)
+    assert code == 3
+    assert checks[check]["result"] == "failed", checks
+    assert says in checks[check]["detail"]
+    assert cure in checks[check]["cure"]
+
+
+def test_a_topic_that_one_may_not_read_is_a_failure(emulator, capsys):
+    """can_subscribe is what decides, not that the topic is there."""
+    schema = emulator.bus.schema(emulator.bus.topic(TOPIC).schema_id)
+    emulator.bus.put_topic(TOPIC, schema, can_subscribe=False)
+    code, checks, _ = examine(capsys, "--topic", TOPIC)
+    assert code == 3
+    assert checks["topic"]["result"] == "failed"
+    assert "read access" in checks["topic"]["cure"]
+
+
+def test_a_stopped_subscription_is_a_failure_with_its_cure(emulator, capsys):
+    """The state is told, and the command that changes it."""
+    emulator.managed.set_state(NAME, "STOP")
+    code, checks, _ = examine(capsys, "--managed", NAME)
+    assert code == 3
+    assert "STOP" in checks["managed subscription"]["detail"]
+    assert checks["managed subscription"]["cure"] == f"sfpubsub managed start {NAME}"
+
+
+def test_who_may_not_look_at_the_record_may_still_subscribe(emulator, monkeypatch, capsys):
+    """A refused look at the setup is no failure of what a subscription needs."""
+    refusal = Reply(403, [{"errorCode": "INSUFFICIENT_ACCESS", "message": "no"}])
+    with https_host(lambda _: refusal) as host:
+        point_at(emulator, monkeypatch, SFPUBSUB_INSTANCE_URL=host.url)
+        code, checks, _ = examine(capsys, "--managed", NAME)
+    assert code == 0, checks
+    assert checks["managed subscription"]["result"] == "skipped"
+    assert "View Setup and Configuration" in checks["managed subscription"]["detail"]
+
+
+def test_no_stream_is_opened_and_nothing_is_changed(emulator, capsys):
+    """The slot of the managed subscription is not taken, no position moves."""
+    taken = []
+    acquire = emulator.managed.acquire
+    emulator.managed.acquire = lambda *arguments: (taken.append(1), acquire(*arguments))
+    assert examine(capsys, "--topic", TOPIC, "--managed", NAME)[0] == 0
+    assert not taken
+
+
+def test_no_secret_is_printed(emulator, monkeypatch, tmp_path, capsys):
+    """Settings, errors and what a host answers: searched for every secret, in both forms."""
+    token = f"00DSB0000000001!{SECRET}token"
+    page = Reply(400, {"error": "invalid_grant", "error_description": f"{SECRET}secret {token}"})
+    with https_host(lambda _: page) as host:
+        secrets = {
+            "SFPUBSUB_ACCESS_TOKEN": token,
+            "SFPUBSUB_CLIENT_SECRET": f"{SECRET}secret",
+            "SFPUBSUB_PASSWORD": f"{SECRET}password",
+            "SFPUBSUB_REFRESH_TOKEN": f"{SECRET}refresh",
+        }
+        shared = {
+            "SFPUBSUB_PROXY": f"http://user:{SECRET}proxy@127.0.0.1:1",
+            "SFPUBSUB_LOGIN_URL": host.url,
+            "SFPUBSUB_INSTANCE_URL": host.url,
+            "SFPUBSUB_CLIENT_ID": "app",
+            "SFPUBSUB_USERNAME": "user@example.com",
+        }
+        for auth in ("token", "client-credentials", "refresh", "password"):
+            for insecure in ("", "1"):
+                changed = {"SFPUBSUB_AUTH": auth, "SFPUBSUB_INSECURE": insecure}
+                point_at(emulator, monkeypatch, **changed, **secrets, **shared)
+                for form in ([], ["--json"]):
+                    assert run(["doctor", "--managed", NAME, *form]) == 3
+                    captured = capsys.readouterr()
+                    assert SECRET not in captured.out + captured.err, (auth, insecure)
+                    assert "***" in captured.out
+
+
+def test_a_secret_in_somebody_elses_words_is_masked(emulator, monkeypatch, capsys):
+    """Whatever a library or a host says in its error, the token is not in the line."""
+
+    def leak(host: str) -> list[str]:
+        raise probes.ProbeError(f"failed with {emulator.access_token}", emulator.access_token)
+
+    monkeypatch.setattr(probes, "resolve", leak)
+    for form in ([], ["--json"]):
+        assert run(["doctor", *form]) == 3
+        out = capsys.readouterr().out
+        assert "failed with ***" in out
+        assert emulator.access_token not in out
+
+
+def test_people_get_a_page(emulator, capsys):
+    """The same without --json: settings that are set, a line a check, the cure below it."""
+    emulator.managed.set_state(NAME, "STOP")
+    assert run(["doctor", "--managed", NAME]) == 3
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("endpoint ") and "SFPUBSUB_ENDPOINT" in line for line in out)
+    assert not any(line.startswith("refresh_token") for line in out)
+    at = next(i for i, line in enumerate(out) if line.startswith("failed"))
+    assert "STOP" in out[at]
+    assert out[at + 1].strip() == f"-> sfpubsub managed start {NAME}"
+
+
+def test_each_step_is_bounded_in_time(emulator, monkeypatch, capsys):
+    """A port that accepts and says nothing, and one that never answers, are given up."""
+    with raw_host(lambda _, over: over.wait(20)) as silent:
+        endpoint = silent.removeprefix("http://")
+        point_at(emulator, monkeypatch, SFPUBSUB_ENDPOINT=endpoint, SFPUBSUB_INSECURE="")
+        began = time.monotonic()
+        code, checks, _ = examine(capsys)
+    assert code == 3
+    assert "no answer within" in checks["TLS"]["detail"]
+    assert time.monotonic() - began < 5
+
+
+# The steps.
+
+
+def test_a_name_that_is_not_known_and_one_that_gets_no_answer(monkeypatch):
+    """DNS fails in two ways; the second has no bound of its own."""
+    with pytest.raises(probes.ProbeError, match=r"nowhere\.invalid is not known"):
+        probes.resolve("nowhere.invalid")
+    over = threading.Event()
+    monkeypatch.setattr(probes.socket, "getaddrinfo", lambda *_, **__: over.wait(20))
+    try:
+        with pytest.raises(probes.ProbeError, match="no answer about"):
+            probes.resolve("slow.example.com")
+    finally:
+        over.set()
+
+
+def test_both_ports_of_the_service_are_tried_and_the_open_one_is_named(monkeypatch, capsys):
+    """With 7443 closed and 443 open the cure is to use 443; the other way round nothing fails."""
+    tried = []
+
+    def connect(way: Way) -> socket.socket:
+        tried.append(way.port)
+        if way.port == shut:
+            raise probes.ProbeError(f"{way.host}:{way.port} cannot be reached: refused", "cure")
+        return socket.socket()
+
+    monkeypatch.setattr(probes, "connect", connect)
+    monkeypatch.setattr(probes, "resolve", lambda host: ["192.0.2.1"])
+    monkeypatch.setattr(probes, "handshake", lambda way, ca_file: "TLSv1.3")
+    shut = 7443
+    _, checks, _ = examine(capsys)
+    assert sorted(tried) == [443, 7443]
+    assert checks["port 443"]["result"] == "ok"
+    assert checks["port 7443"]["result"] == "failed"
+    assert "SFPUBSUB_ENDPOINT=api.pubsub.salesforce.com:443" in checks["port 7443"]["cure"]
+    shut = 443
+    _, checks, _ = examine(capsys)
+    assert checks["port 443"]["result"] == "skipped"
+    assert checks["port 7443"]["result"] == checks["TLS"]["result"] == "ok"
+
+
+def test_the_way_goes_through_the_proxy(tmp_path, monkeypatch):
+    """A proxy is asked to pass the service's port, with its own credentials and no others."""
+    authority = Authority(tmp_path)
+    with connect_proxy() as proxy, https_host(lambda _: Reply(), authority) as host:
+        named = proxy.url.replace("http://", "http://user:pass%21@")
+        settings = Settings(endpoint=f"localhost:{host.port}", proxy=named)
+        way = probes.way_to(settings)
+        assert "certificate of" in probes.handshake(way, host.ca_file)
+        (asked,), (credentials,) = proxy.asked, proxy.credentials
+        assert f"CONNECT localhost:{host.port}" in asked
+        assert "Basic dXNlcjpwYXNzIQ==" in credentials
+        with pytest.raises(probes.ProbeError, match="the proxy answered nothing"):
+            probes.connect(way._replace(port=1))
+        monkeypatch.setenv("https_proxy", proxy.url)
+        assert probes.way_to(Settings(endpoint="other.example.com:1")).proxy == proxy.url
+        monkeypatch.setenv("no_proxy", "other.example.com")
+        assert not probes.way_to(Settings(endpoint="other.example.com:1")).proxy
+    with pytest.raises(probes.ProbeError, match=r"the proxy .* cannot be reached"):
+        probes.connect(way)
+
+
+def der_of(chain: trustme.LeafCert) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(chain.cert_chain_pems[0].bytes().decode())
+
+
+def test_a_certificate_says_who_by_whom_and_until_when():
+    """Read from its bytes, so that an expired or foreign one can be described too."""
+    expires = datetime(2020, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
+    ca = trustme.CA(organization_name="Authority Ö", organization_unit_name="Unit")
+    leaf = ca.issue_cert(
+        "api.example.com", common_name="api.example.com", not_after=expires, not_before=expires
+    )
+    found = certificate.read(der_of(leaf))
+    assert found.expires == expires
+    assert "CN=api.example.com" in found.subject
+    assert found.issuer == "O=Authority Ö, OU=Unit"
+    assert "valid until 2020-02-03" in str(found)
+    late = ca.issue_cert("a", not_after=datetime(2070, 1, 1, tzinfo=timezone.utc))
+    assert certificate.read(der_of(late)).expires.year == 2070
+
+
+def test_bytes_that_are_no_certificate_are_a_value_error():
+    """Cut anywhere, or changed anywhere: described or refused, nothing else."""
+    der = der_of(trustme.CA().issue_cert("a"))
+    for cut in range(0, len(der), 3):
+        with pytest.raises(ValueError, match="certificate"):
+            certificate.read(der[:cut])
+    for at in range(0, len(der), 2):
+        changed = bytearray(der)
+        changed[at] ^= 0xFF
+        try:
+            certificate.read(bytes(changed))
+        except ValueError as error:
+            assert "certificate" in str(error)  # noqa: PT017  # some changes leave one
+
+
+def test_an_expired_certificate_is_shown_with_its_date(tmp_path: Path):
+    """The commonest refusal: the date is in the line."""
+    ca = trustme.CA()
+    ca_file = tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(ca_file)
+    past = datetime.now(timezone.utc) - timedelta(days=3)
+    leaf = ca.issue_cert("localhost", not_before=past - timedelta(days=9), not_after=past)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    leaf.configure_cert(context)
+
+    def talk(connection: socket.socket, _over: threading.Event) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(1)
+
+    with raw_host(talk) as url:
+        way = Way("localhost", int(url.rpartition(":")[2]), "")
+        with pytest.raises(probes.ProbeError, match="expired") as caught:
+            probes.handshake(way, str(ca_file))
+    assert f"valid until {past:%Y-%m-%d}" in str(caught.value)

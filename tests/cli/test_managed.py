@@ -1,0 +1,232 @@
+"""``sfpubsub managed`` against the emulator: what a script reads, and what a person is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.cli.main import run
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import SubscriptionStoppedError
+
+from ..client.test_managed import NAME, TOPIC, committed, orders
+from ..conftest import PATIENCE, until
+from .test_cli import assert_one_line_error, point_at
+
+NEW = "New_Subscription"
+
+
+@pytest.fixture
+def emulator(run_emulator, monkeypatch):
+    started = run_emulator()
+    point_at(started, monkeypatch)
+    return started
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A subscription counts as known after a moment; the pauses are short."""
+    monkeypatch.setattr("sfpubsub.cli.managed.ACCEPTED", 0.3)
+    monkeypatch.setattr("sfpubsub.cli.managed.CHECK_EVERY", 0.05)
+
+
+def lines(capsys) -> tuple[list[dict], str]:
+    captured = capsys.readouterr()
+    return [json.loads(line) for line in captured.out.splitlines()], captured.err
+
+
+def test_the_life_of_a_managed_subscription(emulator, capsys):
+    """create, list, show, update, stop, start, delete: a JSON line of the record for each."""
+    assert run(["managed", "create", NEW, "--topic", TOPIC, "--label", "For people"]) == 0
+    (made,), said = lines(capsys)
+    assert made == {
+        "id": made["id"],
+        "developer_name": NEW,
+        "label": "For people",
+        "topic_name": TOPIC,
+        "default_replay": "EARLIEST",
+        "error_recovery_replay": "EARLIEST",
+        "state": "RUN",
+    }
+    assert "oldest event retained (EARLIEST)" in said
+    assert f"{NEW} can be subscribed to" in said
+    assert run(["managed", "list"]) == 0
+    assert [record["developer_name"] for record in lines(capsys)[0]] == [NAME, NEW]
+    for changing, change in [
+        (["show", NEW], {}),
+        (["show", made["id"][:15]], {}),
+        (["update", NEW, "--default-replay", "latest"], {"default_replay": "LATEST"}),
+        (["stop", NEW, "--yes"], {"state": "STOP"}),
+        (["start", NEW], {"state": "RUN"}),
+        (["delete", NEW, "--yes"], {}),
+    ]:
+        assert run(["managed", *changing]) == 0
+        (said_now,), _ = lines(capsys)
+        made |= change
+        assert said_now == made, changing
+    assert emulator.managed.get(NEW) is None
+
+
+def test_creating_waits_until_the_service_knows(run_emulator, monkeypatch, capsys):
+    """Propagation: told of each look, and the end is that one can subscribe."""
+    started = run_emulator(settings=Settings(propagation_s=1.0))
+    point_at(started, monkeypatch)
+    assert run(["managed", "create", NEW, "--topic", TOPIC]) == 0
+    (_,), said = lines(capsys)
+    assert "not yet after" in said
+    assert said.splitlines()[-1] == f"{NEW} can be subscribed to"
+    assert run(["subscribe", "--managed", NEW, "--idle-timeout", "0"]) == 0
+
+
+def test_waiting_ends_and_is_left_out_on_request(run_emulator, monkeypatch, capsys):
+    """Not known in time: exit code 1, and the record is printed; --no-wait does not look at all."""
+    started = run_emulator(settings=Settings(propagation_s=600.0))
+    point_at(started, monkeypatch)
+    monkeypatch.setattr("sfpubsub.cli.managed.PROPAGATION", 0.1)
+    assert run(["managed", "create", NEW, "--topic", TOPIC]) == 1
+    (record,), said = lines(capsys)
+    assert record["developer_name"] == NEW
+    assert "the change is made" in said.splitlines()[-1]
+    assert run(["managed", "create", "Another", "--topic", TOPIC, "--no-wait"]) == 0
+    assert "waiting" not in lines(capsys)[1]
+
+
+def test_the_look_moves_no_position(emulator, capsys):
+    """Waiting subscribes for a moment: nothing is acked, nothing committed, the slot comes back."""
+    emulator.publish(TOPIC, orders(3))
+    assert run(["managed", "start", NAME]) == 0
+    assert committed(emulator) is None
+    capsys.readouterr()
+    assert run(["subscribe", "--managed", NAME, "--max-events", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_held_slot_counts_as_known(emulator, connect, capsys):
+    """Somebody reads it already: then it works, and he is not disturbed."""
+    with connect(emulator).subscribe_managed(NAME) as holder:
+        emulator.publish(TOPIC, orders(1))
+        until(lambda: holder.health().state == "streaming", "the slot")
+        assert run(["managed", "start", NAME]) == 0
+        assert holder.health().reconnects == 0
+    assert "can be subscribed to" in capsys.readouterr().err
+
+
+def test_a_start_at_latest_is_warned_of(emulator, capsys):
+    """What was asked for is done, and its danger said."""
+    arguments = ["--topic", TOPIC, "--default-replay", "LATEST", "--no-wait"]
+    assert run(["managed", "create", NEW, *arguments]) == 0
+    (record,), said = lines(capsys)
+    assert record["default_replay"] == "LATEST"
+    assert "loses events" in said
+
+
+@pytest.mark.parametrize("act", ["stop", "delete"])
+def test_nothing_is_lost_without_a_yes(emulator, capsys, act):
+    """Without --yes and with nobody to ask it is a usage error, and nothing is changed."""
+    assert run(["managed", act, NAME]) == 2
+    assert_one_line_error(capsys, "--yes")
+    assert emulator.managed.get(NAME).state == "RUN"
+
+
+@pytest.mark.parametrize(
+    ("act", "warned"), [("stop", "72 hours come again"), ("delete", "position")]
+)
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_person_is_asked_with_the_consequence(emulator, capsys, monkeypatch, act, warned, answer):
+    """The question says what is lost; no is no."""
+    asked = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", lambda text, **_: (asked.append(text), answer == "y")[1])
+    assert run(["managed", act, NAME]) == (0 if answer == "y" else 1)
+    (question,) = asked
+    assert NAME in question
+    assert TOPIC in question
+    assert warned in question
+    record = emulator.managed.get(NAME)
+    captured = capsys.readouterr()
+    if answer == "y":
+        assert record is None or record.state == "STOP"
+    else:
+        assert record.state == "RUN"
+        assert captured.err == "error: nothing was changed\n"
+        assert captured.out == ""
+
+
+def test_stop_and_delete_say_what_to_expect(emulator, capsys):
+    """The position is gone; the name is not to be used again soon."""
+    assert run(["managed", "stop", NAME, "--yes"]) == 0
+    assert "committed position is deleted" in lines(capsys)[1]
+    assert run(["managed", "delete", NAME, "--yes"]) == 0
+    assert f"do not use the name {NAME} again soon" in lines(capsys)[1]
+
+
+def test_a_stop_ends_a_running_client(emulator, connect):
+    """What the warning says: the client is told, and it is no failure of the network."""
+
+    def read_on() -> None:
+        with connect(emulator).subscribe_managed(NAME) as running:
+            emulator.publish(TOPIC, orders(1))
+            assert running.next_batch(PATIENCE) is not None
+            stopping = threading.Thread(target=run, args=(["managed", "stop", NAME, "--yes"],))
+            stopping.start()
+            assert running.next_batch(PATIENCE) is None
+            stopping.join()
+
+    with pytest.raises(SubscriptionStoppedError, match="state to RUN"):
+        read_on()
+
+
+def test_the_page_runs(emulator, capsys):
+    """Every command line of the documentation, in its order."""
+    page = Path(__file__).parents[2] / "docs" / "managed-subscriptions.md"
+    (block,) = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    commands = [shlex.split(line)[1:] for line in block.splitlines()]
+    assert len(commands) == 7
+    for command in commands:
+        asks = command[1] in ("stop", "delete")
+        assert run([*command, "--yes"] if asks else command) == 0, command
+        assert lines(capsys)[0][-1]["developer_name"] == "My_Orders"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed", "code", "says"),
+    [
+        (["show", "Nobody"], {}, 1, "no managed subscription Nobody"),
+        (["show", "not a name"], {}, 1, "developer name"),
+        (["start", "Nobody"], {}, 1, "managed list"),
+        (["create", "1st", "--topic", TOPIC], {}, 1, "developer name"),
+        (["create", NEW, "--topic", "Order_Event__e"], {}, 1, "/event/NAME__e"),
+        (["create", NEW, "--topic", "/event/Nothing__e"], {}, 1, "topicName"),
+        (["create", NAME, "--topic", TOPIC], {}, 1, "already"),
+        (["create", NEW], {}, 2, "--topic"),
+        (["create", NEW, "--topic", TOPIC, "--default-replay", "custom"], {}, 2, "earliest"),
+        (["update", NAME], {}, 2, "--label"),
+        (["stop", "Nobody", "--yes"], {}, 1, "no managed subscription"),
+        (["list"], {"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!x"}, 3, "access token"),
+        (["list"], {"SFPUBSUB_ACCESS_TOKEN": ""}, 1, "SFPUBSUB_ACCESS_TOKEN"),
+        (["list"], {"SFPUBSUB_INSTANCE_URL": "http://127.0.0.1:1"}, 1, "nobody listens"),
+        (["list"], {"SFPUBSUB_INSTANCE_URL": "http://example.com"}, 1, "plaintext"),
+        (["nothing"], {}, 2, "nothing"),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(
+    emulator, monkeypatch, capsys, arguments, changed, code, says
+):
+    """Every mistake: one line that names the thing, and nothing on stdout."""
+    point_at(emulator, monkeypatch, **changed)
+    assert run(["managed", *arguments]) == code
+    assert_one_line_error(capsys, says)
+
+
+@pytest.mark.parametrize("command", ["list", "show", "create", "update", "start", "stop", "delete"])
+def test_every_subcommand_has_help(command, capsys):
+    """--help explains it."""
+    assert run(["managed", command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: sfpubsub managed {command}" in out
