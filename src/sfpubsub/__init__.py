@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfpubsub.auth.session import Session
+    from sfpubsub.avro.change_events import FieldChange, FieldState, TextDiff
     from sfpubsub.client.aio import AsyncPubSubClient
     from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
     from sfpubsub.client.batch import Event, EventBatch
@@ -46,6 +47,8 @@ _HOMES = {
     "DefaultMappingReplayStore": "sfpubsub.client.replay_store",
     "Event": "sfpubsub.client.batch",
     "EventBatch": "sfpubsub.client.batch",
+    "FieldChange": "sfpubsub.avro.change_events",
+    "FieldState": "sfpubsub.avro.change_events",
     "FileQuarantine": "sfpubsub.client.quarantine",
     "FileReplayStore": "sfpubsub.client.replay_store",
     "FileSchemaStore": "sfpubsub.client.schema_store",
@@ -65,6 +68,7 @@ _HOMES = {
     "SfPubSubError": "sfpubsub.errors",
     "StartPosition": "sfpubsub.types",
     "Subscription": "sfpubsub.client.subscription",
+    "TextDiff": "sfpubsub.avro.change_events",
 }
 
 __all__ = [
@@ -76,6 +80,8 @@ __all__ = [
     "DefaultMappingReplayStore",
     "Event",
     "EventBatch",
+    "FieldChange",
+    "FieldState",
     "FileQuarantine",
     "FileReplayStore",
     "FileSchemaStore",
@@ -95,6 +101,7 @@ __all__ = [
     "SfPubSubError",
     "StartPosition",
     "Subscription",
+    "TextDiff",
     "__version__",
 ]
 

@@ -90,6 +90,18 @@ def golden(name: str) -> Iterator[tuple[bytes, str]]:
         yield base64.b64decode(kept["payload"]), kept["json"]
 
 
+def changes() -> list[dict[str, Any]]:
+    """Return the change events of ``changes.json``, each with its payload and what it says.
+
+    ``event`` has the fields that are not null, ``fields`` the state and the value of a change. What
+    is said was written by hand.
+    """
+    cases: list[dict[str, Any]] = json.loads((DATA / "changes.json").read_text())
+    for case in cases:
+        case["payload"] = base64.b64decode(case["payload"])
+    return cases
+
+
 class Maker:
     """Makes events with the look of Salesforce's from the schema's own hints."""
 
@@ -182,6 +194,11 @@ def regenerate() -> None:
                 text = json.dumps(read, separators=(",", ":"), ensure_ascii=False)
                 line = {"payload": base64.b64encode(raw).decode(), "json": text}
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
+    cases = json.loads((DATA / "changes.json").read_text())
+    for case in cases:
+        case["payload"] = base64.b64encode(payload(case["schema"], case["event"])).decode()
+    text = json.dumps(cases, indent=1, ensure_ascii=False)
+    (DATA / "changes.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

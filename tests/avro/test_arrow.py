@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from sfpubsub.avro import arrow, arrow_values
 from sfpubsub.avro.arrow import ENVELOPE, arrow_type, record_batches
+from sfpubsub.avro.arrow_types import Shape, shape_of
 from sfpubsub.avro.arrow_values import FEW, Values, values_of
-from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.errors import DecodeError, MissingExtraError, SchemaError
+from sfpubsub.errors import DecodeError, MissingExtraError, SchemaError, SchemaNotFoundError
 from sfpubsub.types import RawEvent, ReplayId
 
 from .schemas import CORPUS, golden, payload, schema_text, values
@@ -67,9 +68,36 @@ def decode(schema_json: str, payloads: list[bytes], native: bool) -> tuple[pa.St
     return array, rejected
 
 
+def as_decoded(shape: Shape, value: Any) -> Any:
+    """Return a value of an Arrow row as `Codec.decode` gives it: unions without their struct."""
+    if value is None or shape.kind in ("null", "enum"):
+        return value
+    if shape.kind == "optional":
+        return as_decoded(shape.children[0], value)
+    if shape.kind == "union":
+        members = zip(shape.children, value.values(), strict=True)
+        return next(as_decoded(child, v) for child, v in members if v is not None)
+    if shape.kind == "record":
+        children = zip(shape.children, value.items(), strict=True)
+        return {name: as_decoded(child, v) for child, (name, v) in children}
+    if shape.kind == "array":
+        return [as_decoded(shape.children[0], v) for v in value]
+    if shape.kind == "map":
+        return {key: as_decoded(shape.children[0], v) for key, v in value}
+    return value
+
+
 def assert_routes_agree(schema_json: str, payloads: list[bytes]) -> pa.StructArray:
-    """Decode on both routes, compare values, types and rejects, and return the array."""
+    """Decode on all routes, compare values, types and rejects, and return the array."""
     by_dicts, bad = decode(schema_json, payloads, native=False)
+    codec, plain = Codec("S", schema_json), []
+    for number, data in enumerate(payloads):
+        try:
+            plain.append(codec.decode(data))
+        except DecodeError:
+            assert number in bad
+    rows = [as_decoded(shape_of(schema_json), row) for row in by_dicts.to_pylist()]
+    assert repr(rows) == repr(plain)
     if NATIVE:
         natively, rejected = decode(schema_json, payloads, native=True)
         assert str(by_dicts.type) == str(natively.type)
@@ -652,6 +680,40 @@ def test_rejected_events_are_handed_back(native):
     assert longs.column("event_id").to_pylist() == ["id-10", "id-15"]
     assert longs.column("value").to_pylist() == [{"F0": 1}, {"F0": 3}]
     assert strings.column("event_id").to_pylist() == ["id-14"]
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_an_unknown_schema_costs_only_its_own_events(native):
+    """The service does not know one schema of a response: its events are handed back, with why."""
+    good = Codec("S", event_schema("long"))
+    lost = NoCodec("T", SchemaNotFoundError("no schema T", error_code="schema.not.found"))
+    batch = received([good, lost], [(0, b"\2"), (1, b"\2"), (0, b"\4"), (1, b"")])
+    made = record_batches(batch, native=native)
+    (rows,) = made
+    assert rows.column("value").to_pylist() == [{"F0": 1}, {"F0": 2}]
+    assert [(one.index, one.event.id) for one in made.rejected] == [(1, "id-1"), (3, "id-3")]
+    for one in made.rejected:
+        assert "no schema T" in str(one.error)
+        assert one.error.error_code == "schema.not.found"
+    only = record_batches(received([lost], [(0, b"\2")]), native=native)
+    assert (only.batches, len(only.rejected)) == ((), 1)
+
+
+@pytest.mark.parametrize("native", ROUTES)
+def test_a_schema_that_came_to_be_known_is_used_for_all_its_events(native):
+    """Between two responses the service learnt of it: nothing of the first one is rejected."""
+    lost = NoCodec("S", SchemaNotFoundError("no schema S"))
+    batches = [
+        received([codec], [(0, data)], first_seq=seq, topic=None)
+        for seq, (codec, data) in enumerate(
+            [(lost, b"\2"), (Codec("S", event_schema("long")), b"\4"), (lost, b"\6")]
+        )
+    ]
+    made = record_batches(batches, native=native)
+    (rows,) = made
+    assert made.rejected == ()
+    assert [row["F0"] for row in rows.column("value").to_pylist()] == [1, 2, 3]
+    assert set(rows.column("topic").to_pylist()) == {"/event/Test_Event__e"}
 
 
 def test_no_events_are_no_record_batches():

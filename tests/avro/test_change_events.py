@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfpubsub.avro.arrow import record_batches
 from sfpubsub.avro.bitmaps import MAX_BITMAPS, ChangeSchema, change_schema
-from sfpubsub.avro.change_events import ChangeEvent, FieldState, TextDiff
+from sfpubsub.avro.change_events import ChangeEvent, FieldChange, FieldState, TextDiff
+from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.errors import DecodeError, LocalProtocolError, SchemaError
 
 from ..conftest import PATIENCE
 from ..emulator.support import ACCOUNTS, CHANGES, ORDERS
+from .schemas import CORPUS, DATA, changes, schema_text
 
 # Schemas. Written as the service writes them, with each named type defined at its first use.
 
@@ -538,6 +542,49 @@ def test_a_header_with_holes_is_a_typed_error():
             getattr(event, fact)
 
 
+def golden_cases() -> list:
+    return [pytest.param(case, id=f"{case['schema']}: {case['what']}") for case in changes()]
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_the_corpus_has_its_golden_changes(case):
+    """Payloads kept in the repository say what was written down by hand, for every schema."""
+    codec = Codec("id", schema_text(case["schema"]))
+    value = codec.decode(case["payload"])
+    assert {name: v for name, v in value.items() if v is not None} == case["event"]
+    event = ChangeEvent(change_schema("id", codec.schema_json), value)
+    header = case["event"]["ChangeEventHeader"]
+    assert (event.entity_name, event.change_type) == (header["entityName"], header["changeType"])
+    assert event.record_ids == tuple(header["recordIds"])
+    assert (event.is_gap, event.is_overflow) == (case["is_gap"], case["is_overflow"])
+    for lists in ("changed_fields", "nulled_fields", "diff_fields"):
+        assert list(getattr(event, lists)) == case[lists]
+    for name, (state, expected) in case["fields"].items():
+        found = event.change(name)
+        if isinstance(found.value, TextDiff):
+            found = replace(found, value=vars(found.value))
+        assert found == FieldChange(name, FieldState(state), expected)
+
+
+def test_the_golden_changes_cover_every_schema_of_change_events():
+    """A schema that joins the corpus gets its golden results, too."""
+    covered = {case["schema"] for case in changes()}
+    assert covered == {name for name in CORPUS if name.endswith(("change", "change_2023"))}
+
+
+def test_a_change_type_of_tomorrow_is_decoded_and_tolerated():
+    """A schema with one more symbol in the enum: the event is read, and says no more than it is."""
+    schema = json.loads(schema_text("shipment_change"))
+    kinds = schema["fields"][0]["type"]["fields"][2]["type"]["symbols"]
+    kinds.append("ARCHIVE")
+    codec = Codec("new", json.dumps(schema))
+    header = {**FACTS, "changeType": "ARCHIVE"}
+    value = codec.decode(codec.encode({"ChangeEventHeader": header, "Weight__c": 1.0}))
+    event = ChangeEvent(change_schema("new", codec.schema_json), value)
+    assert (event.change_type, event.is_gap, event.is_overflow) == ("ARCHIVE", False, False)
+    assert event.change("Weight__c") == FieldChange("Weight__c", UNKNOWN, 1.0)
+
+
 def test_reading_changes_nothing():
     """The official helper mutates its lists; here the value is the same afterwards."""
     value = {
@@ -652,3 +699,38 @@ def test_each_event_is_read_by_its_own_schema(run_emulator, connect):
         older, newer = received(subscription, 2)
     assert older.changed_fields == ("Fax",)
     assert newer.changed_fields == ("New__c",)
+
+
+FLEET = "/data/Fleet__chn"
+SHIPMENTS, CARRIERS = "/data/Shipment__ChangeEvent", "/data/Carrier__ChangeEvent"
+
+
+def test_a_channel_of_two_entities_from_a_seed(run_emulator, connect, tmp_path):
+    """One response with both: the same hexadecimal bits name the fields of each one's own schema.
+
+    GetTopic says no schema id of a channel; the events say theirs.
+    """
+    seed = tmp_path / "fleet.toml"
+    lines = []
+    for topic, name in ((SHIPMENTS, "shipment_change"), (CARRIERS, "carrier_change")):
+        file = DATA / "schemas" / f"{name}.avsc"
+        lines += ["[[topics]]", f'name = "{topic}"', f"schema_file = '{file}'"]
+    lines += ["[[channels]]", f'name = "{FLEET}"', f'topics = ["{SHIPMENTS}", "{CARRIERS}"]']
+    for topic, entity in ((SHIPMENTS, "Shipment__c"), (CARRIERS, "Carrier__c")):
+        header = {**FACTS, "entityName": entity, "changedFields": ["0x0480"]}
+        text = json.dumps({"ChangeEventHeader": header})
+        lines += ["[[events]]", f'topic = "{topic}"', f"payload_json = '{text}'"]
+    seed.write_text("\n".join(lines))
+    client = connect(run_emulator(seed=seed))
+    assert client.get_topic(FLEET).schema_id == ""
+    with client.subscribe(FLEET, replay="earliest") as subscription:
+        batch = subscription.next_batch(PATIENCE)
+        shipment, carrier = batch
+    assert shipment.schema_id != carrier.schema_id
+    assert (shipment.entity_name, carrier.entity_name) == ("Shipment__c", "Carrier__c")
+    assert shipment.event_name == "Shipment__ChangeEvent"
+    assert shipment.changed_fields == ("Origin__c", "Weight__c")
+    assert carrier.changed_fields == ("Fleet_Size__c", "Cutoff__c")
+    assert {event.topic for event in batch} == {FLEET}
+    tables = {rows.column("event_name")[0].as_py(): rows for rows in record_batches(batch)}
+    assert set(tables) == {"Shipment__ChangeEvent", "Carrier__ChangeEvent"}

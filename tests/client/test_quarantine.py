@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 
 from sfpubsub import FileQuarantine, MappingReplayStore, Quarantine, QuarantinedEvent
+from sfpubsub.avro.codec import NoCodec
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client import quarantine as module
-from sfpubsub.client.undecodable import NoCodec, codec_of
+from sfpubsub.client.undecodable import codec_of
 from sfpubsub.emulator.bus import Draft
 from sfpubsub.errors import (
     ConfigurationError,
@@ -447,6 +449,21 @@ def test_put_returns_when_file_and_name_are_durable(kept: FileQuarantine, monkey
     log.clear()
     kept.put([entry()])
     assert log == ["dir"]
+
+
+def test_what_a_dead_process_left_is_removed_at_the_next_open(kept: FileQuarantine):
+    """Drafts do not pile up; one that another process is just writing stays."""
+    kept.put([entry(id="1")])
+    old, young = (kept.directory / f"{name}.json.{name}.tmp" for name in ("old", "young"))
+    for draft in (old, young):
+        draft.write_text("{")
+    two_hours_ago = time.time() - 7200
+    os.utime(old, (two_hours_ago, two_hours_ago))
+    again = FileQuarantine(kept.directory)
+    assert len(again) == 1
+    again.put([entry(id="2")])
+    assert (old.exists(), young.exists()) == (False, True)
+    assert len(again) == 2
 
 
 def test_a_quarantine_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypatch):

@@ -62,25 +62,16 @@ class Codec:
             raise SchemaError(f"schema {schema_id} is not an Avro record")
         self._schema = schema
         self.fields: tuple[str, ...] = tuple(field["name"] for field in schema["fields"])
+        self.name = str(schema["name"]).rpartition(".")[2]
+        """The event's API name, such as ``Order_Event__e`` or ``AccountChangeEvent``."""
+        self.is_change_event = self.fields[:1] == (CHANGE_EVENT_HEADER,)
+        """Whether events of this schema are change data capture events."""
+        self.topic = f"/{'data' if self.is_change_event else 'event'}/{self.name}"
+        """The event type's own topic; channels may carry it as well."""
         self._encoder = Encoder(schema, self._named, self.name)
         # Made by the first payload: a publisher needs none. Two threads may both make one.
         self._read: Callable[[bytes], Any] | None = None
         self._times: Times | None = None
-
-    @property
-    def name(self) -> str:
-        """The event's API name, such as ``Order_Event__e`` or ``AccountChangeEvent``."""
-        return str(self._schema["name"]).rpartition(".")[2]
-
-    @property
-    def is_change_event(self) -> bool:
-        """Whether events of this schema are change data capture events."""
-        return self.fields[:1] == (CHANGE_EVENT_HEADER,)
-
-    @property
-    def topic(self) -> str:
-        """The event type's own topic; channels may carry it as well."""
-        return f"/{'data' if self.is_change_event else 'event'}/{self.name}"
 
     def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
         """Return the event's fields by name.
@@ -103,10 +94,15 @@ class Codec:
         except Exception:  # noqa: BLE001 - of any type: the careful reading says what is wrong
             value = self._decode_carefully(payload)
         if datetimes:
-            if self._times is None:
-                self._times = _times(self._schema, self._named, {})
-            _set_datetimes(value, self._times)
+            _set_datetimes(value, self.times)
         return value  # type: ignore[no-any-return]  # a record, as checked in the constructor
+
+    @property
+    def times(self) -> Times:
+        """The fields that the schema documents as ``DateTime``, and the records they are in."""
+        if self._times is None:
+            self._times = _times(self._schema, self._named, {})
+        return self._times
 
     def _make_read(self) -> Callable[[bytes], Any]:
         try:
@@ -160,6 +156,36 @@ class Codec:
 
     def __repr__(self) -> str:
         return f"Codec({self.schema_id}, {self.name})"
+
+
+class NoCodec(Codec):
+    """Stands for a schema that is not to be had: every payload of it is undecodable.
+
+    Args:
+        schema_id: The service's id of the schema.
+        error: Why there is none.
+    """
+
+    def __init__(self, schema_id: str, error: SchemaError) -> None:
+        self.schema_id = schema_id
+        self.schema_json = ""
+        self.fields = ()
+        self.name = ""  # it stands in the schema
+        self.topic = ""  # made of the name
+        self.is_change_event = False  # not known
+        self.error = error
+
+    def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
+        """Raise a DecodeError."""
+        raise DecodeError(
+            str(self.error), error_code=self.error.error_code, rpc_id=self.error.rpc_id
+        ) from self.error
+
+    def encode(
+        self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
+    ) -> bytes:
+        """Raise an EncodeError."""
+        raise EncodeError(str(self.error)) from self.error
 
 
 def _parse(text: str, named: dict[str, Any]) -> Any:

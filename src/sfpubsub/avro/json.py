@@ -6,7 +6,7 @@ the strings ``NaN``, ``Infinity`` and ``-Infinity``: the mapping that protocol b
 that are not text become the text of their JSON form.
 
 With orjson installed the text is made by it, several times faster. It means the same: only the
-spelling of large floats may differ (``1e16`` and ``1e+16``).
+spelling of large and small floats may differ (``1e16`` and ``1e+16``).
 """
 
 from __future__ import annotations

@@ -24,18 +24,25 @@ from sfpubsub.types import PublishResult
     default="-",
     help="JSON lines; stdin when left out.",
 )
+@click.option(
+    "--created-by",
+    metavar="USER_ID",
+    help="Fill CreatedById with this, and CreatedDate with the present time, where they are left "
+    "out.",
+)
 @service_options
-def publish(topic: str, file: TextIO, **service: str | None) -> None:
+def publish(topic: str, file: TextIO, created_by: str | None, **service: str | None) -> None:
     """Publish an event for every JSON line, and print a result for every event.
 
     A line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
-    CreatedDate (milliseconds since 1970 UTC) and CreatedById have to be among them.
+    CreatedDate (milliseconds since 1970 UTC) and CreatedById have to be among them, or be asked for
+    with --created-by.
     """
     with connected_client(None, **service) as client:
         refused = 0
         for first_line, part in _parts(file):
             try:
-                results = client.publish(topic, part)
+                results = client.publish(topic, part, created_by=created_by)
             except EncodeError as error:
                 lines = f"lines {first_line} to {first_line + len(part) - 1} of {file.name}"
                 raise EncodeError(f"{lines}, not published: {error}") from error

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import base64
-import errno
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timezone
-from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfpubsub.avro.codec import Codec
-from sfpubsub.cli.render import event_line, json_line
+from sfpubsub.cli.redrive import Decoder, Lines, Sink, Table, source_of
+from sfpubsub.cli.redrive import redrive as run_redrive
+from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
-from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.quarantine import FileQuarantine, QuarantinedEvent
 from sfpubsub.client.schema_store import FileSchemaStore
-from sfpubsub.errors import (
-    ConfigurationError,
-    SchemaError,
-    SchemaNotFoundError,
-    WriteError,
-)
+from sfpubsub.errors import ConfigurationError, SchemaNotFoundError
 
-# Events that are written out before they are marked: a killed run writes no more than these again.
-_MARK_EVERY = 100
-
-# What fsync says of a pipe or a terminal, whose reader has the line by then; None is of no
-# descriptor at all.
-_NOT_A_FILE = {errno.EINVAL, errno.ENOTSUP, None}
+if TYPE_CHECKING:
+    from sfpubsub.spark.destination import Source
 
 # What `ingest` calls the schema store next to a quarantine.
 _SCHEMAS_BESIDE = "_schemas"
@@ -87,6 +75,20 @@ def show(directory: Path, key: str) -> None:
 @_dir_option
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @click.option(
+    "--to",
+    "to",
+    metavar="TABLE",
+    help="Write them into this raw table, each once, and not to stdout. Its position stays; no "
+    "other writer may have it open.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["parquet", "delta", "iceberg"]),
+    help="With --to: format of the table.  [default: parquet]",
+)
+@click.option("--master", metavar="URL", help="With --to: Spark master.  [default: local[2]]")
+@click.option(
     "--schemas",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
@@ -99,6 +101,9 @@ def show(directory: Path, key: str) -> None:
 def redrive(
     directory: Path,
     keys: tuple[str, ...],
+    to: str | None,
+    format_: str | None,
+    master: str | None,
     schemas: tuple[Path, ...],
     fetch: bool,
     again: bool,
@@ -106,74 +111,57 @@ def redrive(
 ) -> None:
     """Decode events and print them as subscribe would, all of them or those named.
 
-    An event is marked as redriven after its line is written out, and is left out next time. Those
-    that still cannot be decoded stay, with a word on stderr; then the exit code is 1.
+    An event is marked as redriven after its line is written out, or after its row is in the table,
+    and is left out next time. Those that still cannot be decoded stay, with a word on stderr; then
+    the exit code is 1.
     """
+    if to is None and (format_ or master):
+        raise click.UsageError("--format and --master go with --to")
     kept = FileQuarantine(directory)
     beside = [place for place in [directory.parent / _SCHEMAS_BESIDE] if place.is_dir()]
     with ExitStack() as opened:
         opened.enter_context(kept.redriving())
+        entries = _wanted(kept, keys, again)
+        sink: Sink = Lines()
+        if to is not None:
+            first = next(entries, None)
+            if first is None:
+                click.echo("0 redriven, 0 left", err=True)
+                return
+            entries = chain([first], entries)
+            # Before the client: Spark forks.
+            sink = _open_table(opened, to, format_ or "parquet", master, source_of(first))
         sources: list[Callable[[str], str | None]] = [
             FileSchemaStore(place).get for place in schemas or beside
         ]
         if fetch:
             client = opened.enter_context(connected_client(None, **service))
             sources.append(lambda schema_id: _asked(client.get_schema, schema_id))
-        done, left = _redrive(kept, _wanted(kept, keys, again), _Decoder(sources))
-    click.echo(f"{done} redriven, {left} left", err=True)
+        done, left = run_redrive(kept, entries, Decoder(sources), sink)
+    had = f" ({sink.duplicates} were in the table)" if isinstance(sink, Table) else ""
+    click.echo(f"{done} redriven{had}, {left} left", err=True)
     if left:
         click.get_current_context().exit(1)
 
 
-def _redrive(
-    kept: FileQuarantine, entries: Iterator[QuarantinedEvent], decoder: _Decoder
-) -> tuple[int, int]:
-    done = left = 0
-    keys: list[str] = []
-    lines: list[str] = []
+def _open_table(
+    opened: ExitStack, to: str, format_: str, master: str | None, source: Source
+) -> Table:
+    from sfpubsub.spark import EventWriter, spark_session
+    from sfpubsub.spark.destination import Destination
 
-    def write_out() -> None:
-        # In this order: an event that is marked and not written would be lost.
-        try:
-            sys.stdout.write("".join(lines))
-            _flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise WriteError(f"the events could not be written out: {error.strerror}") from error
-        kept.mark_redriven(keys, "stdout")
-        keys.clear()
-        lines.clear()
-
-    def next_entry() -> QuarantinedEvent | None:
-        try:
-            return next(entries, None)
-        except ConfigurationError:  # damaged entries: the others are done with first
-            write_out()
-            raise
-
-    while (entry := next_entry()) is not None:
-        try:
-            lines.append(decoder.line(entry))
-        except SchemaError as error:
-            left += 1
-            click.echo(f"{entry.key} stays: {error}", err=True)
-            continue
-        keys.append(entry.key)
-        done += 1
-        if len(keys) == _MARK_EVERY:
-            write_out()
-    write_out()
-    return done, left
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    try:
-        os.fsync(sys.stdout.fileno())
-    except OSError as error:
-        if error.errno not in _NOT_A_FILE:
-            raise
+    Destination.parse(to, format_).check(source)  # before Spark starts, which takes seconds
+    spark = opened.enter_context(
+        spark_session(master, format=format_, app_name="sfpubsub quarantine redrive")
+    )
+    writer = EventWriter(
+        spark,
+        to,
+        format=format_,
+        subscription=source.name if source.kind == "managed" else None,
+        topic=source.name if source.kind == "topic" else None,
+    )
+    return Table(opened.enter_context(writer), source)
 
 
 def _wanted(kept: FileQuarantine, keys: tuple[str, ...], again: bool) -> Iterator[QuarantinedEvent]:
@@ -182,63 +170,11 @@ def _wanted(kept: FileQuarantine, keys: tuple[str, ...], again: bool) -> Iterato
             yield entry
 
 
-class _Decoder:
-    """Decodes entries with the schema that they hold, or else one that can be had for their id.
-
-    Args:
-        sources: Looked into in order, each once for an id.
-    """
-
-    def __init__(self, sources: list[Callable[[str], str | None]]) -> None:
-        self._sources = sources
-        self._found: dict[str, Codec | None] = {}
-
-    def line(self, entry: QuarantinedEvent) -> str:
-        """Return the event as one line of JSON.
-
-        Raises:
-            SchemaError: It still cannot be decoded.
-        """
-        schema_id = entry.raw.schema_id
-        codec = _codec(schema_id, entry.schema_json)
-        if codec is None and schema_id not in self._found:
-            found = (_codec(schema_id, source(schema_id)) for source in self._sources)
-            self._found[schema_id] = next((codec for codec in found if codec is not None), None)
-        codec = codec or self._found[schema_id]
-        if codec is None:
-            raise SchemaNotFoundError(
-                f"schema {schema_id} is not at hand: name a store with --schemas, or --fetch"
-            )
-        return event_line(_event(entry, codec), raw=False)
-
-
-@lru_cache(maxsize=64)
-def _codec(schema_id: str, text: str | None) -> Codec | None:
-    try:
-        return None if text is None else Codec(schema_id, text)
-    except SchemaError as error:
-        click.echo(f"passed over: {error}", err=True)
-        return None
-
-
 def _asked(get_schema: Callable[[str], Any], schema_id: str) -> str | None:
     try:
         return str(get_schema(schema_id).schema_json)
     except SchemaNotFoundError:
         return None
-
-
-def _event(entry: QuarantinedEvent, codec: Codec) -> Event:
-    batch = EventBatch(
-        subscription=entry.subscription,
-        topic=entry.topic or None,
-        events=(entry.raw,),
-        codecs={entry.raw.schema_id: codec},
-        first_seq=entry.delivery_seq,
-        received_at=entry.received_at,
-        ack=lambda _first, _last: None,
-    )
-    return next(iter(batch))
 
 
 def _entry(kept: FileQuarantine, key: str) -> QuarantinedEvent:

@@ -15,6 +15,7 @@ from concurrent.futures import wait as wait_for_futures
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.aio_bridge import call_in, in_thread, settled
 from sfpubsub.client.aio_subscription import AnyStore, AsyncManagedSubscription, AsyncSubscription
@@ -53,6 +54,7 @@ class AsyncPubSubClient:
         endpoint: str = DEFAULT_ENDPOINT,
         insecure: str = "",
         ca_file: str = "",
+        proxy: str = "",
         timings: Timings | None = None,
         transport: Transport | None = None,
         schema_store: SchemaStore | None = None,
@@ -62,6 +64,7 @@ class AsyncPubSubClient:
             endpoint=endpoint,
             insecure=insecure,
             ca_file=ca_file,
+            proxy=proxy,
             timings=timings,
             transport=transport,
             schema_store=schema_store,
@@ -79,10 +82,12 @@ class AsyncPubSubClient:
         """Make a client of the ``SFPUBSUB_…`` settings; see `PubSubClient.from_env`."""
         settings = Settings.load(options)
         return cls(
-            Session.from_settings(settings),
+            session_provider(settings),
             endpoint=settings.endpoint,
             insecure=settings.insecure,
             ca_file=settings.ca_file,
+            proxy=settings.proxy,
+            timings=settings.timings,
             schema_store=schema_store,
         )
 
@@ -100,10 +105,16 @@ class AsyncPubSubClient:
         """Return a schema; not cached; see `PubSubClient.get_schema`."""
         return await self._run(lambda: self._connection.get_schema(schema_id))
 
-    async def publish(self, topic: str, events: Iterable[Mapping[str, Any]]) -> list[PublishResult]:
+    async def publish(
+        self,
+        topic: str,
+        events: Iterable[Mapping[str, Any]],
+        *,
+        created_by: str | None = None,
+    ) -> list[PublishResult]:
         """Publish events, encoded by the topic's schema; see `PubSubClient.publish`."""
         taken = list(events)  # here: a generator of the caller's may not leave the caller's thread
-        return await self._run(lambda: self._connection.publish(topic, taken))
+        return await self._run(lambda: self._connection.publish(topic, taken, created_by))
 
     async def _run(self, call: Callable[[], T]) -> T:
         future = self._submit(call)

@@ -15,7 +15,7 @@ from sfpubsub.avro.bitmaps import change_schema
 from sfpubsub.avro.change_events import ChangeEvent, FieldChange
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import to_json
-from sfpubsub.errors import LocalProtocolError
+from sfpubsub.errors import DecodeError, LocalProtocolError
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
 
@@ -24,7 +24,8 @@ class Event:
 
     def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:
         self._raw = raw
-        self._codec = codec
+        self.codec = codec
+        """Decodes payloads of the event's schema; holds the schema and its name."""
         self._batch = batch
         self.delivery_seq = delivery_seq
         """Order of arrival within this subscription object; replay ids have no order."""
@@ -66,21 +67,30 @@ class Event:
         The service does not say which topic a managed subscription reads, so there the topic is
         made of the event's API name.
         """
-        return self._batch.topic or self._codec.topic
+        return self._batch.topic or self.codec.topic
 
     @property
     def event_name(self) -> str:
         """The API name of the event type: the name of its Avro record."""
-        return self._codec.name
+        return self.codec.name
 
     @cached_property
     def value(self) -> dict[str, Any]:
         """The decoded fields by name. Times are integers, in milliseconds since 1970 UTC.
 
         Raises:
-            DecodeError: The payload does not fit its schema.
+            DecodeError: The payload does not fit its schema. The text says which event it is, and
+                where.
         """
-        return self._codec.decode(self._raw.payload)
+        try:
+            return self.codec.decode(self._raw.payload)
+        except DecodeError as error:
+            raise DecodeError(
+                f"event {self.id or '(without an id)'} at position {self.replay_id.hex()} of "
+                f"{self.subscription} cannot be decoded: {error}",
+                error_code=error.error_code,
+                rpc_id=error.rpc_id,
+            ) from error
 
     @property
     def event_time(self) -> int | None:
@@ -89,7 +99,7 @@ class Event:
         Raises:
             DecodeError: The payload does not fit its schema.
         """
-        return self._codec.event_time(self.value)
+        return self.codec.event_time(self.value)
 
     # Change events. The facts are asked of change events only: on another event they raise
     # LocalProtocolError. A payload that does not fit its schema is a DecodeError everywhere.
@@ -97,7 +107,7 @@ class Event:
     @property
     def is_change_event(self) -> bool:
         """Whether this is a change data capture event. Decodes nothing."""
-        return self._codec.is_change_event
+        return self.codec.is_change_event
 
     @property
     def is_gap(self) -> bool:
@@ -187,7 +197,7 @@ class Event:
             raise LocalProtocolError(
                 f"{self.event_name} is not a change event: ask event.is_change_event first"
             )
-        schema = change_schema(self.schema_id, self._codec.schema_json)
+        schema = change_schema(self.schema_id, self.codec.schema_json)
         return ChangeEvent(schema, self.value)
 
     @cached_property
@@ -223,6 +233,8 @@ class EventBatch:
         received_at: Seconds since 1970 UTC on this machine's clock.
         rpc_id: The service's id of the response.
         ack: Takes the first and the last ``delivery_seq`` of a run of done events. Thread-safe.
+        decoded: `Event.value` of events that were decoded already, by their place in *events*. Each
+            is given away once, to the first event that is made of it.
     """
 
     def __init__(
@@ -236,6 +248,7 @@ class EventBatch:
         received_at: float,
         rpc_id: str = "",
         ack: Callable[[int, int], None],
+        decoded: Mapping[int, dict[str, Any]] | None = None,
     ) -> None:
         self.subscription = subscription
         self.topic = topic
@@ -244,11 +257,16 @@ class EventBatch:
         self.received_at = received_at
         self.rpc_id = rpc_id
         self.ack_range = ack
-        self._codecs = codecs
+        self.codecs = codecs
+        """By schema id, one for each event's."""
+        self._decoded = dict(decoded or ())
 
     def __iter__(self) -> Iterator[Event]:
-        for offset, raw in enumerate(self.raw_events):
-            yield Event(raw, self._codecs[raw.schema_id], self, self.first_seq + offset)
+        for place, raw in enumerate(self.raw_events):
+            event = Event(raw, self.codecs[raw.schema_id], self, self.first_seq + place)
+            if place in self._decoded:
+                event.__dict__["value"] = self._decoded.pop(place)
+            yield event
 
     def __len__(self) -> int:
         return len(self.raw_events)

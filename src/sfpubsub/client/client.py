@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.connection import Connection
 from sfpubsub.client.quarantine import Quarantine
@@ -36,7 +37,8 @@ class PubSubClient:
         session: A ready session, or an object whose ``get_session`` supplies one.
         endpoint: ``host:port``.
         insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to anywhere.
-        ca_file: PEM file of certificate authorities to trust instead of the default ones.
+        ca_file: PEM file of certificate authorities to trust instead of the system's.
+        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
         timings: Times of the service and the client.
         transport: Instead of a grpc channel: for tests.
         schema_store: Where schemas are kept, so that raw events can be decoded offline and later;
@@ -53,6 +55,7 @@ class PubSubClient:
         endpoint: str = DEFAULT_ENDPOINT,
         insecure: str = "",
         ca_file: str = "",
+        proxy: str = "",
         timings: Timings | None = None,
         transport: Transport | None = None,
         schema_store: SchemaStore | None = None,
@@ -62,6 +65,7 @@ class PubSubClient:
             endpoint=endpoint,
             insecure=insecure,
             ca_file=ca_file,
+            proxy=proxy,
             timings=timings,
             transport=transport,
             schema_store=schema_store,
@@ -77,7 +81,8 @@ class PubSubClient:
         """Make a client of the ``SFPUBSUB_…`` settings.
 
         Args:
-            options: Settings that go before the environment, by field of `Settings`.
+            options: Settings that go before the environment, by field of `Settings`, and
+                ``config`` and ``profile``, which choose a file and a table in it.
             schema_store: Where schemas are kept.
 
         Raises:
@@ -85,10 +90,12 @@ class PubSubClient:
         """
         settings = Settings.load(options)
         return cls(
-            Session.from_settings(settings),
+            session_provider(settings),
             endpoint=settings.endpoint,
             insecure=settings.insecure,
             ca_file=settings.ca_file,
+            proxy=settings.proxy,
+            timings=settings.timings,
             schema_store=schema_store,
         )
 
@@ -123,13 +130,21 @@ class PubSubClient:
         """
         return self._connection.get_schema(schema_id)
 
-    def publish(self, topic: str, events: Iterable[Mapping[str, Any]]) -> list[PublishResult]:
+    def publish(
+        self,
+        topic: str,
+        events: Iterable[Mapping[str, Any]],
+        *,
+        created_by: str | None = None,
+    ) -> list[PublishResult]:
         """Publish events, encoded by the topic's schema.
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
-            events: Values of all fields by name; ``CreatedDate`` (milliseconds since 1970 UTC) and
-                ``CreatedById`` included.
+            events: Values by field name. Fields left out take the schema's default, which
+                ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` do not have.
+            created_by: Id of a user: events that lack ``CreatedById`` get it, and those that lack
+                ``CreatedDate`` the time of this call.
 
         Returns:
             One result an event, in order.
@@ -139,7 +154,7 @@ class PubSubClient:
             PublishError: Events were refused, or a later call failed; has the results so far.
             SfPubSubError: The first call failed.
         """
-        return self._connection.publish(topic, events)
+        return self._connection.publish(topic, events, created_by)
 
     # Streams.
 

@@ -49,6 +49,7 @@ class Connection:
         endpoint: str,
         insecure: str,
         ca_file: str,
+        proxy: str,
         timings: Timings | None,
         transport: Transport | None,
         schema_store: SchemaStore | None,
@@ -57,7 +58,13 @@ class Connection:
         self._sessions = CurrentSession(provider)
         self.timings = timings or Timings()
         self.transport = transport or GrpcTransport(
-            open_channel(endpoint, insecure=insecure, ca_file=ca_file),
+            open_channel(
+                endpoint,
+                insecure=insecure,
+                ca_file=ca_file,
+                proxy=proxy,
+                timings=self.timings,
+            ),
             endpoint,
             lambda: self._sessions.get().headers,
         )
@@ -83,12 +90,15 @@ class Connection:
         """Call GetSchema."""
         return self._with_session(lambda: self.transport.get_schema(schema_id))
 
-    def publish(self, topic: str, events: Iterable[Mapping[str, Any]]) -> list[PublishResult]:
+    def publish(
+        self, topic: str, events: Iterable[Mapping[str, Any]], created_by: str | None
+    ) -> list[PublishResult]:
         """Encode events by the topic's schema and call Publish as often as it takes."""
         return publish(
             events,
             codec=lambda: self.schemas.get(self.get_topic(topic).schema_id),
             topic=topic,
+            created_by=created_by,
             send=lambda part: self._with_session(lambda: self.transport.publish(topic, part)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ def publish(
     *,
     codec: Callable[[], Codec],
     topic: str,
+    created_by: str | None,
     send: Callable[[list[ProducerEvent]], list[PublishResult]],
 ) -> list[PublishResult]:
     """Encode *events* and send them in as many requests as they need.
@@ -28,6 +30,8 @@ def publish(
         events: Values of the fields by name.
         codec: Returns the codec of the topic's schema.
         topic: For messages.
+        created_by: ``CreatedById`` of events that lack it; those that lack ``CreatedDate`` get the
+            present time. None to fill in nothing.
         send: Publishes one request's events.
 
     Raises:
@@ -35,7 +39,11 @@ def publish(
         PublishError: Events were refused, or a call after the first failed; has the results so far.
     """
     schema = codec()
-    encoded = [ProducerEvent(schema.schema_id, schema.encode(event)) for event in events]
+    created = None if created_by is None else (round(time.time() * 1000), created_by)
+    encoded = [
+        ProducerEvent(schema.schema_id, schema.encode(event, fill_created=created))
+        for event in events
+    ]
     results: list[PublishResult] = []
     for part in _parts(encoded):
         try:

@@ -17,7 +17,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,10 @@ logger = logging.getLogger("sfpubsub.client")
 
 _ENTRY = ".json"
 _DONE = ".done"
+
+# Seconds after which a file without its name was left by a process that died: it gets its name
+# within moments. If it did not, taking it away makes its `put` fail, and its events come again.
+_DRAFT_LIFE = 3600.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class QuarantinedEvent:
             reason=reason,
             received_at=received_at,
             delivery_seq=event.delivery_seq,
-            schema_json=event._codec.schema_json or None,
+            schema_json=event.codec.schema_json or None,
         )
 
     @cached_property
@@ -122,6 +126,7 @@ class FileQuarantine(Quarantine):
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
+        self._is_swept = False
 
     @property
     def directory(self) -> Path:
@@ -137,11 +142,12 @@ class FileQuarantine(Quarantine):
         drafts: dict[Path, Path] = {}
         try:
             make_directory(self._directory)
+            self._sweep()
             for event in events:
                 path = self._path(event.key)
                 if path not in drafts and not _is_whole(path):
                     drafts[path] = path.with_name(f"{event.key}.{uuid.uuid4().hex}.tmp")
-                    drafts[path].write_text(_text(event), encoding="utf-8")
+                    drafts[path].write_text(entry_text(event), encoding="utf-8")
                     sync(drafts[path])
             for path, draft in drafts.items():
                 os.replace(draft, path)
@@ -255,6 +261,16 @@ class FileQuarantine(Quarantine):
                 f"the quarantine {self._directory} cannot be read: {error.strerror}"
             ) from error
 
+    def _sweep(self) -> None:
+        """Remove what dead processes left, once."""
+        if self._is_swept:
+            return
+        for path in self._directory.glob("*.tmp"):
+            with suppress(FileNotFoundError):  # somebody else was faster
+                if time.time() - path.stat().st_mtime > _DRAFT_LIFE:
+                    path.unlink()
+        self._is_swept = True
+
     def _path(self, key: str) -> Path:
         return self._directory / f"{key}{_ENTRY}"
 
@@ -262,7 +278,8 @@ class FileQuarantine(Quarantine):
         return f"FileQuarantine({str(self._directory)!r})"
 
 
-def _text(event: QuarantinedEvent) -> str:
+def entry_text(event: QuarantinedEvent) -> str:
+    """Return the contents of an entry's file."""
     raw = event.raw
     document = {
         "subscription": event.subscription,
@@ -277,7 +294,8 @@ def _text(event: QuarantinedEvent) -> str:
         "delivery_seq": event.delivery_seq,
         "schema": event.schema_json,
     }
-    return json.dumps({**document, "check": _check(document)}, indent=1) + "\n"
+    # One line, as Spark reads JSON.
+    return json.dumps({**document, "check": _check(document)}) + "\n"
 
 
 def _check(document: dict[str, Any]) -> str:

@@ -71,15 +71,7 @@ class FileSchemaStore(SchemaStore):
             return None
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-        try:
-            document = json.loads(text)
-            schema = document["schema"]
-            if document["check"] == _check(schema_id, schema):
-                return str(schema)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            pass  # said below
-        logger.warning("%s is damaged and is not used: it is to hold schema %s", path, schema_id)
-        return None
+        return schema_in(text, schema_id, str(path))
 
     def put(self, schema_id: str, schema_json: str) -> None:
         """Keep a schema; durable when this returns.
@@ -87,29 +79,57 @@ class FileSchemaStore(SchemaStore):
         Raises:
             ConfigurationError: It could not be written.
         """
-        document = {
-            "schema_id": schema_id,
-            "check": _check(schema_id, schema_json),
-            "schema": schema_json,
-        }
-        path = self._path(schema_id)
         try:
             make_directory(self._directory)
-            replace_file(path, json.dumps(document, indent=1) + "\n")
+            replace_file(self._path(schema_id), schema_text(schema_id, schema_json))
         except OSError as error:
             raise ConfigurationError(
                 f"the schema store {self._directory} cannot be written: {error.strerror}"
             ) from error
 
     def _path(self, schema_id: str) -> Path:
-        # Ids differ by case alone, and some file systems do not tell that apart: the readable part
-        # is for people, the hash is the name.
-        shown = _NOT_IN_A_NAME.sub("_", schema_id.lower())[:_SHOWN]
-        digest = hashlib.blake2b(schema_id.encode(), digest_size=8).hexdigest()
-        return self._directory / f"{shown}.{digest}.json"
+        return self._directory / schema_file_name(schema_id)
 
     def __repr__(self) -> str:
         return f"FileSchemaStore({str(self._directory)!r})"
+
+
+def schema_file_name(schema_id: str) -> str:
+    """Return the name of a schema's file."""
+    # Ids differ by case alone, and some file systems do not tell that apart: the readable part
+    # is for people, the hash is the name.
+    shown = _NOT_IN_A_NAME.sub("_", schema_id.lower())[:_SHOWN]
+    digest = hashlib.blake2b(schema_id.encode(), digest_size=8).hexdigest()
+    return f"{shown}.{digest}.json"
+
+
+def schema_text(schema_id: str, schema_json: str) -> str:
+    """Return the contents of a schema's file."""
+    document = {
+        "schema_id": schema_id,
+        "check": _check(schema_id, schema_json),
+        "schema": schema_json,
+    }
+    return json.dumps(document) + "\n"  # one line, as Spark reads JSON
+
+
+def schema_in(text: str, schema_id: str, path: str) -> str | None:
+    """Return the schema that a file holds; None, and a line of the log, if it is damaged.
+
+    Args:
+        text: What is in the file.
+        schema_id: What is to be in it.
+        path: The file, for people.
+    """
+    try:
+        document = json.loads(text)
+        schema = document["schema"]
+        if document["check"] == _check(schema_id, schema):
+            return str(schema)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # said below
+    logger.warning("%s is damaged and is not used: it is to hold schema %s", path, schema_id)
+    return None
 
 
 def _check(schema_id: str, schema_json: str) -> str:

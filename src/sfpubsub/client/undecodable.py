@@ -13,14 +13,13 @@ events that were taken out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
-from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.avro.schema_cache import SchemaCache
-from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.errors import ConfigurationError, DecodeError, SchemaError, SchemaNotFoundError
 from sfpubsub.transports.base import Target
@@ -32,37 +31,6 @@ logger = logging.getLogger("sfpubsub.client")
 OnUndecodable: TypeAlias = Literal["fail", "quarantine", "skip"]
 """``fail``: reading it raises DecodeError. ``quarantine``: it is kept and passed over. ``skip``: it
 is counted, logged and passed over."""
-
-
-class NoCodec(Codec):
-    """Stands for a schema that is not to be had: every payload of it is undecodable."""
-
-    def __init__(self, schema_id: str, error: SchemaError) -> None:
-        self.schema_id = schema_id
-        self.schema_json = ""
-        self.fields = ()
-        self.error = error
-
-    @property
-    def name(self) -> str:
-        """Empty: the event's name is in its schema."""
-        return ""
-
-    @property
-    def is_change_event(self) -> bool:
-        """Unknown, so no."""
-        return False
-
-    @property
-    def topic(self) -> str:
-        """Empty: the topic is made of the name."""
-        return ""
-
-    def decode(self, payload: bytes, **how: Any) -> dict[str, Any]:
-        """Raise a DecodeError."""
-        raise DecodeError(
-            str(self.error), error_code=self.error.error_code, rpc_id=self.error.rpc_id
-        ) from self.error
 
 
 def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
@@ -85,37 +53,6 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
 def reason_of(error: DecodeError) -> str:
     """Return why a payload cannot be decoded, without which event it is."""
     return str(error.__cause__ if isinstance(error.__cause__, DecodeError) else error)
-
-
-class _Delivered(Event):
-    """An event whose DecodeError says which event it is, and where."""
-
-    @cached_property
-    def value(self) -> dict[str, Any]:
-        try:
-            return super().value
-        except DecodeError as error:
-            raise DecodeError(
-                f"event {self.id or '(without an id)'} at position {self.replay_id.hex()} of "
-                f"{self.subscription} cannot be decoded: {error}",
-                error_code=error.error_code,
-                rpc_id=error.rpc_id,
-            ) from error
-
-
-class _Run(EventBatch):
-    """Consecutive events of one response, decoded or not yet."""
-
-    def __init__(self, *, decoded: Mapping[int, dict[str, Any]], **of_a_batch: Any) -> None:
-        super().__init__(**of_a_batch)
-        self._decoded = dict(decoded)  # by place; each is given away once
-
-    def __iter__(self) -> Iterator[Event]:
-        for place, raw in enumerate(self.raw_events):
-            event = _Delivered(raw, self._codecs[raw.schema_id], self, self.first_seq + place)
-            if place in self._decoded:
-                event.__dict__["value"] = self._decoded.pop(place)
-            yield event
 
 
 class Screen:
@@ -227,7 +164,7 @@ def _maker(
     ack: Callable[[int, int], None],
 ) -> Callable[[int, int, Mapping[int, dict[str, Any]]], EventBatch]:
     def make(start: int, stop: int, decoded: Mapping[int, dict[str, Any]]) -> EventBatch:
-        return _Run(
+        return EventBatch(
             subscription=target.name,
             topic=None if target.managed else target.name,
             events=arrival.batch.events[start:stop],

@@ -1,0 +1,406 @@
+"""The columns of a typed table: one event type's fields side by side, whatever version wrote them.
+
+`columns_of` maps one Avro schema, `merge` adds those of another version, `decode_rows` decodes rows
+of a raw table into them, on an executor. Needs neither Spark nor grpc. Invariants: columns are only
+ever added, so that what was written stays readable; and every row comes out of `decode_rows` or of
+`undecodable_rows`, never of both. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sfpubsub.avro.arrow_types import Shape, shape_of
+from sfpubsub.avro.arrow_values import Rejects, values_of
+from sfpubsub.avro.bitmaps import change_schema
+from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, Times
+from sfpubsub.errors import DecodeError, MissingExtraError, SchemaError
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError as missing:
+    raise MissingExtraError("typed tables", "arrow") from missing
+
+# Times are in UTC by type: Spark shifts a time without a zone by the session's.
+_TIME = pa.timestamp("us", tz="UTC")
+
+# What a typed row keeps of its raw one. Payload and JSON are in the columns now.
+ENVELOPE = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("dedupe_key", pa.binary()),
+        ("replay_id", pa.binary()),
+        ("topic", pa.string()),
+        ("subscription", pa.string()),
+        ("schema_id", pa.string()),
+        ("event_time", _TIME),
+        ("received_at", _TIME),
+        ("ingest_seq", pa.int64()),
+    ]
+)
+
+# What is said of a row that cannot be decoded; the payload is in the raw table.
+UNDECODABLE = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("reason", pa.string())])
+
+# The raw table's columns that name the batch.
+BATCH = pa.schema([("ingest_hour", pa.string()), ("batch", pa.string())])
+
+# Header fields that list fields in bitmaps.
+_BITMAPS = ("changedFields", "nulledFields", "diffFields")
+
+# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
+_FIRST_TIME = -62_135_596_800_000
+_LAST_TIME = 253_402_300_799_999
+
+# Payload bytes decoded in one call: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
+# symbol can be much longer than the byte that stands for it.
+_MAX_BYTES = 64 * 2**20
+
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column of one version of an event type."""
+
+    name: str
+    path: tuple[str, ...]
+    """Where its value is in the decoded payload."""
+    type: pa.DataType
+
+
+def columns_of(schema_json: str) -> pa.Schema:
+    """Return the columns that events of one Avro schema have, after those of the envelope.
+
+    A change event's header is flattened: ``change_type``, ``record_ids``, and so on, and its
+    bitmaps are lists of field names. Integers are 64 bits wide and floats double, so that a field
+    that became wider has the column that it had. A union of several types is a struct. A field that
+    the schema documents as ``DateTime`` is a timestamp. A field named like a column of ours gets an
+    underscore.
+
+    Raises:
+        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form.
+    """
+    return pa.schema([(column.name, column.type) for column in _columns(schema_json)])
+
+
+@functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
+def _columns(schema_json: str) -> tuple[_Column, ...]:
+    shape = shape_of(schema_json)
+    codec = Codec("", schema_json)
+    times = dict(codec.times)
+    taken = {name.lower() for name in (*UNDECODABLE.names, *BATCH.names)}
+    found = []
+    for name, child in zip(shape.type.names, shape.children, strict=True):
+        if name == CHANGE_EVENT_HEADER and codec.is_change_event and child.kind == "record":
+            for part, fact in zip(child.type.names, child.children, strict=True):
+                kind = _TIME if part == "commitTimestamp" else _wide(fact, None)
+                found.append(_Column(_free(_snake(part), taken), (name, part), kind))
+        else:
+            kind = _wide_field(child, times, name)
+            found.append(_Column(_free(name, taken), (name,), kind))
+    return tuple(found)
+
+
+def _snake(name: str) -> str:
+    return _CAPITAL.sub("_", name).lower()
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name.lower() in taken:  # Spark does not tell names apart by case
+        name += "_"
+    taken.add(name.lower())
+    return name
+
+
+def _wide_field(shape: Shape, times: Mapping[str, Times | None], name: str) -> pa.DataType:
+    kind = _inside(shape)
+    if name in times and times[name] is None and kind.kind == "long":
+        return _TIME
+    return _wide(shape, times.get(name))
+
+
+def _inside(shape: Shape) -> Shape:
+    return shape.children[0] if shape.kind == "optional" else shape
+
+
+def _wide(shape: Shape, times: Times | None) -> pa.DataType:
+    """Return the type of a column, which Parquet and Spark take and later versions fit into."""
+    shape = _inside(shape)
+    if shape.kind in ("record", "union"):
+        # Of a union's records the schema does not say which one the times are in.
+        known = dict(times or ()) if shape.kind == "record" else {}
+        names = shape.type.names
+        return pa.struct(
+            [
+                (name, _wide_field(child, known, name))
+                for name, child in zip(names, shape.children, strict=True)
+            ]
+        )
+    if shape.kind == "array":
+        return pa.list_(_wide(shape.children[0], None))
+    if shape.kind == "map":
+        return pa.map_(pa.string(), _wide(shape.children[0], None))
+    return {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "fixed": pa.binary(),
+        "null": pa.string(),  # Parquet has no column of nothing
+    }.get(shape.kind, shape.type)
+
+
+def merge(columns: pa.Schema, more: pa.Schema) -> pa.Schema:
+    """Return *columns* with those of *more* that it does not have, at the end.
+
+    A field whose type changed beyond what its column can hold has a column of its own for the new
+    type, named like ``Amount__string``. The same holds for fields within structs.
+    """
+    return pa.schema(_merged(list(columns), list(more)))
+
+
+def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
+    places = {field.name.lower(): number for number, field in enumerate(fields)}
+    for field in more:
+        for name in (field.name, _other_name(field)):
+            number = places.get(name.lower())
+            if number is None:
+                places[name.lower()] = len(fields)
+                fields.append(pa.field(name, field.type))
+                break
+            both = _common(fields[number].type, field.type)
+            if both is not None:
+                fields[number] = pa.field(fields[number].name, both)
+                break
+    return fields
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        return pa.struct(_merged(list(one), list(other)))
+    return one if one == other else None
+
+
+def _other_name(field: pa.Field) -> str:
+    return f"{field.name}__{_word(field.type)}"
+
+
+def _word(kind: pa.DataType) -> str:
+    """Name a type as Spark SQL does, as far as a column's name can."""
+    if pa.types.is_list(kind):
+        return f"array_{_word(kind.value_type)}"
+    if pa.types.is_map(kind):
+        return f"map_{_word(kind.item_type)}"
+    if pa.types.is_struct(kind):
+        return "struct"
+    if pa.types.is_timestamp(kind):
+        return "timestamp"
+    return {pa.int64(): "bigint", pa.bool_(): "boolean"}.get(kind, str(kind))
+
+
+def _place(field: pa.Field, fields: Mapping[str, pa.Field]) -> str:
+    """Return where `merge` has put a field."""
+    for name in (field.name, _other_name(field)):
+        target = fields.get(name.lower())
+        if target is not None and _common(target.type, field.type) == target.type:
+            return name.lower()
+    raise SchemaError(f"the table has no column for {field.name} of type {field.type}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How rows of one event type are decoded. Travels to executors."""
+
+    schemas: Mapping[str, str]
+    """Avro schemas as JSON text, by id: every one that the rows name and that there is."""
+    columns: pa.Schema
+    """The table's columns, after those of the envelope."""
+
+    @property
+    def output(self) -> pa.Schema:
+        """What `decode_rows` yields."""
+        return pa.schema([*ENVELOPE, *self.columns, *BATCH])
+
+
+def decode_rows(rows: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
+    """Decode rows of a raw table.
+
+    Args:
+        rows: With the columns of `ENVELOPE` and `BATCH`, and ``payload``; of any schema ids.
+        plan: Rows whose schema is not in it, or whose payload does not fit it, are left out.
+
+    Yields:
+        Record batches of `Plan.output`.
+    """
+    for schema_id, part in _by_schema(rows):
+        text = plan.schemas.get(schema_id)
+        if text is None:
+            continue
+        payloads = part.column("payload").to_pylist()
+        columns, rejected = _Version.of(schema_id, text, plan.columns).decode(payloads)
+        kept = _without(part, rejected)
+        envelope = [kept.column(name) for name in ENVELOPE.names]
+        batch = [kept.column(name) for name in BATCH.names]
+        yield pa.RecordBatch.from_arrays([*envelope, *columns, *batch], schema=plan.output)
+
+
+def undecodable_rows(
+    rows: Iterable[pa.RecordBatch], plans: Sequence[Plan]
+) -> Iterator[pa.RecordBatch]:
+    """Yield what `decode_rows` leaves out, with the reason.
+
+    Args:
+        rows: As for `decode_rows`.
+        plans: Of all event types.
+
+    Yields:
+        Record batches of `UNDECODABLE` and `BATCH`.
+    """
+    known = {schema_id: plan for plan in plans for schema_id in plan.schemas}
+    for schema_id, part in _by_schema(rows):
+        plan = known.get(schema_id)
+        if plan is None:
+            reasons = dict.fromkeys(range(len(part)), f"schema {schema_id} is not known")
+        else:
+            version = _Version.of(schema_id, plan.schemas[schema_id], plan.columns)
+            _, rejected = version.decode(part.column("payload").to_pylist())
+            reasons = {number: str(rejected[number]) for number in sorted(rejected)}
+        taken = part.take(pa.array(reasons, pa.int64()))
+        columns = [taken.column(name) for name in (*ENVELOPE.names, "event_name")]
+        columns.append(pa.array(reasons.values(), pa.string()))
+        columns += [taken.column(name) for name in BATCH.names]
+        yield pa.RecordBatch.from_arrays(columns, schema=pa.schema([*UNDECODABLE, *BATCH]))
+
+
+def _by_schema(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    for batch in rows:
+        for schema_id in batch.column("schema_id").unique().to_pylist():
+            mine = batch.filter(pc.equal(batch.column("schema_id"), schema_id))
+            yield from ((schema_id, part) for part in _parts(mine))
+
+
+def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    size = pc.sum(pc.binary_length(rows.column("payload"))).as_py() or 0
+    if size <= _MAX_BYTES or len(rows) == 1:
+        yield rows
+        return
+    middle = len(rows) // 2
+    yield from _parts(rows.slice(0, middle))
+    yield from _parts(rows.slice(middle))
+
+
+def _without(rows: pa.RecordBatch, rejected: Rejects) -> pa.RecordBatch:
+    if not rejected:
+        return rows
+    return rows.take(pa.array([n for n in range(len(rows)) if n not in rejected], pa.int64()))
+
+
+class _Version:
+    """Decodes the payloads of one schema into the columns of its event type."""
+
+    def __init__(self, schema_id: str, schema_json: str, columns: pa.Schema) -> None:
+        self._values = values_of(schema_id, schema_json, native=True)
+        self._expand = change_schema(schema_id, schema_json).expand
+        self._columns = columns
+        own = _columns(schema_json)
+        fields = {field.name.lower(): field for field in columns}
+        self._sources = {
+            _place(pa.field(column.name, column.type), fields): column for column in own
+        }
+
+    @staticmethod
+    @functools.lru_cache(maxsize=512)
+    def of(schema_id: str, schema_json: str, columns: pa.Schema) -> _Version:
+        """Return the version of a schema, made once for a state of the table's columns."""
+        return _Version(schema_id, schema_json, columns)
+
+    def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
+        """Return the table's columns for all good payloads, and why others are none."""
+        value, rejected = self._values.decode(payloads)
+        numbers = [n for n in range(len(payloads)) if n not in rejected]
+        found: dict[str, pa.Array] = {}
+        bad: Rejects = {}
+        for place, column in self._sources.items():
+            array = value
+            for name in column.path:
+                array = pc.struct_field(array, name)
+            if column.path[0] == CHANGE_EVENT_HEADER and column.path[-1] in _BITMAPS:
+                array = _expanded(array, self._expand, bad)
+            found[place] = array
+        if bad:
+            kept = pa.array([n for n in range(len(value)) if n not in bad], pa.int64())
+            found = {place: array.take(kept) for place, array in found.items()}
+            rejected.update((numbers[n], error) for n, error in bad.items())
+        count = len(value) - len(bad)
+        return [self._column(field, found, count) for field in self._columns], rejected
+
+    def _column(self, field: pa.Field, found: dict[str, pa.Array], count: int) -> pa.Array:
+        place = field.name.lower()
+        if place not in found:
+            return pa.nulls(count, field.type)
+        return _fitted(found[place], self._sources[place].type, field.type)
+
+
+def _expanded(
+    lists: pa.ListArray, expand: Callable[[Sequence[str]], tuple[str, ...]], bad: Rejects
+) -> pa.Array:
+    """Return lists of field names for lists of bitmaps; add to *bad* those that mean nothing."""
+    rows: list[int | None] = []
+    known: dict[tuple[str, ...], int] = {}
+    names: list[tuple[str, ...]] = []
+    for number, entries in enumerate(lists.to_pylist()):
+        row = known.get(key := tuple(entries))
+        if row is None:
+            try:
+                names.append(expand(entries))
+                row = known[key] = len(names) - 1
+            except DecodeError as error:
+                bad[number] = error
+        rows.append(row)
+    # The same few sets of fields come again and again: each becomes Arrow strings once.
+    return pa.array(names, pa.list_(pa.string())).take(pa.array(rows, pa.int32()))
+
+
+def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
+    """Return *array* in the type of the table's column.
+
+    Args:
+        array: As decoded.
+        own: The type that its own version's column has.
+        target: The type of the table's column, which `merge` made of *own* and others.
+    """
+    if array.type == target:
+        return array
+    if pa.types.is_struct(target):
+        fields = {field.name.lower(): field for field in target}
+        sources = {_place(field, fields): number for number, field in enumerate(own)}
+        children = []
+        for place, field in fields.items():
+            number = sources.get(place)
+            if number is None:
+                children.append(pa.nulls(len(array), field.type))
+            else:
+                child = array.field(number)
+                children.append(_fitted(child, own.field(number).type, field.type))
+        return pa.StructArray.from_arrays(children, fields=list(target), mask=array.is_null())
+    if pa.types.is_list(target):
+        values = _fitted(array.values, own.value_type, target.value_type)
+        return pa.ListArray.from_arrays(_offsets(array), values, type=target)
+    if pa.types.is_map(target):
+        items = _fitted(array.items, own.item_type, target.item_type)
+        return pa.MapArray.from_arrays(_offsets(array), array.keys, items).cast(target)
+    if pa.types.is_timestamp(target):
+        first, last = pa.scalar(_FIRST_TIME, pa.int64()), pa.scalar(_LAST_TIME, pa.int64())
+        held = pc.and_(pc.greater_equal(array, first), pc.less_equal(array, last))
+        milliseconds = pc.if_else(held, array, pa.scalar(None, pa.int64()))
+        return milliseconds.view(pa.timestamp("ms", tz="UTC")).cast(target)
+    return array.cast(target)
+
+
+def _offsets(lists: pa.Array) -> pa.Array:
+    """Return where each list begins, null for a null one, and at last where the last one ends."""
+    starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
+    return pa.concat_arrays([starts, lists.offsets[-1:]])

@@ -1,0 +1,280 @@
+"""The columns of typed tables, against a slow reading of the same events."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from sfpubsub.avro.arrow_values import Values
+from sfpubsub.avro.bitmaps import ChangeSchema
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.columns import (
+    BATCH,
+    ENVELOPE,
+    UNDECODABLE,
+    Plan,
+    columns_of,
+    decode_rows,
+    merge,
+    undecodable_rows,
+)
+from sfpubsub.errors import DecodeError
+from tests.avro.schemas import CORPUS, payload, schema_text, values
+from tests.avro.test_arrow import event_schema, events, written
+
+NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
+RAW = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("payload", pa.binary()), *BATCH])
+
+
+def raw_rows(*events: tuple[str, bytes]) -> pa.RecordBatch:
+    """Rows of a raw table for payloads of some schema ids."""
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "event_id": f"e{number}",
+                "dedupe_key": b"%016d" % number,
+                "replay_id": b"r%d" % number,
+                "topic": "/data/ChangeEvents",
+                "subscription": "/data/ChangeEvents",
+                "schema_id": schema_id,
+                "event_time": NOW,
+                "received_at": NOW,
+                "ingest_seq": number,
+                "event_name": "Test_Event__e",
+                "payload": raw,
+                "ingest_hour": "2026-11-21-00",
+                "batch": "b0",
+            }
+            for number, (schema_id, raw) in enumerate(events)
+        ],
+        schema=RAW,
+    )
+
+
+def decoded(plan: Plan, *events: tuple[str, bytes]) -> list[dict[str, Any]]:
+    """What `decode_rows` makes of payloads, in order of arrival."""
+    batches = list(decode_rows([raw_rows(*events)], plan))
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.schema == plan.output
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return sorted(rows, key=lambda row: row["ingest_seq"])
+
+
+def plan_of(**schemas: str) -> Plan:
+    """The plan of one event type that has had these schemas, in this order."""
+    columns = pa.schema([])
+    for text in schemas.values():
+        columns = merge(columns, columns_of(text))
+    return Plan(schemas, columns)
+
+
+# The slow reading: Arrow's struct, taken apart with Python.
+
+
+def slowly(schema_json: str, raw: bytes) -> dict[str, Any] | None:
+    """The columns of one event, or None if it cannot be decoded."""
+    codec = Codec("id", schema_json)
+    made, rejected = Values("id", schema_json, native=False).decode([raw])
+    if rejected:
+        return None
+    value = made.to_pylist()[0]
+    columns: dict[str, Any] = {}
+    for name, time in with_times(value, codec.times).items():
+        if name != "ChangeEventHeader" or not codec.is_change_event:
+            columns[name] = time
+            continue
+        for fact, found in value[name].items():
+            if fact in ("changedFields", "nulledFields", "diffFields"):
+                try:
+                    found = list(ChangeSchema("id", schema_json).expand(found))
+                except DecodeError:
+                    return None
+            if fact == "commitTimestamp":
+                found = moment(found)
+            columns[re.sub("([A-Z])", lambda match: "_" + match[1].lower(), fact)] = found
+    return columns
+
+
+def with_times(value: dict[str, Any], times: Any) -> dict[str, Any]:
+    value = dict(value)
+    for name, inside in times:
+        if inside is None and isinstance(value[name], int):
+            value[name] = moment(value[name])
+        elif isinstance(value[name], dict) and "string" not in value[name]:
+            value[name] = with_times(value[name], inside)
+    return value
+
+
+def moment(milliseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=milliseconds)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_corpus_has_the_columns_of_a_slow_reading(name):
+    """Every event of the corpus is a row with all its values, or is not decodable in both."""
+    text = schema_text(name)
+    raws = [payload(name, value) for value in values(name, 60, seed=3)]
+    plan = plan_of(one=text)
+    rows = decoded(plan, *(("one", raw) for raw in raws))
+    expected = {n: row for n, raw in enumerate(raws) if (row := slowly(text, raw)) is not None}
+    assert [row["ingest_seq"] for row in rows] == list(expected)
+    for row in rows:
+        own = {key: row[key] for key in plan.columns.names}
+        assert own == expected[row["ingest_seq"]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(made=events())
+def test_random_schemas_lose_nothing(made):
+    """Rows of random schemas hold every value of the event, in the column of its field."""
+    text, raws = made
+    plan = plan_of(one=text)
+    rows = decoded(plan, *(("one", raw) for raw in raws))
+    read, _ = Values("one", text, native=False).decode(raws)
+    assert len(rows) == len(read)
+    for row, value in zip(rows, read.to_pylist(), strict=True):
+        assert list(row)[len(ENVELOPE) : -len(BATCH)] == plan.columns.names
+        assert repr([row[name] for name in plan.columns.names]) == repr(list(value.values()))
+
+
+def test_a_later_version_adds_its_columns_at_the_end():
+    """Rows of both versions are in one table; what a version does not have is null."""
+    plan = plan_of(old=schema_text("order_event"), new=schema_text("order_event_v2"))
+    old_names = columns_of(schema_text("order_event")).names
+    assert plan.columns.names == [*old_names, "Promised_At__c"]
+    (old,) = values("order_event", 1)
+    (new,) = values("order_event_v2", 1)
+    new["Promised_At__c"] = 1_771_300_995_000
+    rows = decoded(
+        plan, ("new", payload("order_event_v2", new)), ("old", payload("order_event", old))
+    )
+    assert [row["Promised_At__c"] for row in rows] == [moment(1_771_300_995_000), None]
+    assert [row["City__c"] for row in rows] == [new["City__c"], old["City__c"]]
+
+
+RECORD = {"type": "record", "name": "P", "fields": [{"name": "a", "type": "int"}]}
+WIDER = {
+    "type": "record",
+    "name": "P",
+    "fields": [{"name": "b", "type": "string"}, {"name": "a", "type": "long"}],
+}
+OTHER = {"type": "record", "name": "P", "fields": [{"name": "a", "type": "string"}]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "value", "columns", "expected"),
+    [
+        ("int", "long", 2**40, ["F0"], [2**40]),
+        ("float", "double", 0.1, ["F0"], [0.1]),
+        ("int", "string", "x", ["F0", "F0__string"], [None, "x"]),
+        ("string", "double", 0.5, ["F0", "F0__double"], [None, 0.5]),
+        (RECORD, WIDER, {"a": 2**40, "b": "x"}, ["F0"], [{"a": 2**40, "b": "x"}]),
+        (RECORD, OTHER, {"a": "x"}, ["F0"], [{"a": None, "a__string": "x"}]),
+        ("string", RECORD, {"a": 1}, ["F0", "F0__struct"], [None, {"a": 1}]),
+        (
+            {"type": "array", "items": "int"},
+            {"type": "array", "items": "string"},
+            ["x"],
+            ["F0", "F0__array_string"],
+            [None, ["x"]],
+        ),
+    ],
+)
+def test_a_field_that_changes_its_type_keeps_its_old_column(
+    first, second, value, columns, expected
+):
+    """A wider type stays in its column, any other has one of its own; columns never change."""
+    old, new = event_schema(first), event_schema(second)
+    plan = plan_of(old=old, new=new)
+    assert plan.columns.names == columns
+    (raw,) = written(new, (value,))
+    (row,) = decoded(plan, ("new", raw))
+    assert [row[name] for name in columns] == expected
+
+
+def test_merging_again_changes_nothing():
+    """The order of schemas decides on the columns once; a schema that is known adds none."""
+    one, two = columns_of(event_schema("int")), columns_of(event_schema("string"))
+    both = merge(one, two)
+    assert merge(merge(both, one), two) == both
+
+
+def test_a_field_with_the_name_of_our_column_gets_an_underscore():
+    """No field hides the envelope, not even where names differ by case alone."""
+    text = json.dumps(
+        {
+            "type": "record",
+            "name": "T",
+            "fields": [{"name": "Topic", "type": "string"}, {"name": "batch", "type": "string"}],
+        }
+    )
+    plan = plan_of(one=text)
+    assert plan.columns.names == ["Topic_", "batch_"]
+    (row,) = decoded(plan, ("one", b"\x02x\x02y"))
+    assert (row["topic"], row["Topic_"], row["batch"], row["batch_"]) == (
+        "/data/ChangeEvents",
+        "x",
+        "b0",
+        "y",
+    )
+
+
+def test_a_time_that_no_timestamp_can_hold_is_null():
+    """As in the raw table's event_time; the payload there has it still."""
+    field = {"name": "CreatedDate", "type": ["null", "long"], "doc": "CreatedDate:DateTime"}
+    text = json.dumps({"type": "record", "name": "T", "fields": [field]})
+    plan = plan_of(one=text)
+    raws = written(text, *({"CreatedDate": time} for time in (None, 2**62, -(2**62), 0)))
+    rows = decoded(plan, *(("one", raw) for raw in raws))
+    assert [row["CreatedDate"] for row in rows] == [None, None, None, moment(0)]
+
+
+def test_every_row_is_decoded_or_has_a_reason():
+    """Bad bytes, bad bitmaps and unknown schemas are told apart, and nothing is in both."""
+    order, account = schema_text("order_event"), schema_text("account_change")
+    plans = [plan_of(order=order), plan_of(account=account)]
+    (good,) = values("order_event", 1)
+    change = next(v for v in values("account_change", 9) if v["ChangeEventHeader"]["changedFields"])
+    beyond = json.loads(json.dumps(change))
+    beyond["ChangeEventHeader"]["changedFields"] = [f"0x1{'0' * 40}"]
+    rows = [
+        ("order", payload("order_event", good)),
+        ("order", payload("order_event", good) + b"x"),
+        ("account", payload("account_change", change)),
+        ("account", payload("account_change", beyond)),
+        ("nobody's", b"?"),
+    ]
+    batch = raw_rows(*rows)
+    typed = [
+        row["ingest_seq"]
+        for plan in plans
+        for part in decode_rows([batch], plan)
+        for row in part.to_pylist()
+    ]
+    left = [row for part in undecodable_rows([batch], plans) for row in part.to_pylist()]
+    assert sorted(typed) == [0, 2]
+    assert {row["ingest_seq"]: row["reason"] for row in left} == {
+        1: "payload of {} bytes does not fit schema order (Order_Event__e): byte {}: it has 1 "
+        "bytes more than the schema describes".format(len(rows[1][1]), len(rows[1][1]) - 1),
+        3: next(row["reason"] for row in left if row["ingest_seq"] == 3),
+        4: "schema nobody's is not known",
+    }
+    assert "bit 160" in next(row["reason"] for row in left if row["ingest_seq"] == 3)
+    assert list(left[0]) == [*UNDECODABLE.names, *BATCH.names]
+
+
+def test_large_rows_are_decoded_in_parts(monkeypatch):
+    """Arrow's offsets of 32 bits are enough however large the rows of a batch are in sum."""
+    monkeypatch.setattr("sfpubsub.avro.columns._MAX_BYTES", 100)
+    text = event_schema("string")
+    raws = written(text, *(("x" * 30,) for _ in range(20)))
+    parts = list(decode_rows([raw_rows(*(("one", raw) for raw in raws))], plan_of(one=text)))
+    assert len(parts) > 5
+    assert sum(len(part) for part in parts) == 20

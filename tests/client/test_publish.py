@@ -1,0 +1,70 @@
+"""Publishing: what is filled in, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from sfpubsub.cli.main import run as run_cli
+from sfpubsub.errors import EncodeError
+
+from ..cli.test_cli import point_at
+from ..conftest import PATIENCE
+from .test_aio import client_of
+from .test_managed import TOPIC
+
+USER = "005000000000001AAA"
+
+
+def publish(face: str, emulator, connect, events, **options):
+    """Publish by either face."""
+    if face == "sync":
+        return connect(emulator).publish(TOPIC, events, **options)
+
+    async def main():
+        async with client_of(emulator) as client:
+            return await client.publish(TOPIC, events, **options)
+
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def published(emulator, connect, count: int) -> list[dict]:
+    values = []
+    with connect(emulator).subscribe(TOPIC, replay="earliest") as subscription:
+        while len(values) < count:
+            values += [event.value for event in subscription.next_batch(PATIENCE)]
+    return values
+
+
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+def test_created_is_filled_only_when_asked(face, run_emulator, connect):
+    """Without being asked nothing is invented; when asked, what the caller gave stays."""
+    emulator = run_emulator()
+    events = [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
+    with pytest.raises(EncodeError, match="CreatedDate"):
+        publish(face, emulator, connect, events)
+    assert emulator.bus.tip() == 0
+    before = time.time()
+    publish(face, emulator, connect, events, created_by=USER)
+    both, date, by = published(emulator, connect, 3)
+    assert (both["CreatedById"], both["City__c"]) == (USER, "Bern")
+    assert round(before * 1000) <= both["CreatedDate"] <= round(time.time() * 1000)
+    assert (date["CreatedDate"], date["CreatedById"]) == (5, USER)
+    assert (by["CreatedDate"], by["CreatedById"]) == (both["CreatedDate"], "005x")
+    assert events == [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
+
+
+def test_the_command_fills_created_only_when_asked(run_emulator, connect, monkeypatch, tmp_path):
+    """`publish` says what is missing, and `--created-by` fills it."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    file = tmp_path / "events.jsonl"
+    file.write_text(json.dumps({"City__c": "Bern"}))
+    assert run_cli(["publish", TOPIC, "--file", str(file)]) == 1
+    assert emulator.bus.tip() == 0
+    assert run_cli(["publish", TOPIC, "--file", str(file), "--created-by", USER]) == 0
+    (value,) = published(emulator, connect, 1)
+    assert (value["CreatedById"], value["City__c"]) == (USER, "Bern")
