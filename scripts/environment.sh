@@ -42,3 +42,20 @@ prepare_java() {
   fi
   python -m sfpubsub.spark.java >/dev/null
 }
+
+# An environment with the PySpark that Iceberg has jars for, outside the tree: $iceberg_python.
+prepare_iceberg() {
+  local venv=${SFPUBSUB_ICEBERG_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/sfpubsub/iceberg} python wanted
+  local pins=(pyspark==4.1.4 pyiceberg==0.12.0)
+  python=$(find_python)
+  wanted="${pins[*]} $PWD $("$python" --version) $(cat pyproject.toml constraints.txt | cksum)"
+  iceberg_python="$venv/bin/python"
+  if [ "$(cat "$venv/.prepared" 2>/dev/null)" != "$wanted" ]; then
+    echo "installing ${pins[*]} into $venv: PySpark is a download of 450 MB" >&2
+    [ -x "$iceberg_python" ] || "$python" -m venv "$venv"
+    grep -v '^pyspark==' constraints.txt >"$venv/constraints.txt"
+    "$iceberg_python" -m pip install --quiet --disable-pip-version-check \
+      --constraint "$venv/constraints.txt" "${pins[@]}" pytest --editable ".[emulator,java,spark]"
+    echo "$wanted" >"$venv/.prepared"
+  fi
+}

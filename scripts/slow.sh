@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What takes too long for scripts/test.sh, about an hour: tests marked slow, the full kill matrix,
-# ten minutes of faults, and sixty-four subscriptions in one process.
+# What takes too long for scripts/test.sh, about three hours: tests marked slow, the full kill and
+# crash matrices, Iceberg in an environment of its own, ten minutes of faults, and sixty-four
+# subscriptions in one process.
 #
 #   scripts/slow.sh [KILLS [SOAK_SECONDS [MANY_SECONDS]]]      20, 600 and 300 by default
 set -euo pipefail
@@ -8,8 +9,15 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 prepare all,dev
+# Spark Connect's own requirements; only its slow test needs them.
+python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+  'pyspark[connect]'
 python -m pytest -m slow -s
 PYTHON=python scripts/kill_ingest.sh "${1:-20}"
+PYTHON=python scripts/crash_matrix.sh
+scripts/test_iceberg.sh -m "slow or not slow" tests/spark/test_logged.py \
+  tests/spark/test_iceberg.py tests/spark/test_stopped_writer.py
+PYTHON=python scripts/kill_source.sh "${1:-30}"
 python -m tests.faults.soak --seconds "${2:-600}"
 python -m tests.faults.many sync --seconds "${3:-300}"
 python -m tests.faults.many asyncio --seconds "${3:-300}"

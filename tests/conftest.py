@@ -32,6 +32,14 @@ def pytest_report_header() -> str:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the status files of commands out of the user's own directory, in children too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def run_emulator(tmp_path: Path) -> Iterator[Callable[..., EmulatorServer]]:
     """Start an emulator in this process; all are stopped with the test."""

@@ -19,12 +19,23 @@ MAY_IMPORT = {
     "protocol": {"config"},
     "avro": set(),
     "auth": {"config"},
+    "tooling": {"config", "auth"},
     "transports": {"protocol", "config", "sfpubsub_grpc"},
     "client": {"transports", "protocol", "avro", "auth", "config", "durable"},
     "spark": {"client", "avro", "auth", "config", "durable"},
     "emulator": {"sfpubsub_grpc"},
     "testing": {"emulator", "transports"},
-    "cli": {"client", "config", "spark", "emulator", "avro", "auth", "transports", "protocol"},
+    "cli": {
+        "client",
+        "config",
+        "spark",
+        "emulator",
+        "avro",
+        "auth",
+        "tooling",
+        "transports",
+        "protocol",
+    },
 }
 
 # Package -> what it must not import from elsewhere. types and errors take nothing but the standard
@@ -35,6 +46,7 @@ MUST_NOT_IMPORT = {
     "protocol": {"grpc", "google", "fastavro", "requests", "pyspark", "pyarrow", *_IO},
     "avro": {"grpc", "requests", "pyspark", "asyncio"},
     "auth": {"grpc", "fastavro", "pyspark"},
+    "tooling": {"grpc", "fastavro", "pyspark"},
     "transports": {"fastavro", "requests", "pyspark"},
     "client": {"pyspark"},
     "emulator": {"pyspark", "requests"},

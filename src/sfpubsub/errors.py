@@ -25,6 +25,7 @@
      │    ├── DecodeError              a payload does not fit its schema
      │    └── EncodeError              a value does not fit the schema
      ├── PublishError                  events were refused
+     ├── RequestRefusedError           the org refused an HTTP request (has its status)
      └── WriteError                    a batch could not be written to its table
 
 Messages are lower-case sentences that name the thing and say what to do next; the cause is chained.
@@ -187,6 +188,18 @@ class PublishError(SfPubSubError):
     def __init__(self, message: str, *, results: list[PublishResult] | None = None) -> None:
         super().__init__(message)
         self.results = results or []
+
+
+class RequestRefusedError(SfPubSubError):
+    """The org refused an HTTP request; ``error_code`` is Salesforce's own word for it.
+
+    Args:
+        status: The HTTP status.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.status = status
 
 
 class WriteError(SfPubSubError):

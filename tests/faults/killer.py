@@ -199,9 +199,8 @@ class Publisher(threading.Thread):
     def _next_size(self) -> int:
         with self._changed:
             self._changed.wait_for(lambda: self._ending, timeout=self._pace)
-            self._changed.wait_for(
-                lambda: self._ending or len(self.ids) < self._goal, timeout=DEADLINE
-            )
+            # Without a time: the goal may be raised late, and a daemon's wait holds nobody up.
+            self._changed.wait_for(lambda: self._ending or len(self.ids) < self._goal)
             return min(50, self._goal - len(self.ids))
 
 

@@ -1,19 +1,51 @@
-"""One Spark session for all tests of this directory; a test that uses it is marked ``spark``."""
+"""One Spark session for all tests of this directory; a test that uses it is marked ``spark``.
+
+It has the jars of the one table format that there is for the PySpark at hand: Delta with 4.2,
+Iceberg with 4.1, in an environment of its own (scripts/test_iceberg.sh).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark.session import spark_session
 
+TABLE_FORMAT = "iceberg" if pyspark.__version__.startswith("4.1.") else "delta"
+
+# Quick to compile, quick to start.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def lake_settings(directory: Path) -> dict[str, str]:
+    """A file system that is not ``file:``, in a directory, and a catalog of tables in another."""
+    return {
+        "spark.hadoop.fs.viewfs.mounttable.lake.link./tables": f"file://{directory}",
+        "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.shop.type": "hadoop",
+        "spark.sql.catalog.shop.warehouse": f"file://{directory}/warehouse",
+        # As few tasks as a small table needs.
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.shuffle.partitions": "2",
+    }
+
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A small session: quick to compile, quick to start."""
-    with spark_session(java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC") as session:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is at ``viewfs://lake/tables``."""
+    return tmp_path_factory.mktemp("lake")
+
+
+@pytest.fixture(scope="session")
+def spark(lake: Path) -> Iterator[SparkSession]:
+    """A small session."""
+    with spark_session(
+        format=TABLE_FORMAT, java_options=JAVA_OPTIONS, settings=lake_settings(lake)
+    ) as session:
         yield session
 
 

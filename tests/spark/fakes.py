@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.types import Health
-from tests.spark.sample_events import batch_of
+from sfpubsub.types import Gap, Health, ReplayId
+from tests.spark.sample_events import MANAGED, batch_of
 
 
 class Clock:
@@ -36,9 +36,15 @@ class FakeSubscription:
         self.clock = clock or Clock()
         self.topic = topic
         self.patience = patience
+        self.name = topic or MANAGED
         self.next_seq = 0
         self.acked: list[tuple[int, int]] = []
         self.state = "streaming"
+        self.gaps: tuple[Gap, ...] = ()
+        self.confirmed = 0
+        self.committed: ReplayId | None = None
+        self.caught_up = False
+        self.waiting_events = 0
         self.log: list[str] = []
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
@@ -67,7 +73,22 @@ class FakeSubscription:
         self.log.append("ack")
 
     def health(self) -> Health:
-        return Health(self.state, None, 100, 0, 0, 0, 0, 0, 0, None, None)
+        return Health(
+            state=self.state,
+            reason=None,
+            outstanding=100,
+            pending_count=self.waiting_events,
+            pending_bytes=0,
+            unacked=0,
+            delivered=0,
+            redelivered=0,
+            reconnects=0,
+            last_position=None,
+            committed=self.committed,
+            gaps=self.gaps,
+            confirmed=self.confirmed,
+            caught_up=self.caught_up,
+        )
 
     def __enter__(self) -> FakeSubscription:
         return self

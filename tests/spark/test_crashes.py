@@ -1,78 +1,51 @@
-"""A writer killed with SIGKILL at a chosen step; the next one ends with every event once."""
+"""The job killed with SIGKILL at a chosen moment of a write; in the end every event is there once.
+
+Six cells of the crash matrix; scripts/crash_matrix.sh does all of them, and Iceberg's.
+"""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import pyarrow.dataset as ds
 import pytest
+from pyspark.sql import SparkSession
 
-from sfpubsub.spark import EventWriter
-from tests.spark.sample_events import TOPIC, batch_of, replay_id
+from tests.faults import matrix
+from tests.faults.count_table import count
+from tests.faults.matrix import Cell
+from tests.spark.conftest import TABLE_FORMAT
 
-ROOT = str(Path(__file__).parents[2])
-
-# Writes events 0 to 4 and acks them, then 5 to 9, and dies at the step that it is told.
-VICTIM = """
-import os, signal, sys
-sys.path.insert(0, {here!r})
-from tests.spark.sample_events import TOPIC, batch_of
-from sfpubsub.spark import EventWriter, parquet, spark_session
-
-def die(*arguments):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-step, table = sys.argv[1:]
-with spark_session(java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC") as spark:
-    writer = EventWriter(spark, table, topic=TOPIC)
-    writer.write(batch_of(range(5)))
-    if step == "after stage":
-        parquet._check = die
-    if step == "before rename":
-        parquet.os.rename = die
-    if step == "after rename":
-        rename = os.rename
-        parquet.os.rename = lambda source, target: (rename(source, target), die())
-    writer.write(batch_of(range(5, 10)))
-    if step == "before ack":
-        die()
-"""
+# One of each moment, and each of the three to die in the middle of a write and right after it was
+# published. Delta writes and publishes in one call, so there the moment between is the closest.
+CELLS = {
+    ("parquet", "managed"): [
+        Cell("receipt", "both", nth=1, delay=0.0),
+        Cell("publish", "driver", nth=2, delay=0.0),
+        Cell("write", "jvm", nth=2, delay=0.05),
+    ],
+    (TABLE_FORMAT, "topic"): [
+        Cell("publish", "jvm", nth=2, delay=0.0),
+        Cell("write", "both", nth=2, delay=0.1),
+        Cell("ack", "driver", nth=2, delay=0.0),
+    ],
+}
 
 
-@pytest.mark.parametrize(
-    ("step", "there"),
-    [("after stage", 5), ("before rename", 5), ("after rename", 10), ("before ack", 10)],
-)
-def test_a_killed_write_is_whole_or_absent_and_done_once_by_the_next(
-    spark, tmp_path: Path, step: str, there: int
+@pytest.mark.parametrize(("format_", "source"), CELLS)
+def test_every_event_is_in_the_table_once_after_kills(
+    spark: SparkSession, tmp_path: Path, format_: str, source: str
 ):
-    """Readers see all of a batch or nothing; what was not acked comes again and is written once."""
-    table = tmp_path / "t"
-    victim = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            VICTIM.format(here=ROOT),
-            step,
-            str(table),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
+    """For Spark and for a plain reader of the format, in the order of arrival."""
+    cells = CELLS[format_, source]
+    report = matrix.run(
+        format_,
+        source,
+        tmp_path,
+        cells,
+        seed=0,
+        read=lambda table, name: count(spark, table, name),
+        say=print,
     )
-    assert victim.returncode == -signal.SIGKILL, victim.stderr
-    assert len(_ids(table)) == there
-    with EventWriter(spark, table, topic=TOPIC) as writer:
-        assert writer.position == replay_id(there - 1)
-        result = writer.write(batch_of(range(5, 12)))
-        assert (result.rows, result.duplicates) == (12 - there, there - 5)
-    assert _ids(table) == [f"event-{n}" for n in range(12)]
-    assert not list((table / "_staging").glob("*"))
-
-
-def _ids(table: Path) -> list[str]:
-    rows = ds.dataset(table, format="parquet").to_table(columns=["event_id", "ingest_seq"])
-    return rows.sort_by("ingest_seq")["event_id"].to_pylist()
+    assert report.published == matrix.EVENTS_A_KILL * (len(cells) + 1)
+    assert report.wrong == {}
+    assert sum(report.kills.values()) == len(cells)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfpubsub.spark.dedupe import KeyWindow, drop_repeats, drop_stored
+from sfpubsub.spark import dedupe
+from sfpubsub.spark.dedupe import BoundedWindow, KeyWindow, Window, drop_repeats, drop_stored
 
 
 def key(number: int) -> bytes:
@@ -72,14 +75,66 @@ def test_a_window_of_no_length_is_refused():
         KeyWindow(0.0)
 
 
-def test_a_key_costs_at_most_forty_bytes():
-    """The promise of bounded memory, counted: with few shards filled it is the fixed cost."""
+@pytest.mark.parametrize("count", [131_073, 200_000, 262_144])
+def test_a_key_costs_at_most_forty_bytes(count: int):
+    """The promise of bounded memory, counted: just after the window grew, and just before."""
     window = KeyWindow(100.0)
-    count = 400_000
     window.add(b"".join(map(key, range(count))), 0.0)
-    held = sum(map(sys.getsizeof, window._shards)) + sys.getsizeof(window._shards)
-    held += sum(sys.getsizeof(generation.shards) for generation in window._generations)
+    assert key(0) in window
+    held = sum(map(sys.getsizeof, (window._keys, window._older, window._places)))
     assert held / count <= 40
+
+
+def test_keys_on_the_same_place_are_told_apart():
+    """Four bytes choose the place; only all sixteen make a key."""
+    window = KeyWindow(10.0)
+    alike = [b"\x01\x02\x03\x04" + bytes([n]) * 12 for n in range(20)]
+    window.add(b"".join(alike[:10]), 0.0)
+    assert window.known(alike) == set(alike[:10])
+    window.add(b"".join(alike[10:15]), 0.0)
+    assert window.known(alike) == set(alike[:15])
+
+
+def test_a_window_grows_and_still_knows_every_key():
+    """Past its first size, in one step and in many."""
+    window = KeyWindow(10.0)
+    keys = [key(n) for n in range(150_000)]
+    window.add(b"".join(keys[:100_000]), 0.0)
+    for start in range(100_000, len(keys), 10_000):
+        assert not window.known(keys[start : start + 10_000])
+        window.add(b"".join(keys[start : start + 10_000]), 0.0)
+    assert window.known(keys) == set(keys)
+
+
+def test_keys_that_were_never_looked_for_expire_like_others():
+    """A window read in from an old table, and expired before its first look-up."""
+    window = KeyWindow(7200.0)
+    window.add(key(1) + key(2), 0.0)
+    window.add(key(3), 7200.0)
+    window.expire(7201.0)
+    assert window.known([key(1), key(2), key(3)]) == {key(3)}
+    assert len(window) == 1
+
+
+def test_numbering_starts_over_before_four_bytes_are_full():
+    """A job that runs for years does not end with an overflow, and forgets nothing."""
+    window = KeyWindow(7200.0)
+    window._expired = dedupe._LAST_NUMBER - 2
+    window.add(key(1), 0.0)
+    assert key(1) in window
+    window.add(b"".join(map(key, range(2, 7))), 0.0)
+    assert window.known([key(n) for n in range(9)]) == {key(n) for n in range(1, 7)}
+
+
+@pytest.mark.parametrize(
+    "make", [KeyWindow, lambda n: BoundedWindow(n, 9, lambda keys, since: set())]
+)
+def test_part_of_a_key_is_not_looked_up(make):
+    """It would be compared with the beginnings of keys."""
+    window: Window = make(10.0)
+    window.add(key(1), 0.0)
+    with pytest.raises(ValueError, match="16 bytes"):
+        window.known([key(1)[:8]])
 
 
 @given(
@@ -87,12 +142,21 @@ def test_a_key_costs_at_most_forty_bytes():
         st.tuples(st.integers(0, 40), st.floats(0, 4000, allow_nan=False)), min_size=1, max_size=60
     ),
     st.floats(1, 20_000),
+    st.sampled_from([7, dedupe._LAST_NUMBER]),
 )
 def test_the_window_holds_what_a_set_with_times_holds(
-    steps: list[tuple[int, float]], length: float
+    steps: list[tuple[int, float]], length: float, last_number: int
 ):
-    """Against a model: a key younger than the window is found; one never added is not."""
-    window = KeyWindow(length)
+    """Against a model: a key younger than the window is found; one never added is not.
+
+    With few numbers, so that numbering starts over again and again, and with all of them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedupe, "_LAST_NUMBER", last_number)
+        walk(KeyWindow(length), steps, length)
+
+
+def walk(window: KeyWindow, steps: list[tuple[int, float]], length: float) -> None:
     added: dict[bytes, float] = {}
     now = 0.0
     for number, passed in steps:
@@ -146,3 +210,93 @@ def test_a_batch_of_young_events_does_not_read_the_table():
         raise AssertionError("not asked")
 
     assert drop_stored([key(1)], [2_000_000], oldest=1000.0, stored=stored) == [0]
+
+
+class Table:
+    """Rows with times, as a table holds them; says what it was asked."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, float] = {}
+        self.asked: list[float] = []
+
+    def write(self, keys: list[bytes], now: float) -> None:
+        self.rows.update(dict.fromkeys(keys, now))
+
+    def stored(self, keys: Collection[bytes], since: float) -> set[bytes]:
+        self.asked.append(since)
+        return {key for key in keys if key in self.rows and self.rows[key] >= since}
+
+
+def test_a_bounded_window_asks_the_table_once_the_keys_are_too_many(caplog):
+    """Memory is bounded by a number of keys; beyond it look-ups cover the window, and say so."""
+    table = Table()
+    window = BoundedWindow(7200.0, 3, table.stored)
+    table.write([key(1), key(2), key(3)], 10_000.0)
+    window.add(key(1) + key(2) + key(3), 10_000.0)
+    assert drop_repeats([key(3), key(4)], window) == [1]
+    assert not table.asked
+    with caplog.at_level(logging.WARNING, "sfpubsub.spark"):
+        table.write([key(4)], 10_100.0)
+        window.add(key(4), 10_100.0)
+        table.write([key(5)], 10_200.0)
+        window.add(key(5), 10_200.0)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "the dedupe window has more than 3 keys (window_keys)"
+    ]
+    assert window.in_table
+    assert len(window) == 0, "nothing is held in memory any more"
+    window.expire(17_300.0)
+    batch = [key(4), key(5), key(6), key(6)]
+    assert drop_repeats(batch, window) == [2], "4 and 5 are known, and 6 came twice"
+    assert table.asked == [17_300.0 - 7200.0], "one look-up a batch, for the window alone"
+
+
+def test_a_bounded_window_goes_back_to_memory_when_it_is_read_in_again():
+    """A failed write reads the window from the table; by then it may fit."""
+    table = Table()
+    window = BoundedWindow(10.0, 1, table.stored)
+    window.add(key(1) + key(2), 0.0)
+    assert window.in_table
+    window.clear()
+    window.add(key(2), 0.0)
+    assert window.known([key(1), key(2)]) == {key(2)}
+    assert not table.asked
+
+
+def test_a_bounded_window_holds_at_least_one_key():
+    """None at all is a window that is always in the table."""
+    with pytest.raises(ValueError, match="1 key or more"):
+        BoundedWindow(10.0, 0, Table().stored)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 30), max_size=8), st.floats(0, 4000, allow_nan=False)),
+        max_size=40,
+    ),
+    st.integers(1, 40),
+)
+def test_a_bounded_window_drops_what_a_window_in_memory_drops(
+    batches: list[tuple[list[int], float]], max_keys: int
+):
+    """Wherever the keys are, the same events are new: exact in memory, in the table, and between.
+
+    Only keys that the window in memory keeps for up to an hour longer may differ.
+    """
+    table = Table()
+    bounded, memory = BoundedWindow(7200.0, max_keys, table.stored), KeyWindow(7200.0)
+    now, added = 0.0, dict[bytes, float]()
+    for numbers, passed in batches:
+        now += passed
+        keys = [key(number) for number in numbers]
+        bounded.expire(now)
+        memory.expire(now)
+        kept = {w: [keys[i] for i in drop_repeats(keys, w)] for w in (bounded, memory)}
+        in_doubt = {k for k in keys if now - 3600 - 7200 <= added.get(k, now) < now - 7200}
+        certain = [[k for k in kept[w] if k not in in_doubt] for w in (bounded, memory)]
+        assert certain[0] == certain[1]
+        new = [k for k in kept[memory] if k in kept[bounded]]
+        table.write(new, now)
+        added.update(dict.fromkeys(new, now))
+        for window in (bounded, memory):
+            window.add(b"".join(new), now)

@@ -10,6 +10,7 @@ import pytest
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import destination
 from sfpubsub.spark.destination import (
+    Destination,
     Source,
     check_destination,
     check_format,
@@ -123,11 +124,36 @@ def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
         check_destination(tmp_path, TOPIC)
 
 
-@pytest.mark.parametrize("name", ["delta", "iceberg", "csv"])
-def test_a_format_that_does_not_exist_names_those_that_do(name: str):
-    """Delta and Iceberg are known words, and not there yet."""
-    with pytest.raises(ConfigurationError, match="there is parquet"):
-        check_format(name)
+def test_a_format_that_does_not_exist_names_those_that_do():
+    """Before Spark is started."""
+    with pytest.raises(ConfigurationError, match="there is parquet, delta, iceberg"):
+        check_format("csv")
+
+
+def test_table_formats_take_urls_and_catalogs(tmp_path: Path):
+    """A URL of any scheme; for iceberg a catalog's table; everything else is a directory."""
+    url = Destination.parse("s3a://bucket/a/orders/", "delta")
+    assert (url.address, url.local, url.name) == ("s3a://bucket/a/orders", None, "orders")
+    named = Destination.parse("shop.sales.orders", "iceberg")
+    assert (named.in_catalog, named.local, named.name) == (True, None, "orders")
+    assert Destination.parse("shop.sales.orders", "delta").local is not None
+    assert Destination.parse("sales.orders", "iceberg").local is not None, "no catalog is named"
+    assert Destination.parse(f"file://{tmp_path}/a%20b", "delta").local == tmp_path / "a b"
+    with pytest.raises(ConfigurationError, match="table format: delta or iceberg"):
+        Destination.parse("s3a://bucket/x", "parquet")
+
+
+def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
+    """A log of the format is left to Spark to read; anything else that is there is a stranger's."""
+    (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
+    Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
+    for other in ("iceberg", "parquet"):
+        with pytest.raises(ConfigurationError, match="not a table of sfpubsub"):
+            Destination.parse(tmp_path / "delta", other).check(TOPIC)
+    (tmp_path / "parquet").mkdir()
+    claim(tmp_path / "parquet", TOPIC)
+    with pytest.raises(ConfigurationError, match="is a parquet table of topic"):
+        Destination.parse(tmp_path / "parquet", "delta").check(TOPIC)
 
 
 def test_a_source_is_one_of_two():

@@ -108,10 +108,10 @@ def test_a_shim_directory_that_others_can_write_to_is_not_used(tmp_path: Path, m
     (cache / "sfpubsub").chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setattr(java.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    assert java._private_directory() == tmp_path / "tmp" / f"sfpubsub-{os.getuid()}"
+    assert java.private_directory() == tmp_path / "tmp" / f"sfpubsub-{os.getuid()}"
     (tmp_path / "tmp" / f"sfpubsub-{os.getuid()}").chmod(0o777)
     with pytest.raises(ConfigurationError, match="XDG_CACHE_HOME"):
-        java._private_directory()
+        java.private_directory()
 
 
 @pytest.mark.spark

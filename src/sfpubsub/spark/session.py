@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.java import find_java_home
+from sfpubsub.spark.runtimes import check_session, session_settings
 
 # One core writes (a batch is one file), one is left for the driver's own work.
 DEFAULT_MASTER = "local[2]"
@@ -34,6 +36,7 @@ SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
 def spark_session(
     master: str | None = None,
     *,
+    format: str = "parquet",  # noqa: A002  # Spark's own word
     app_name: str = "sfpubsub",
     java_options: str = "",
     settings: Mapping[str, str] | None = None,
@@ -45,12 +48,16 @@ def spark_session(
 
     Args:
         master: Spark's master URL; ``local[2]`` by default, spark-submit's own under spark-submit.
+        format: The table format that is going to be written: ``parquet`` needs nothing, for
+            ``delta`` and ``iceberg`` the session gets their jars (runtimes.py). Under spark-submit
+            they are an option of it.
         app_name: The application's name in Spark.
         java_options: Further options for the driver's JVM.
         settings: Further Spark settings; they win over those made here.
 
     Raises:
-        ConfigurationError: No Java, or the JVM or the master could not be reached.
+        ConfigurationError: No Java, or the JVM or the master could not be reached; or there are no
+            jars of *format* for this PySpark, or they could not be had.
     """
     # py4j logs every lost connection with a traceback, part of it on the root logger itself; each
     # reaches us as an exception as well.
@@ -60,19 +67,32 @@ def spark_session(
     if master is None and not submitted:
         master = DEFAULT_MASTER
     wanted = {**_settings(master, java_options), **(settings or {})}
+    if not submitted:
+        wanted.update(session_settings(format, wanted))
     builder = SparkSession.builder.appName(app_name).config(map=dict(wanted))
     if master is not None:
         builder = builder.master(master)
     environment = {} if submitted else {"JAVA_HOME": str(find_java_home())}
+    if master is not None and master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        # Executors of this machine run our Python; Spark's default is the first one on the PATH.
+        environment["PYSPARK_PYTHON"] = sys.executable
     try:
         with _environment(environment):
             spark = builder.getOrCreate()
     except SPARK_ERRORS as error:
+        if "spark.jars.packages" in wanted:
+            raise ConfigurationError(
+                f"spark did not start (master {master}): {first_line(error)}; were the jars of "
+                f"{wanted['spark.jars.packages']} to be had? they come from Maven Central once, "
+                f"and are kept in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
+            ) from error
         java = environment.get("JAVA_HOME", "spark-submit's")
         raise ConfigurationError(
             f"spark did not start (master {master}, java {java}): {first_line(error)}"
         ) from error
     try:
+        if format != "parquet":
+            check_session(spark, format)
         yield spark
     finally:
         _stop(spark)

@@ -10,12 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfpubsub.client.batch import Event
-from sfpubsub.errors import DecodeError
+from sfpubsub.errors import DecodeError, LocalProtocolError
+from sfpubsub.spark.dedupe import KEY_BYTES
 from sfpubsub.types import ReplayId
 
 # Times are in UTC by type: Spark shifts a time without a zone by the session's.
@@ -38,6 +41,18 @@ SCHEMA = pa.schema(
     ]
 )
 
+# Columns that readers see after those of `SCHEMA`, in every format: the hour of writing (UTC), by
+# which the table is partitioned, and the batch's id. In Parquet the directories' names carry them.
+ADDED_COLUMNS = ("ingest_hour", "batch")
+
+# The form of `ingest_hour`, whose order as text is its order in time.
+_HOUR_FORMAT = "%Y-%m-%d-%H"
+HOUR_SECONDS = 3600.0
+
+# Batches whose names a table remembers. A stream repeats its last batch only, so this is room for
+# as many streams that write to one table in turn.
+REMEMBERED_NAMES = 32
+
 # Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
 _FIRST_TIME = -62_135_596_800_000
 _LAST_TIME = 253_402_300_799_999
@@ -57,7 +72,7 @@ class Received(Protocol):
     def __len__(self) -> int: ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: there is one for each event, and that would take 1 µs more
 class Row:
     """One event with what was read out of its payload."""
 
@@ -73,9 +88,13 @@ class Row:
 def read(event: Event, received_at: float) -> Row:
     """Decode an event. One that cannot be decoded becomes a row without JSON."""
     try:
-        return Row(event, received_at, event.event_time, event.to_json())
+        row = Row(event, received_at, event.event_time, event.to_json())
     except DecodeError as error:
         return Row(event, received_at, None, None, error)
+    # Ten thousand of these would live until the write is over, and the garbage collector would go
+    # through them again and again: a quarter of the time, a third with large events.
+    del event.value
+    return row
 
 
 def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
@@ -101,6 +120,54 @@ def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
         "payload_json": [row.payload_json for row in rows],
     }
     return pa.Table.from_pydict(columns, schema=SCHEMA)
+
+
+def check_rows(rows: pa.Table) -> pa.Table:
+    """Return rows of any origin with the columns of `SCHEMA`; ``ingest_seq`` means nothing yet.
+
+    ``ingest_seq`` may be missing, and `ADDED_COLUMNS` are dropped if present: the table that takes
+    the rows makes its own.
+
+    Raises:
+        LocalProtocolError: Columns are missing, unknown, of other types, or a key is not one.
+    """
+    names = set(rows.column_names)
+    if "ingest_seq" not in names:
+        rows = rows.append_column("ingest_seq", pa.nulls(len(rows), pa.int64()))
+        names.add("ingest_seq")
+    wrong = names.symmetric_difference(SCHEMA.names) - set(ADDED_COLUMNS)
+    if wrong:
+        raise LocalProtocolError(
+            f"rows for a raw table have its columns; missing or unknown: {', '.join(sorted(wrong))}"
+        )
+    try:
+        rows = rows.select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise LocalProtocolError(f"rows for a raw table have its types: {error}") from error
+    lengths = set(pc.unique(pc.binary_length(rows["dedupe_key"])).to_pylist())
+    if not lengths <= {KEY_BYTES}:
+        raise LocalProtocolError(f"a dedupe_key of a raw table has {KEY_BYTES} bytes")
+    return rows
+
+
+def renumbered(rows: pa.Table, first_seq: int) -> pa.Table:
+    """Return *rows* with ``ingest_seq`` counting from *first_seq*."""
+    numbers = pa.array(range(first_seq, first_seq + len(rows)), pa.int64())
+    return rows.set_column(rows.schema.get_field_index("ingest_seq"), "ingest_seq", numbers)
+
+
+def hour_of(time: float) -> str:
+    """Return the ``ingest_hour`` of a time in seconds since 1970 UTC."""
+    return datetime.fromtimestamp(time, timezone.utc).strftime(_HOUR_FORMAT)
+
+
+def hour_start(hour: str) -> float:
+    """Return the beginning of an ``ingest_hour`` in seconds since 1970 UTC.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return datetime.strptime(hour, _HOUR_FORMAT).replace(tzinfo=timezone.utc).timestamp()
 
 
 def _microseconds(milliseconds: int | None) -> int | None:
@@ -130,12 +197,21 @@ class RawTable(ABC):
     def newest_time(self) -> float:
         """No more than the ``now`` of the newest batch, in seconds since 1970 UTC; 0 without."""
 
+    @property
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """The names of the last batches that had one; `REMEMBERED_NAMES` or more of them."""
+
     @abstractmethod
     def recover(self) -> None:
-        """Remove what a dead or failed write left, and read `next_seq` and `position` again.
+        """Make an end of every write before this one, and read the table's properties again.
+
+        A write that died, failed, or is still under way in a process that was stopped, is in the
+        table when this returns, or never will be.
 
         Raises:
-            WriteError: The table cannot be read.
+            WriteError: The table cannot be read, or another writer has taken it over.
+            ConfigurationError: The table is not ours, or another source's.
         """
 
     @abstractmethod
@@ -148,17 +224,31 @@ class RawTable(ABC):
         """
 
     @abstractmethod
-    def stored_until(self, oldest: float, keys: Collection[bytes]) -> set[bytes]:
-        """Return those of *keys* that rows written before *oldest* hold, and perhaps later ones."""
+    def stored(
+        self, keys: Collection[bytes], first: float | None, last: float | None
+    ) -> set[bytes]:
+        """Return those of *keys* that rows written from *first* to *last* hold, or some nearby.
+
+        Args:
+            keys: Any number.
+            first: Seconds since 1970 UTC; None for the table's beginning.
+            last: Seconds since 1970 UTC; None for its end.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
 
     @abstractmethod
-    def append(self, rows: pa.Table, position: ReplayId | None, now: float) -> str:
-        """Make the rows and the position durable and visible, at once, and return the batch's id.
+    def append(
+        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+    ) -> str:
+        """Make rows, position and name durable and visible, at once, and return the batch's id.
 
         Args:
             rows: At least one, numbered from `next_seq` on.
-            position: What was received last, for a plain subscription.
+            position: What was received last, for a plain subscription; None leaves it as it is.
             now: Seconds since 1970 UTC; never less than `newest_time`.
+            name: Kept in `names`.
 
         Raises:
             WriteError: Whether the batch is in the table is unknown until `recover`.
@@ -169,5 +259,5 @@ class RawTable(ABC):
         """Make *position* durable without rows.
 
         Raises:
-            WriteError: It was not.
+            WriteError: Whether it is durable is unknown until `recover`.
         """

@@ -1,7 +1,8 @@
 """Writes batches of events to a raw table, each event once.
 
 Responsible for what is new and for the order of the steps; the table's format does the transaction
-(parquet.py). Acks nothing: the caller does, after `EventWriter.write` has returned.
+(parquet.py, delta.py, iceberg.py). Acks nothing: the caller does, after `EventWriter.write` has
+returned.
 """
 
 from __future__ import annotations
@@ -9,34 +10,46 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, TypeAlias, get_args
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sfpubsub.client.batch import Event
 from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.client.undecodable import reason_of
-from sfpubsub.errors import ConfigurationError, LocalProtocolError
-from sfpubsub.spark.dedupe import DEFAULT_WINDOW, KeyWindow, drop_repeats, drop_stored
-from sfpubsub.spark.destination import (
-    Source,
-    check_destination,
-    check_format,
-    claim,
-    local_path,
-    make_directory,
+from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
+from sfpubsub.spark.dedupe import (
+    DEFAULT_WINDOW,
+    DEFAULT_WINDOW_KEYS,
+    BoundedWindow,
+    drop_repeats,
+    drop_stored,
 )
-from sfpubsub.spark.lease import Lease
+from sfpubsub.spark.destination import Destination, Source, claim, make_directory
+from sfpubsub.spark.lease import Lease, Process
 from sfpubsub.spark.parquet import ParquetTable
-from sfpubsub.spark.tables import RawTable, Received, Row, arrow_table, read
+from sfpubsub.spark.tables import (
+    RawTable,
+    Received,
+    Row,
+    arrow_table,
+    check_rows,
+    read,
+    renumbered,
+)
 from sfpubsub.types import ReplayId
 
 _log = logging.getLogger("sfpubsub.spark")
+
+# Seconds that an event may say to be younger than it was when it arrived: publishers set its time
+# themselves, with their own clocks. A look-up in the table begins so much earlier.
+_CLOCK_MARGIN = 24 * 3600.0
 
 OnUndecodable: TypeAlias = Literal["keep", "quarantine", "skip", "fail"]
 
@@ -52,28 +65,35 @@ class WriteResult:
     undecodable: int
     """Events that could not be decoded: rows without JSON, or `set_aside`."""
     batch_id: str | None
-    """The table's name for the batch; None if every event was a duplicate."""
+    """The table's name for the batch; None if nothing was left to write."""
     first_seq: int | None
     """``ingest_seq`` of the first row."""
     position: ReplayId | None
     """Where a plain subscription resumes; None with a managed one."""
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""
+    repeated: bool = False
+    """Whether nothing was looked at, because the table has a batch of this name already."""
 
 
 class EventWriter:
     """The one writer of one raw table. A context manager; not thread-safe.
 
-    Making it takes the table's lease, removes what a dead writer left, and reads the keys of the
-    window from the table.
+    Making it takes the table over: for a directory of this machine by a lease, for table formats by
+    a transaction that ends every older writer. It removes what a dead writer left, and reads the
+    keys of the window from the table.
 
     Args:
-        spark: A classic session (not Spark Connect), on this machine or with a shared file system.
-        path: The table's directory; made if it is missing.
-        format: ``parquet``.
+        spark: A classic session (not Spark Connect), on this machine or with a shared file system;
+            for table formats with their jars (`spark_session`).
+        path: The table's directory, or for table formats a URL, or for iceberg the name of a
+            catalog's table; made if it is missing.
+        format: ``parquet``, ``delta`` or ``iceberg``.
         subscription: Name or id of the managed subscription whose events come, or else
         topic: The topic; then the table keeps the position as well (`TableReplayStore`).
         window: Seconds for which a key is kept in memory.
+        window_keys: Keys that may be kept, at most 40 bytes each. With more of them in *window*
+            each batch is looked up in the table instead, which takes longer.
         clock: Seconds since 1970 UTC; decides on the window and on the hour of a batch.
         on_undecodable: What becomes of an event that cannot be decoded: ``keep``: its row has no
             JSON; ``quarantine``: it is put into *quarantine* and has no row; ``skip``: it is
@@ -82,7 +102,8 @@ class EventWriter:
 
     Raises:
         ConfigurationError: The destination is of no use or another's, or another writer lives; or
-            *on_undecodable* is no policy, or does not go with *quarantine*.
+            Spark lacks the format's jars; or *on_undecodable* is no policy, or does not go with
+            *quarantine*.
         WriteError: The table cannot be read, or Spark has ended.
     """
 
@@ -95,26 +116,30 @@ class EventWriter:
         subscription: str | None = None,
         topic: str | None = None,
         window: float = DEFAULT_WINDOW,
+        window_keys: int = DEFAULT_WINDOW_KEYS,
         clock: Callable[[], float] = time.time,
         on_undecodable: OnUndecodable = "keep",
         quarantine: Quarantine | None = None,
     ) -> None:
-        check_format(format)
+        place = Destination.parse(path, format)
+        source = Source.choose(subscription, topic)
         self._undecodable = _Undecodable(on_undecodable, quarantine)
         self.topic = topic
+        self.destination = place
         self._trusted = False  # whether window, numbers and position are those of the table
         self._clock = clock
-        self._window = KeyWindow(window)
-        source = Source.choose(subscription, topic)
-        directory = local_path(path)
-        jvm_pid = _jvm_pid(spark)
-        check_destination(directory, source)  # before anything of ours is in it
-        make_directory(directory)
-        self._lease = Lease.acquire(directory, jvm_pid)
+        self._window = BoundedWindow(
+            window, window_keys, lambda keys, since: self._table.stored(keys, since, None)
+        )
+        self._jvm = _jvm_of(spark)
+        self._lease: Lease | None = None
+        place.check(source)  # before anything of ours is in it
         with ExitStack() as unless_done:
-            unless_done.callback(self._lease.release)
-            claim(directory, source)
-            self._table: RawTable = ParquetTable(spark, directory, source)
+            if place.local is not None:
+                make_directory(place.local)
+                self._lease = Lease.acquire(place.local, self._jvm.pid)
+                unless_done.callback(self._lease.release)
+            self._table = _open_table(spark, place, source)
             self._latest = 0.0
             self._recover()
             unless_done.pop_all()
@@ -169,6 +194,47 @@ class EventWriter:
             set_aside=len(new) - len(rows),
         )
 
+    def write_rows(self, rows: pa.Table, *, name: str | None = None) -> WriteResult:
+        """Make rows of a raw table durable, each once; the table's position stays as it is.
+
+        They are new or not by their ``dedupe_key``, as in `write`, and get an ``ingest_seq`` of
+        their own. What they say otherwise is not looked at.
+
+        Args:
+            rows: With the columns of `sfpubsub.spark.tables.SCHEMA`, in the order to keep;
+                ``ingest_seq`` may be missing. Of any subscription.
+            name: What the caller calls these rows. It is part of the transaction, and if one of
+                the table's last 32 batches has it, nothing is done: they are in the table.
+
+        Raises:
+            LocalProtocolError: Columns are missing or of other types.
+            WriteError: Whether the rows are in the table is unknown; write them again.
+        """
+        rows = check_rows(rows)
+        if not self._trusted:
+            self._recover()
+        if name is not None and name in self._table.names:
+            return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
+        self._trusted = False
+        now = self._now()
+        keys = rows["dedupe_key"].to_pylist()
+        times = [None if t is None else t // 1000 for t in _microseconds(rows["event_time"])]
+        new = rows.take(pa.array(self._kept(keys, times, now), pa.int64()))
+        first_seq = self._table.next_seq
+        batch_id = None
+        if len(new):
+            batch_id = self._table.append(renumbered(new, first_seq), None, now, name)
+        self._window.add(b"".join(new["dedupe_key"].to_pylist()), now)
+        self._trusted = True
+        return WriteResult(
+            rows=len(new),
+            duplicates=len(rows) - len(new),
+            undecodable=0,
+            batch_id=batch_id,
+            first_seq=first_seq if len(new) else None,
+            position=self._table.position,
+        )
+
     @property
     def position(self) -> ReplayId | None:
         """Where a plain subscription resumes: the last durable position, None if there is none."""
@@ -184,7 +250,11 @@ class EventWriter:
         """
         if self.topic is None:
             raise LocalProtocolError("the position of a managed subscription is the service's")
+        if not self._trusted:
+            self._recover()
+        self._trusted = False
         self._table.move(position)
+        self._trusted = True
 
     def check(self) -> None:
         """Make sure that Spark can still write. Cheap.
@@ -192,11 +262,13 @@ class EventWriter:
         Raises:
             WriteError: Its JVM has ended.
         """
-        self._lease.check()
+        if not self._jvm.alive():
+            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has ended")
 
     def close(self) -> None:
         """Give the table up. Does nothing the second time."""
-        self._lease.release()
+        if self._lease is not None:
+            self._lease.release()
 
     def __enter__(self) -> EventWriter:
         return self
@@ -213,14 +285,28 @@ class EventWriter:
         self._window.expire(now)
         kept = drop_repeats([event.dedupe_key for event, _ in received], self._window)
         rows = [read(*received[index]) for index in kept]
+        keys = [row.event.dedupe_key for row in rows]
+        return [rows[i] for i in self._unknown(keys, [row.event_time for row in rows], now)]
+
+    def _kept(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
+        """Return the indices of the keys that are new."""
+        self._window.expire(now)
+        kept = drop_repeats(keys, self._window)
+        unknown = self._unknown([keys[i] for i in kept], [times[i] for i in kept], now)
+        return [kept[i] for i in unknown]
+
+    def _unknown(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
+        """Return the indices of those of *keys*, new to the window, that the table lacks."""
         oldest = now - self._window.length
-        kept = drop_stored(
-            [row.event.dedupe_key for row in rows],
-            [row.event_time for row in rows],
-            oldest=oldest,
-            stored=lambda keys: self._table.stored_until(oldest, keys),
-        )
-        return [rows[index] for index in kept]
+        when = dict(zip(keys, times, strict=True))
+
+        def stored(suspects: Collection[bytes]) -> set[bytes]:
+            known = [time for key in suspects if (time := when[key]) is not None]
+            # One of unknown time may have been received at any time.
+            first = min(known) / 1000 - _CLOCK_MARGIN if len(known) == len(suspects) else None
+            return self._table.stored(suspects, first, oldest)
+
+        return drop_stored(keys, times, oldest=oldest, stored=stored)
 
     def _recover(self) -> None:
         self._trusted = False
@@ -228,6 +314,8 @@ class EventWriter:
         self._window.clear()
         for written_at, keys in self._table.keys_since(self._now() - self._window.length):
             self._window.add(keys, written_at)
+            if self._window.in_table:
+                break
         self._trusted = True
 
     def _now(self) -> float:
@@ -277,15 +365,39 @@ class _Undecodable:
         return rows if self._policy == "keep" else [row for row in rows if row.error is None]
 
 
-def _jvm_pid(spark: SparkSession) -> int:
-    """Return the pid of the JVM that will write, which the lease names."""
+def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawTable:
+    if place.format == "delta":
+        from sfpubsub.spark.delta import DeltaTable
+
+        return DeltaTable(spark, place, source)
+    if place.format == "iceberg":
+        from sfpubsub.spark.iceberg import IcebergTable
+
+        return IcebergTable(spark, place, source)
+    if place.local is None:
+        raise AssertionError("a parquet table has a directory")
+    claim(place.local, source)
+    return ParquetTable(spark, place.local, source)
+
+
+def _microseconds(times: pa.ChunkedArray) -> list[int | None]:
+    found: list[int | None] = times.cast(pa.int64()).to_pylist()
+    return found
+
+
+def _jvm_of(spark: SparkSession) -> Process:
+    """Return the JVM that will write."""
     try:
         jvm = spark.sparkContext._jvm
     except PySparkException as error:  # Spark Connect: its driver is another's process
         raise ConfigurationError(
-            "the parquet writer needs a Spark session whose driver this process started, not Spark "
+            "the writer needs a Spark session whose driver this process started, not Spark "
             "Connect: leave out .remote(…)"
         ) from error
     if jvm is None:
         raise ConfigurationError("the Spark session has been stopped: start another one")
-    return int(jvm.java.lang.ProcessHandle.current().pid())
+    pid = int(jvm.java.lang.ProcessHandle.current().pid())
+    process = Process.of(pid)
+    if process is None:
+        raise WriteError(f"spark's JVM (pid {pid}) has ended")
+    return process

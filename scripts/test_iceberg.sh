@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs the tests of Iceberg tables, which have jars for PySpark 4.1 and none for 4.2, in an
+# environment of their own. Arguments go to pytest instead of the tests chosen here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/environment.sh
+. scripts/environment.sh
+prepare_iceberg
+
+if [ $# -eq 0 ]; then
+  set -- tests/spark/test_logged.py tests/spark/test_iceberg.py tests/spark/test_runtimes.py \
+    tests/spark/test_stopped_writer.py
+fi
+# PySpark 4.1 leaves sockets to the garbage collector; 4.2 does not.
+exec "$iceberg_python" -m pytest -p no:cacheprovider -W ignore::ResourceWarning \
+  -W ignore::pytest.PytestUnraisableExceptionWarning "$@"

@@ -1,0 +1,254 @@
+"""The crash matrix: ends ``sfpubsub ingest`` at each moment of a write, and counts the table.
+
+``python -m tests.faults.matrix FORMAT SOURCE DIRECTORY --kills N --seed S``: one stream of events
+into one table, one kill after the other; each is of a moment and of somebody (crash_victim.py). At
+the end the table is read by Spark and by a plain reader of its format. scripts/crash_matrix.sh runs
+it for every format and source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice, product
+from pathlib import Path
+from typing import TypeAlias
+
+from tests.faults.crash_victim import MOMENTS, WHO
+from tests.faults.killer import DEADLINE, MANAGED, TOPIC, Emulator, Publisher, RunError
+
+# Events published for each kill: with writes of 150 events three at least, so that the moment of
+# the second one comes for sure.
+EVENTS_A_KILL = 600
+
+OPTIONS = ("--batch-events", "150", "--batch-seconds", "0.3")
+
+# Seconds into a write at which it is killed, at most: a small write takes about so long.
+LONGEST_WRITE = 0.4
+
+
+# Event ids and `ingest_seq` in order of arrival, by what read them.
+Rows: TypeAlias = dict[str, list[tuple[str, int]]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kill to do."""
+
+    moment: str
+    who: str
+    nth: int
+    delay: float
+
+
+@dataclass
+class Report:
+    """What was published, what was done, and what the table says to each reader."""
+
+    format: str
+    source: str
+    seed: int
+    published: int
+    kills: dict[str, int]
+    redelivered: int
+    seconds: float
+    wrong: dict[str, str] = field(default_factory=dict)
+    """What a reader saw that is not the events published, each once and in order."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.wrong
+
+
+def cells(source: str, kills: int, rng: random.Random) -> list[Cell]:
+    """Every moment and everybody as often as there are kills for."""
+    pairs = [
+        (moment, who)
+        for moment, who in product(MOMENTS, WHO)
+        if source == "managed" or moment != "receipt"  # a topic's position is in the table
+    ]
+    rng.shuffle(pairs)
+    return [
+        # One answer is certain: commits that wait for one are sent as one.
+        Cell(
+            moment,
+            who,
+            1 if moment == "receipt" else rng.randint(1, 2),
+            rng.uniform(0, LONGEST_WRITE),
+        )
+        for moment, who in islice(cycle(pairs), kills)
+    ]
+
+
+class Job:
+    """One process of ingest, in a session of its own."""
+
+    def __init__(
+        self, python: str, arguments: Sequence[str], environment: dict[str, str], log: Path
+    ) -> None:
+        self._log = log
+        self._log_start = len(log.read_text()) if log.exists() else 0
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [python, "-m", *arguments],
+                env={
+                    **os.environ,
+                    **environment,
+                    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                },
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def wait(self) -> str:
+        """Wait for its end and return what it printed."""
+        try:
+            output, _ = self.process.communicate(timeout=DEADLINE * 2)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            raise RunError(f"no end after {DEADLINE * 2} s:\n{self.log_tail()}") from error
+        return output
+
+    def log_text(self) -> str:
+        """What it wrote to its log."""
+        return self._log.read_text()[self._log_start :]
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log_text().splitlines()[-15:])
+
+
+def run(
+    format_: str,
+    source: str,
+    directory: Path,
+    todo: Sequence[Cell],
+    *,
+    seed: int,
+    python: str = sys.executable,
+    read: Callable[[Path, str], Rows] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Do the kills of *todo* one after the other over one stream, let ingest finish, and count.
+
+    Args:
+        format_: The table's.
+        source: ``managed`` or ``topic``.
+        directory: An empty one; the table is in ``table``.
+        todo: What to kill, and when.
+        seed: What *todo* was made with, for the report.
+        python: An interpreter with the PySpark of the format.
+        read: Reads the table; by default in a process of its own.
+        say: Is told each kill.
+
+    Raises:
+        RunError: A process ended otherwise than it should, or did not end.
+    """
+    table, log = directory / "table", directory / "ingest.log"
+    began = time.monotonic()
+    chosen = ["--managed", MANAGED] if source == "managed" else ["--topic", TOPIC]
+    command = ["ingest", *chosen, "--to", str(table), "--format", format_, *OPTIONS]
+    emulator = Emulator(directory)
+    try:
+        publisher = Publisher(emulator.ready, pace=0.02)
+        publisher.start()
+        for number, cell in enumerate(todo, start=1):
+            publisher.raise_goal(EVENTS_A_KILL * number)
+            victim = [cell.moment, cell.who, str(cell.nth), f"{cell.delay:.3f}", *command]
+            job = Job(python, ["tests.faults.crash_victim", *victim], emulator.environment(), log)
+            job.wait()
+            status = job.process.returncode
+            killed = job.log_text().count("killing") == 1
+            if not killed or status != (1 if cell.who == "jvm" else -signal.SIGKILL):
+                raise RunError(f"{cell} ended with {status}:\n{job.log_tail()}")
+            say(f"kill {number}/{len(todo)}: {cell}")
+        publisher.raise_goal(EVENTS_A_KILL * (len(todo) + 1))
+        publisher.finish()
+        last = Job(python, ["sfpubsub", *command, "--once"], emulator.environment(), log)
+        output = last.wait()
+        if last.process.returncode != 0:
+            raise RunError(f"ingest ended with {last.process.returncode}:\n{last.log_tail()}")
+        say(f"last run: {output.strip()}")
+        redelivered = emulator.counted(source, "redelivered")
+    finally:
+        emulator.close()
+    readers = (read or _read_in_a_process(python, log))(table, format_)
+    done = Counter(f"{cell.moment}/{cell.who}" for cell in todo)
+    seconds = round(time.monotonic() - began, 1)
+    report = Report(format_, source, seed, len(publisher.ids), dict(done), redelivered, seconds)
+    for reader, rows in readers.items():
+        wrong = _differences(publisher.ids, rows)
+        if wrong:
+            report.wrong[reader] = wrong
+    return report
+
+
+def _read_in_a_process(python: str, log: Path) -> Callable[[Path, str], Rows]:
+    def read(table: Path, format_: str) -> Rows:
+        counter = Job(python, ["tests.faults.count_table", str(table), format_], {}, log)
+        output = counter.wait()
+        if counter.process.returncode != 0:
+            raise RunError(f"the table cannot be read:\n{counter.log_tail()}")
+        found: Rows = json.loads(output.splitlines()[-1])
+        return found
+
+    return read
+
+
+def _differences(published: list[str], rows: list[tuple[str, int]]) -> str:
+    """Say what is wrong with rows in order of arrival; nothing if each event is there once."""
+    found = [row[0] for row in rows]
+    if found == published and [row[1] for row in rows] == list(range(len(rows))):
+        return ""
+    counts = Counter(found)
+    lost = sum(counts[event] == 0 for event in published)
+    doubled = sum(count - 1 for count in counts.values())
+    return f"{len(rows)} rows of {len(published)} events, {lost} lost, {doubled} doubled"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("format", choices=["parquet", "delta", "iceberg"])
+    parser.add_argument("source", choices=["managed", "topic"])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--kills", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    parser.add_argument("--python", default=sys.executable, help="with the PySpark of the format")
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    print(f"seed {options.seed}", file=sys.stderr, flush=True)
+    report = run(
+        options.format,
+        options.source,
+        options.directory,
+        cells(options.source, options.kills, random.Random(options.seed)),
+        seed=options.seed,
+        python=options.python,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    print(
+        json.dumps(
+            {
+                **vars(report),
+                "kills": sum(report.kills.values()),
+                "cells": report.kills,
+                "ok": report.ok,
+            }
+        )
+    )
+    sys.exit(0 if report.ok else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Tables as their plain readers see them, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+
+def read_table(path: Path, format_: str) -> pa.Table:
+    """Read with pyarrow, delta-rs or pyiceberg, in order of arrival."""
+    if format_ == "delta":
+        from deltalake import DeltaTable
+
+        rows = pa.table(DeltaTable(str(path)).to_pyarrow_table())
+    elif format_ == "iceberg":
+        from pyiceberg.table import StaticTable
+
+        newest = (path / "metadata" / "version-hint.text").read_text().strip()
+        metadata = path / "metadata" / f"v{newest}.metadata.json"
+        rows = StaticTable.from_metadata(str(metadata)).scan().to_arrow()
+    else:
+        rows = ds.dataset(path, format="parquet", partitioning="hive").to_table()
+    return rows.sort_by("ingest_seq")
+
+
+def ids_of(path: Path, format_: str) -> list[str]:
+    """The events, in order of arrival."""
+    return read_table(path, format_)["event_id"].to_pylist()

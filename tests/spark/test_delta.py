@@ -1,0 +1,118 @@
+"""What people do to a Delta table besides, and what the raw table makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import WriteError
+from sfpubsub.spark import EventWriter
+from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.readers import ids_of
+from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
+
+pytestmark = pytest.mark.skipif(
+    TABLE_FORMAT != "delta",
+    reason="this PySpark is set up for Iceberg; Delta runs with PySpark 4.2",
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "orders"
+
+
+@pytest.fixture
+def open_writer(spark: SparkSession, table: Path):
+    opened: list[EventWriter] = []
+
+    def open_one() -> EventWriter:
+        if opened:
+            opened[-1].close()
+        opened.append(EventWriter(spark, table, format="delta", topic=TOPIC, clock=lambda: NOW))
+        return opened[-1]
+
+    yield open_one
+    opened[-1].close()
+
+
+def events(count: int) -> list[str]:
+    return [f"event-{n}" for n in range(count)]
+
+
+def test_compaction_between_batches_change_nothing(spark, open_writer, table):
+    """A living writer and the next one both go on, and no event is lost or doubled."""
+    writer = open_writer()
+    writer.write(batch_of(range(2)))
+    writer.write(batch_of(range(4)))
+    spark.sql(f"OPTIMIZE delta.`{table}`")
+    assert writer.write(batch_of(range(5))).first_seq == 4
+    spark.sql(f"OPTIMIZE delta.`{table}`")
+    writer = open_writer()
+    assert writer.position == replay_id(4)
+    result = writer.write(batch_of(range(6)))
+    assert (result.rows, result.duplicates, result.first_seq) == (1, 5, 5)
+    assert ids_of(table, "delta") == events(6)
+
+
+def test_a_log_that_forgot_our_commits_is_made_up_for_by_the_rows(spark, open_writer, table):
+    """Delta keeps a commit for 30 days, the last number of a writer for good."""
+    open_writer().write(batch_of(range(3)))
+    for _ in range(2):
+        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('note' = 'x')")
+    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog
+    log.forTable(spark._jsparkSession, str(table)).checkpoint()
+    newest = max(path.name for path in table.glob("_delta_log/*.json"))
+    for path in table.glob("_delta_log/*.json"):
+        if path.name != newest:
+            path.unlink()
+    log.clearCache()
+    writer = open_writer()
+    assert writer.position == replay_id(2)
+    result = writer.write(batch_of(range(5)))
+    assert (result.rows, result.duplicates, result.first_seq) == (2, 3, 3)
+    assert ids_of(table, "delta") == events(5)
+
+
+def test_a_table_that_was_restored_goes_on_from_its_rows(spark, open_writer, table):
+    """What the restore took away may come again; what the log says of it no longer counts."""
+    writer = open_writer()
+    writer.write(batch_of(range(2)))
+    version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
+    writer.write(batch_of(range(2, 5)))
+    spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
+    writer = open_writer()
+    assert writer.position == replay_id(1)
+    result = writer.write(batch_of(range(6)))
+    assert (result.rows, result.duplicates, result.first_seq) == (4, 2, 2)
+    assert ids_of(table, "delta") == events(6)
+
+
+def test_a_commit_that_delta_left_out_is_an_error(open_writer, table, monkeypatch):
+    """A number that the table has already makes Delta write nothing and say nothing."""
+    writer = open_writer()
+    writer.write(batch_of(range(2)))
+    known = writer._table._state
+    writer._table._state = type(known)(**{**vars(known), "number": known.number - 1})
+    with pytest.raises(WriteError, match=r"none of it is acked.*is taken"):
+        writer.write(batch_of([2]))
+    assert writer.write(batch_of([2])).rows == 1
+    assert ids_of(table, "delta") == events(3)
+
+
+def test_positions_have_no_minimum_and_no_maximum(open_writer, table):
+    """Replay ids have no order, so neither log nor files state one."""
+    import pyarrow.parquet as pq
+
+    open_writer().write(batch_of(range(5)))
+    (file,) = table.glob("ingest_hour=*/*.parquet")
+    group = pq.read_metadata(file).row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    statistics = columns["replay_id"].statistics
+    assert statistics is None or not statistics.has_min_max
+    assert columns["ingest_seq"].statistics.max == 4
+    log = "".join(path.read_text() for path in table.glob("_delta_log/*.json"))
+    assert '\\"ingest_seq\\":4' in log
+    assert '\\"replay_id\\":0' in log, "only how many are null"
