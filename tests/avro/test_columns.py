@@ -199,6 +199,86 @@ def test_a_field_that_changes_its_type_keeps_its_old_column(
     assert [row[name] for name in columns] == expected
 
 
+def record(**fields):
+    """A record type P with these fields."""
+    return {
+        "type": "record",
+        "name": "P",
+        "fields": [{"name": name, "type": kind} for name, kind in fields.items()],
+    }
+
+
+@pytest.mark.parametrize("kind", ["array", "map"])
+def test_records_in_lists_gain_fields_in_their_column(kind):
+    """However often they change: a version without a column would stop the derivation for good."""
+    inner = "items" if kind == "array" else "values"
+    types = [record(a="int"), record(a="long", b="string"), record(c="int", a="string")]
+    texts = [event_schema({"type": kind, inner: one}) for one in types]
+    plan = plan_of(**{f"v{n}": text for n, text in enumerate(texts)})
+    assert plan.columns.names == ["F0"]
+    rows = []
+    for n, value in enumerate([{"a": 1}, {"a": 2, "b": "x"}, {"c": 3, "a": "y"}]):
+        (raw,) = written(texts[n], ([value] if kind == "array" else {"k": value},))
+        rows.append((f"v{n}", raw))
+    found = [row["F0"][0] for row in decoded(plan, *rows)]
+    nothing = {"a": None, "b": None, "a__string": None, "c": None}
+    expected = [{"a": 1}, {"a": 2, "b": "x"}, {"c": 3, "a__string": "y"}]
+    assert [one if kind == "array" else one[1] for one in found] == [
+        nothing | one for one in expected
+    ]
+
+
+def test_a_field_named_like_the_column_of_another_type_loses_nothing():
+    """Two fields of one version never share a column, and no field is without one."""
+    texts = [
+        json.dumps(record(A="int", A__string="long")),
+        json.dumps(record(A="string", A__string="string")),
+    ]
+    plan = plan_of(v0=texts[0], v1=texts[1])
+    assert plan.columns.names == ["A", "A__string", "A__string_", "A__string__string"]
+    rows = decoded(plan, ("v0", b"\x02\x04"), ("v1", b"\x02x\x02y"))
+    found = [tuple(row[name] for name in plan.columns.names) for row in rows]
+    assert found == [(1, 2, None, None), (None, None, "x", "y")]
+    plan = plan_of(v0=texts[1])
+    assert plan_of(v0=texts[1], v1=texts[1]) == Plan({"v0": texts[1], "v1": texts[1]}, plan.columns)
+    both = merge(merge(pa.schema([("A", pa.int64())]), plan.columns), plan.columns)
+    assert both.names == ["A", "A__string", "A__string__string"]
+
+
+def test_fields_that_differ_by_case_have_two_columns():
+    """Spark does not tell them apart, not even in structs."""
+    text = event_schema(record(a="int", A="string"))
+    plan = plan_of(one=text, other=event_schema(record(A="string", a="int", b="int")))
+    (raw,) = written(text, ({"a": 1, "A": "x"},))
+    (row,) = decoded(plan, ("one", raw))
+    names = [name.lower() for name in row["F0"]]
+    assert len(set(names)) == len(names)
+    assert {1, "x"} <= set(row["F0"].values())
+    assert plan_of(one=json.dumps(record(a="int", A="string"))).columns.names == ["a", "A_"]
+
+
+def test_a_header_of_unknown_form_is_taken_as_it_is():
+    """A header that changes must not stop a channel: absent bitmaps are null, others themselves."""
+    header = record(
+        changedFields=["null", {"type": "array", "items": "string"}],
+        nulledFields="string",
+        commitTimestamp="string",
+    )
+    text = json.dumps({**record(ChangeEventHeader=header, Name="string"), "name": "E"})
+    plan = plan_of(one=text)
+    assert plan.columns.names == ["changed_fields", "nulled_fields", "commit_timestamp", "Name"]
+    facts = {"changedFields": None, "nulledFields": "0x02", "commitTimestamp": "today"}
+    raws = written(
+        text,
+        {"ChangeEventHeader": facts, "Name": "n"},
+        {"ChangeEventHeader": {**facts, "changedFields": ["0x02"]}, "Name": "n"},
+    )
+    rows = decoded(plan, *(("one", raw) for raw in raws))
+    assert [row["changed_fields"] for row in rows] == [None, ["Name"]]
+    assert [row["nulled_fields"] for row in rows] == ["0x02", "0x02"]
+    assert [row["commit_timestamp"] for row in rows] == ["today", "today"]
+
+
 def test_merging_again_changes_nothing():
     """The order of schemas decides on the columns once; a schema that is known adds none."""
     one, two = columns_of(event_schema("int")), columns_of(event_schema("string"))
@@ -260,13 +340,11 @@ def test_every_row_is_decoded_or_has_a_reason():
     ]
     left = [row for part in undecodable_rows([batch], plans) for row in part.to_pylist()]
     assert sorted(typed) == [0, 2]
-    assert {row["ingest_seq"]: row["reason"] for row in left} == {
-        1: "payload of {} bytes does not fit schema order (Order_Event__e): byte {}: it has 1 "
-        "bytes more than the schema describes".format(len(rows[1][1]), len(rows[1][1]) - 1),
-        3: next(row["reason"] for row in left if row["ingest_seq"] == 3),
-        4: "schema nobody's is not known",
-    }
-    assert "bit 160" in next(row["reason"] for row in left if row["ingest_seq"] == 3)
+    reasons = {row["ingest_seq"]: row["reason"] for row in left}
+    assert list(reasons) == [1, 3, 4]
+    assert "1 bytes more than the schema describes" in reasons[1]
+    assert "has bit 160" in reasons[3]
+    assert reasons[4] == "schema nobody's is not known"
     assert list(left[0]) == [*UNDECODABLE.names, *BATCH.names]
 
 

@@ -71,6 +71,8 @@ class _Column:
     path: tuple[str, ...]
     """Where its value is in the decoded payload."""
     type: pa.DataType
+    is_bitmap: bool = False
+    """Whether it is a list of bitmaps, which becomes one of field names."""
 
 
 def columns_of(schema_json: str) -> pa.Schema:
@@ -98,8 +100,11 @@ def _columns(schema_json: str) -> tuple[_Column, ...]:
     for name, child in zip(shape.type.names, shape.children, strict=True):
         if name == CHANGE_EVENT_HEADER and codec.is_change_event and child.kind == "record":
             for part, fact in zip(child.type.names, child.children, strict=True):
-                kind = _TIME if part == "commitTimestamp" else _wide(fact, None)
-                found.append(_Column(_free(_snake(part), taken), (name, part), kind))
+                is_time = part == "commitTimestamp" and _inside(fact).kind == "long"
+                kind = _TIME if is_time else _wide(fact, None)
+                is_bitmap = part in _BITMAPS and kind == pa.list_(pa.string())
+                place = _free(_snake(part), taken)
+                found.append(_Column(place, (name, part), kind, is_bitmap))
         else:
             kind = _wide_field(child, times, name)
             found.append(_Column(_free(name, taken), (name,), kind))
@@ -134,11 +139,11 @@ def _wide(shape: Shape, times: Times | None) -> pa.DataType:
     if shape.kind in ("record", "union"):
         # Of a union's records the schema does not say which one the times are in.
         known = dict(times or ()) if shape.kind == "record" else {}
-        names = shape.type.names
+        taken: set[str] = set()
         return pa.struct(
             [
-                (name, _wide_field(child, known, name))
-                for name, child in zip(names, shape.children, strict=True)
+                (_free(name, taken), _wide_field(child, known, name))
+                for name, child in zip(shape.type.names, shape.children, strict=True)
             ]
         )
     if shape.kind == "array":
@@ -164,28 +169,42 @@ def merge(columns: pa.Schema, more: pa.Schema) -> pa.Schema:
 
 def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
     places = {field.name.lower(): number for number, field in enumerate(fields)}
+    taken: set[str] = set()  # by other fields of *more*
     for field in more:
-        for name in (field.name, _other_name(field)):
+        for name in _names(field):
             number = places.get(name.lower())
             if number is None:
                 places[name.lower()] = len(fields)
                 fields.append(pa.field(name, field.type))
                 break
             both = _common(fields[number].type, field.type)
-            if both is not None:
+            if both is not None and name.lower() not in taken:
                 fields[number] = pa.field(fields[number].name, both)
                 break
+        taken.add(name.lower())
     return fields
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of both and can be read as *one*, or None."""
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         return pa.struct(_merged(list(one), list(other)))
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        both = _common(one.value_type, other.value_type)
+        return None if both is None else pa.list_(both)
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        both = _common(one.item_type, other.item_type)
+        return None if both is None else pa.map_(pa.string(), both)
     return one if one == other else None
 
 
-def _other_name(field: pa.Field) -> str:
-    return f"{field.name}__{_word(field.type)}"
+def _names(field: pa.Field) -> Iterator[str]:
+    """Yield the names that a field's column may have; the first one that is free or fits is it."""
+    yield field.name
+    name = f"{field.name}__{_word(field.type)}"
+    while True:
+        yield name
+        name += "_"
 
 
 def _word(kind: pa.DataType) -> str:
@@ -201,13 +220,18 @@ def _word(kind: pa.DataType) -> str:
     return {pa.int64(): "bigint", pa.bool_(): "boolean"}.get(kind, str(kind))
 
 
-def _place(field: pa.Field, fields: Mapping[str, pa.Field]) -> str:
-    """Return where `merge` has put a field."""
-    for name in (field.name, _other_name(field)):
-        target = fields.get(name.lower())
-        if target is not None and _common(target.type, field.type) == target.type:
-            return name.lower()
-    raise SchemaError(f"the table has no column for {field.name} of type {field.type}")
+def _places(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
+    """Return where `merge` has put the fields of one version, in lower case."""
+    targets = {field.name.lower(): field.type for field in fields}
+    found: list[str] = []
+    for field in own:
+        for name in map(str.lower, _names(field)):
+            if name not in targets:
+                raise SchemaError(f"the table has no column for {field.name} of type {field.type}")
+            if name not in found and _common(targets[name], field.type) == targets[name]:
+                found.append(name)
+                break
+    return found
 
 
 @dataclass(frozen=True)
@@ -306,10 +330,8 @@ class _Version:
         self._expand = change_schema(schema_id, schema_json).expand
         self._columns = columns
         own = _columns(schema_json)
-        fields = {field.name.lower(): field for field in columns}
-        self._sources = {
-            _place(pa.field(column.name, column.type), fields): column for column in own
-        }
+        places = _places([pa.field(column.name, column.type) for column in own], columns)
+        self._sources = dict(zip(places, own, strict=True))
 
     @staticmethod
     @functools.lru_cache(maxsize=512)
@@ -327,7 +349,7 @@ class _Version:
             array = value
             for name in column.path:
                 array = pc.struct_field(array, name)
-            if column.path[0] == CHANGE_EVENT_HEADER and column.path[-1] in _BITMAPS:
+            if column.is_bitmap:
                 array = _expanded(array, self._expand, bad)
             found[place] = array
         if bad:
@@ -352,8 +374,8 @@ def _expanded(
     known: dict[tuple[str, ...], int] = {}
     names: list[tuple[str, ...]] = []
     for number, entries in enumerate(lists.to_pylist()):
-        row = known.get(key := tuple(entries))
-        if row is None:
+        row = None if entries is None else known.get(key := tuple(entries))
+        if row is None and entries is not None:
             try:
                 names.append(expand(entries))
                 row = known[key] = len(names) - 1
@@ -375,11 +397,10 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
     if array.type == target:
         return array
     if pa.types.is_struct(target):
-        fields = {field.name.lower(): field for field in target}
-        sources = {_place(field, fields): number for number, field in enumerate(own)}
+        sources = {place: number for number, place in enumerate(_places(own, target))}
         children = []
-        for place, field in fields.items():
-            number = sources.get(place)
+        for field in target:
+            number = sources.get(field.name.lower())
             if number is None:
                 children.append(pa.nulls(len(array), field.type))
             else:
