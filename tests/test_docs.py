@@ -17,9 +17,13 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "client.md",
+    ROOT / "docs" / "values.md",
     ROOT / "docs" / "change-events.md",
     ROOT / "docs" / "arrow.md",
     ROOT / "docs" / "quarantine.md",
+    ROOT / "docs" / "settings.md",
+    ROOT / "docs" / "signing-in.md",
+    ROOT / "docs" / "managed-subscriptions.md",
 ]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.errors import StreamUnavailableError, WriteError
-from sfpubsub.spark import job as jobs
+from sfpubsub.errors import ReplayIdRejectedError, StreamUnavailableError, WriteError
 from sfpubsub.spark.job import IngestJob
+from sfpubsub.spark.sisters import Commit
 from sfpubsub.spark.writer import WriteResult
+from sfpubsub.types import Gap
 from tests.spark.fakes import Clock, FakeSubscription
-from tests.spark.sample_events import replay_id
+from tests.spark.sample_events import MANAGED, replay_id
 
 
 class FakeWriter:
@@ -33,6 +34,29 @@ class FakeWriter:
     def check(self):
         if self.dead:
             raise WriteError("spark's JVM has ended")
+
+
+class FakeSisters:
+    """Notes the order in which things are kept, among the writes and acks."""
+
+    def __init__(self, subscription: FakeSubscription) -> None:
+        self.log = subscription.log
+        self.gaps: list[Gap] = []
+        self.commits: list[Commit] = []
+
+    def keep_schemas(self, codecs):
+        self.log.append(f"schemas {sorted(codecs)}")
+
+    def keep_gaps(self, gaps):
+        self.gaps += gaps
+        self.log.append("gap")
+
+    def keep_commit(self, commit):
+        self.commits.append(commit)
+        self.log.append("commit")
+
+    def look(self):
+        pass
 
 
 def job_of(subscription: FakeSubscription, **options):
@@ -60,11 +84,10 @@ def test_a_batch_is_written_when_its_first_event_has_waited_long_enough():
     assert [len(write) for write in writer.writes] == [3, 1]
 
 
-def test_a_batch_is_written_when_it_is_heavy(monkeypatch):
+def test_a_batch_is_written_when_it_is_heavy():
     """Bytes bound a write as well as events."""
-    monkeypatch.setattr(jobs, "MAX_BATCH_BYTES", 30)
     subscription = FakeSubscription([2, 2, 2, 2])
-    job, writer = job_of(subscription, idle_timeout=1.0)
+    job, writer = job_of(subscription, idle_timeout=1.0, batch_bytes=30)
     job.run()
     assert [len(write) for write in writer.writes] == [2, 2, 2, 2]
 
@@ -170,3 +193,113 @@ def test_progress_is_told_after_each_write():
     )
     job.run()
     assert [(progress.rows, progress.batches) for progress in seen] == [(2, 1), (5, 2)]
+
+
+# The end of ``once``.
+
+
+def test_the_first_keepalive_after_everything_was_received_ends_a_job_that_waits_for_it():
+    """The service says that nothing is left, which no silence says so soon."""
+
+    def keepalive() -> None:
+        subscription.caught_up = True
+
+    subscription = FakeSubscription([2, 5.0, 3, keepalive], patience=60.0)
+    job, writer = job_of(subscription, until_caught_up=True, batch_seconds=1000.0)
+    assert job.run().ending == "caught-up"
+    assert [len(write) for write in writer.writes] == [5]
+
+
+@pytest.mark.parametrize("obstacle", ["events wait", "no stream", "not asked for"])
+def test_a_keepalive_that_says_nothing_yet(obstacle: str):
+    """With events to be handed out, with the stream gone, and without ``once``: go on."""
+
+    def keepalive() -> None:
+        subscription.caught_up = True
+        if obstacle == "events wait":
+            subscription.waiting_events = 3
+        elif obstacle == "no stream":
+            subscription.state = "opening"
+
+    subscription = FakeSubscription([2, keepalive])
+    once = obstacle != "not asked for"
+    job, _ = job_of(subscription, until_caught_up=once, idle_timeout=50.0)
+    assert job.run().ending == "idle"
+
+
+# What is kept beside the table, and when.
+
+
+def beside(subscription: FakeSubscription, **options):
+    sisters = FakeSisters(subscription)
+    job, writer = job_of(subscription, beside=sisters, **options)
+    return job, writer, sisters
+
+
+def test_schemas_are_kept_before_the_rows_that_need_them():
+    """Rows without their schema could not be decoded, if the service forgot it."""
+    subscription = FakeSubscription([3])
+    job, _, _ = beside(subscription, idle_timeout=1.0)
+    job.run()
+    assert subscription.log == ["schemas ['schema-1']", "write", "ack"]
+
+
+def test_a_gap_is_kept_before_what_came_after_it_is_written():
+    """Even if it was told while the batch was being gathered; once each."""
+    gap = Gap("repositioned", MANAGED)
+
+    def lose() -> None:
+        subscription.gaps = (gap,)
+
+    subscription = FakeSubscription([2, lose, 2, 2])
+    job, _, sisters = beside(subscription, batch_events=4, idle_timeout=1.0)
+    assert job.run().gaps == (gap,)
+    assert sisters.gaps == [gap]
+    assert subscription.log.index("gap") < subscription.log.index("write")
+
+
+def test_a_gap_that_cannot_be_kept_stops_the_job_in_front_of_it():
+    """Nothing is written, nothing is acked."""
+    subscription = FakeSubscription([2, 2])
+    job, writer, sisters = beside(subscription, batch_events=4)
+    subscription.gaps = (Gap("repositioned", MANAGED),)
+
+    def fail(_gaps):
+        raise WriteError("disk full")
+
+    sisters.keep_gaps = fail
+    with pytest.raises(WriteError):
+        job.run()
+    assert (writer.writes, subscription.acked) == ([], [])
+
+
+def test_the_position_that_a_job_stops_at_is_no_gap():
+    """It is still where it was. A gap before it is kept, although the job failed."""
+    passed, ahead = Gap("unanchored", "/event/X__e"), Gap("rejected", "/event/X__e")
+
+    def refuse() -> None:
+        subscription.gaps, subscription.state = (passed, ahead), "closed"
+
+    subscription = FakeSubscription([2, refuse, ReplayIdRejectedError("refused", gap=ahead)])
+    job, _, sisters = beside(subscription)
+    with pytest.raises(ReplayIdRejectedError):
+        job.run()
+    assert sisters.gaps == [passed]
+
+
+def test_a_commit_is_noted_after_its_receipt_and_covers_every_write_before_it():
+    """Three writes, two receipts, one of them learned from the drain: sums without a hole."""
+
+    def confirm() -> None:
+        subscription.confirmed, subscription.committed = 5, replay_id(4)
+
+    subscription = FakeSubscription([3, 2, confirm, 4])
+    job, _, sisters = beside(subscription, batch_events=1, idle_timeout=1.0)
+    job.run()
+    assert subscription.log[-3:] == ["schemas ['schema-1']", "write", "ack"], "not confirmed"
+    (first,) = sisters.commits
+    assert (first.received, first.batches, first.replay_id) == (5, 2, replay_id(4).hex())
+    subscription.confirmed, subscription.committed = 9, replay_id(8)
+    job.settle()
+    assert [commit.received for commit in sisters.commits] == [5, 4]
+    assert sisters.commits[1].replay_id == replay_id(8).hex()

@@ -1,4 +1,4 @@
-"""``sfpubsub ingest``: events of one subscription into one raw table.
+"""``sfpubsub ingest``: events of subscriptions into raw tables.
 
 Puts the parts together and translates between them and people; decides nothing about events.
 """
@@ -6,34 +6,44 @@ Puts the parts together and translates between them and people; decides nothing 
 from __future__ import annotations
 
 import importlib.util
-import json
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
-from sfpubsub.auth.session import Session
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.cli.ingest_report import summary_line
+from sfpubsub.cli.ingest_run import Run
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.service import StopRequest, connected_client, service_options
-from sfpubsub.client.quarantine import FileQuarantine
-from sfpubsub.client.schema_store import FileSchemaStore
-from sfpubsub.config import WINDOW, Limits, Settings
+from sfpubsub.cli.params import Seconds
+from sfpubsub.cli.service import StopRequest, service_options
+from sfpubsub.config import Settings
 from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from sfpubsub.client.subscription import Subscription
-    from sfpubsub.spark.destination import Source
-    from sfpubsub.spark.job import IngestJob, Progress, Summary
+    from sfpubsub.spark.destination import Destination, Source
     from sfpubsub.spark.writer import OnUndecodable
 
 
 @click.command("ingest")
-@click.option("--managed", metavar="NAME", help="Managed subscription to read, by name or id.")
-@click.option("--topic", metavar="TOPIC", help="Topic to read; its position lives in the table.")
-@click.option("--to", "destination", metavar="PATH", required=True, help="The table's directory.")
+@click.option(
+    "--managed",
+    metavar="NAME",
+    multiple=True,
+    help="Managed subscription to read, by name or id; can be repeated.",
+)
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    multiple=True,
+    help="Topic to read, its position lives in the table; can be repeated.",
+)
+@click.option(
+    "--to",
+    "to",
+    metavar="PATH",
+    required=True,
+    help="The table; with several sources a directory with a table for each.",
+)
 @click.option(
     "--format",
     "format_",
@@ -47,15 +57,19 @@ if TYPE_CHECKING:
     "--max-events",
     type=click.IntRange(min=1),
     metavar="N",
-    help="End after N events received, those written before included.",
+    help="End after N events received of each source, those written before included.",
 )
 @click.option(
     "--idle-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="S",
     help="End after S seconds without an event on an open stream.  [default with --once: 30]",
 )
-@click.option("--once", is_flag=True, help="End when there is nothing left to read.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="End when there is nothing left to read: when idle, or when the service says so.",
+)
 @click.option(
     "--batch-events",
     type=click.IntRange(min=1),
@@ -63,78 +77,91 @@ if TYPE_CHECKING:
     help="Write at the latest after N events.  [default: 10000]",
 )
 @click.option(
+    "--batch-bytes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Write at the latest after N bytes of payload.  [default: 33554432]",
+)
+@click.option(
     "--batch-seconds",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     metavar="S",
     help="Write at the latest S seconds after a batch's first event.  [default: 10]",
+)
+@click.option(
+    "--fallback",
+    type=click.Choice(["stop", "earliest", "latest"]),
+    help="With --topic: what to do when the service refuses the table's position.  [default: stop]",
 )
 @click.option(
     "--on-undecodable",
     type=click.Choice(["quarantine", "keep", "skip", "fail"]),
     default="quarantine",
     show_default=True,
-    help="An event that cannot be decoded: into PATH/_quarantine; a row without JSON; only "
-    "counted; end the job.",
+    help="An event that cannot be decoded: into _quarantine beside the table; a row without JSON; "
+    "only counted; end the job.",
 )
 @service_options
 def ingest(
-    managed: str | None,
-    topic: str | None,
-    destination: str,
+    managed: tuple[str, ...],
+    topic: tuple[str, ...],
+    to: str,
     format_: str,
     master: str | None,
     max_events: int | None,
     idle_timeout: float | None,
     once: bool,
     batch_events: int | None,
+    batch_bytes: int | None,
     batch_seconds: float | None,
+    fallback: str | None,
     on_undecodable: OnUndecodable,
     **service: str | None,
 ) -> None:
-    """Write events into a raw Spark table, each event once.
+    """Write events into raw Spark tables, each event once.
 
     An event is acknowledged only after it is durable in the table, so the job can be killed at any
     moment and started again: nothing is lost and nothing is written twice. Ctrl-C and SIGTERM write
-    what was received, commit, and end.
+    what was received, commit, and end. Tables of schemas, gaps, commits and events that cannot be
+    decoded are kept beside each.
     """
-    if (managed is None) == (topic is None):
-        raise click.UsageError("give either --managed NAME or --topic TOPIC")
+    if fallback is not None and not topic:
+        raise click.UsageError("--fallback goes with --topic; --managed resumes where it is told")
     _require_spark()
     # Imported here: they load pyspark, pyarrow and grpc, which no other command needs together.
-    from sfpubsub.spark import destination as place
     from sfpubsub.spark import job as jobs
 
     # Refused before Spark starts, which takes seconds.
-    place.check_format(format_)
-    source = place.Source.choose(managed, topic)
-    path = place.local_path(destination)
-    place.check_destination(path, source)
-    Session.from_settings(Settings.load(service))
-
+    tables = _tables(managed, topic, to, format_)
+    settings = Settings.load(service)
+    session_provider(settings)
     if once and idle_timeout is None:
         idle_timeout = jobs.DEFAULT_IDLE_TIMEOUT
-    report = _Report(path)
-    settings: dict[str, Any] = {
-        "batch_events": batch_events or jobs.DEFAULT_BATCH_EVENTS,
-        "batch_seconds": jobs.DEFAULT_BATCH_SECONDS if batch_seconds is None else batch_seconds,
-        "max_events": max_events,
-        "idle_timeout": idle_timeout,
-        "on_progress": report.progress,
-    }
+    run = Run(
+        tables,
+        on_undecodable=on_undecodable,
+        fallback=None if fallback == "stop" else fallback,
+        settings=settings,
+        job_settings={
+            "batch_events": batch_events or jobs.DEFAULT_BATCH_EVENTS,
+            "batch_bytes": batch_bytes or jobs.DEFAULT_BATCH_BYTES,
+            "batch_seconds": jobs.DEFAULT_BATCH_SECONDS if batch_seconds is None else batch_seconds,
+            "max_events": max_events,
+            "idle_timeout": idle_timeout,
+            "until_caught_up": once,
+        },
+    )
     stop = StopRequest()
-    table = _Table(source, path, format_, on_undecodable)
-    with _running_job(table, master, service, stop, settings) as job:
-        stop.tell(lambda: _stop(job))
-        summary = job.run()
-    # After the block: the drain is over, so what the summary says is committed.
-    report.summary(source, summary)
+    try:
+        with stop.installed():
+            run.all(master, service, stop)
+    finally:
+        # After the drains: what the summary says is committed.
+        run.report.end()
+        for stream in run.streams:
+            click.echo(summary_line(stream, run.tables[stream.source]))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
-
-
-def _stop(job: IngestJob) -> None:
-    click.echo("stopping: writing what was received", err=True)
-    job.stop()
 
 
 def _require_spark() -> None:
@@ -143,106 +170,30 @@ def _require_spark() -> None:
             raise MissingExtraError("sfpubsub ingest", "spark")
 
 
-class _Table(NamedTuple):
-    """Where the events go."""
+def _tables(
+    managed: tuple[str, ...], topic: tuple[str, ...], to: str, format_: str
+) -> dict[Source, Destination]:
+    """Return each source's table.
 
-    source: Source
-    path: Path
-    format: str
-    on_undecodable: OnUndecodable
-
-
-@contextmanager
-def _running_job(
-    table: _Table,
-    master: str | None,
-    service: dict[str, str | None],
-    stop: StopRequest,
-    settings: dict[str, Any],
-) -> Iterator[IngestJob]:
-    """Open everything in order, and close it in the other order.
-
-    Spark comes first (its JVM is started by a fork, which must not happen beside gRPC's threads),
-    the table second (its position says where to subscribe), the subscription last, so that it is
-    drained while the table is still leased.
+    Raises:
+        UsageError: There is no source, or one is given twice.
+        ConfigurationError: A table cannot be what it is to be.
     """
-    from sfpubsub.spark.destination import QUARANTINE_NAME, SCHEMAS_NAME
-    from sfpubsub.spark.job import IngestJob
-    from sfpubsub.spark.positions import TableReplayStore
-    from sfpubsub.spark.session import spark_session
-    from sfpubsub.spark.writer import EventWriter
+    from sfpubsub.spark.destination import Destination, Source
+    from sfpubsub.spark.streams import table_place
 
-    source, path, policy = table.source, table.path, table.on_undecodable
-    keep_in = FileQuarantine(path / QUARANTINE_NAME) if policy == "quarantine" else None
-    # A batch is acked as a whole, so all of it must be allowed to be on its way.
-    unacked = max(Limits.max_unacked, settings["batch_events"] + WINDOW)
-    with ExitStack() as opened:
-        click.echo("starting Spark", err=True)
-        spark = opened.enter_context(spark_session(master, app_name=f"sfpubsub ingest {path.name}"))
-        # Replaces the handler of Spark's session, which would cancel the write under way.
-        opened.enter_context(stop.installed())
-        writer = opened.enter_context(
-            EventWriter(
-                spark,
-                path,
-                format=table.format,
-                on_undecodable=policy,
-                quarantine=keep_in,
-                subscription=source.name if source.kind == "managed" else None,
-                topic=source.name if source.kind == "topic" else None,
-            )
-        )
-        schemas = FileSchemaStore(path / SCHEMAS_NAME)
-        client = opened.enter_context(connected_client(schemas, **service))
-        click.echo(f"reading {source} into {path}", err=True)
-        if source.kind == "managed":
-            subscription: Subscription = client.subscribe_managed(
-                source.name, ack="manual", max_unacked=unacked
-            )
-        else:
-            store = TableReplayStore(writer)
-            subscription = client.subscribe(
-                source.name, replay=store, ack="manual", max_unacked=unacked
-            )
-        yield IngestJob(opened.enter_context(subscription), writer, **settings)
-
-
-class _Report:
-    """Progress on stderr, one line a batch or one that is updated; the summary on stdout."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._updating = sys.stderr.isatty()
-        self._shown = False
-
-    def progress(self, progress: Progress) -> None:
-        text = (
-            f"{progress.rows} rows in {progress.batches} batches, "
-            f"{progress.duplicates} duplicates dropped"
-        )
-        if progress.undecodable:
-            text += f", {progress.undecodable} not decoded"
-        if self._updating:
-            click.echo(f"\r\033[K{text}", err=True, nl=False)
-            self._shown = True
-        else:
-            click.echo(text, err=True)
-
-    def summary(self, source: Source, summary: Summary) -> None:
-        if self._shown:
-            click.echo(err=True)
-        progress = summary.progress
-        record = {
-            source.kind: source.name,
-            "to": str(self._path),
-            "ending": summary.ending,
-            "received": progress.received,
-            "rows": progress.rows,
-            "duplicates": progress.duplicates,
-            "undecodable": progress.undecodable,
-            "set_aside": progress.set_aside,
-            "batches": progress.batches,
-            "gaps": len(summary.gaps),
-            "position": progress.position.hex() if progress.position else None,
-        }
-        click.echo(json.dumps(record))
+    sources = [Source("managed", name) for name in managed]
+    sources += [Source("topic", name) for name in topic]
+    if not sources or not all(source.name for source in sources):
+        raise click.UsageError("give --managed NAME or --topic TOPIC, once or more often")
+    places = [to]
+    if len(sources) > 1:
+        places = [table_place(source, to, format_) for source in sources]
+    # File systems and catalogs that do not tell case apart must not mix two of them up.
+    if len({place.casefold() for place in places}) < len(places):
+        raise click.UsageError("two of the sources would have the same table: give them one by one")
+    tables = {}
+    for source, place in zip(sources, places, strict=True):
+        tables[source] = Destination.parse(place, format_)
+        tables[source].check(source)
+    return tables

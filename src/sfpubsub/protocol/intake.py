@@ -46,11 +46,14 @@ class Intake:
         self.delivered = 0
         self.redelivered = 0
         self.last_position: ReplayId | None = None
+        self.caught_up = False
+        """Whether the newest message of this stream was a keepalive."""
         self.gaps: list[Gap] = []
 
     def new_stream(self) -> None:
         """Check the first position that comes."""
         self._fresh = True
+        self.caught_up = False
 
     def taken(self, count: int, size: int) -> None:
         """Count a batch as read by the application."""
@@ -61,6 +64,11 @@ class Intake:
     def discarded(self) -> None:
         """Count everything unread as gone."""
         self.queued_count = self.queued_bytes = 0
+
+    @property
+    def confirmed(self) -> int:
+        """Acked events whose position is safe."""
+        return 0 if self._ledger is None else self._ledger.confirmed_events
 
     @property
     def unacked(self) -> int:
@@ -96,6 +104,7 @@ class Intake:
         if self._ledger is not None and self._commits is not None:
             out += self._check_beginning(response, self._ledger, self._commits)
         self.last_position = position
+        self.caught_up = keepalive is not None
         if self._resume is not None:
             self._resume.received(position)
         if self._ledger is not None and keepalive is not None:

@@ -53,6 +53,8 @@ class Ledger:
         self._stream = 0
         self._newest_seen = 0  # order of the newest entry seen on the current stream
         self._candidate: Entry | None = None
+        self.confirmed_events = 0
+        """Events that `confirm` has forgotten: each was acked, and its position is safe."""
 
     # What arrives.
 
@@ -157,6 +159,7 @@ class Ledger:
             # `is_known` comes before `add_event`, so no two entries share a key.
             if entry.key is not None:
                 del self._by_key[entry.key]
+                self.confirmed_events += 1
         if self._candidate is not None and self._candidate.order <= order:
             self._candidate = None
 

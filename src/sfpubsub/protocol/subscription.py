@@ -85,6 +85,7 @@ class SubscriptionProtocol:
         self._stream = 0
         self._paused: str | None = None
         self._last_message = 0.0
+        self._responses = 0
         self._reopen_at = 0.0
         self._close_by = 0.0  # end of draining, then of closing
         self._full_since: float | None = None  # max_unacked reached, and no ack since
@@ -178,6 +179,7 @@ class SubscriptionProtocol:
             self._retries.recovered()
         self._step(Signal.RESPONSE)
         self._last_message = now
+        self._responses += 1
         out = self._outgoing.received(response, now)
         if self.state is State.DRAINING:
             return out + self._drain_on(now)
@@ -411,4 +413,7 @@ class SubscriptionProtocol:
             last_position=intake.last_position,
             committed=None if receipt is None else receipt.replay_id,
             gaps=tuple(intake.gaps),
+            confirmed=intake.confirmed,
+            caught_up=intake.caught_up,
+            responses=self._responses,
         )

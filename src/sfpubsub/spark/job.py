@@ -6,16 +6,22 @@ returned; whatever ends the loop otherwise acks nothing, and the events come aga
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol, TypeAlias
 
+from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
+from sfpubsub.spark.confirmations import Commit, Unconfirmed
 from sfpubsub.spark.tables import Received
 from sfpubsub.spark.writer import WriteResult
 from sfpubsub.types import Gap, Health, ReplayId
+
+_log = logging.getLogger("sfpubsub.spark")
 
 # Events of one write. Spark costs about 0.1 s a write, which 10,000 events spread thin (measured:
 # 10k events 0.2 s, 100k events 1 s), and a killed job receives no more than these again.
@@ -26,7 +32,7 @@ DEFAULT_BATCH_SECONDS = 10.0
 
 # Payload bytes of one write. They travel to an executor within one task, with their JSON of about
 # twice the size, and Spark refuses 128 MiB (spark.rpc.message.maxSize).
-MAX_BATCH_BYTES = 32 * 1024 * 1024
+DEFAULT_BATCH_BYTES = 32 * 1024 * 1024
 
 # Seconds without an event after which ``once`` ends. Longer than the 20 s that gRPC gives a
 # connection to be made, so that an endpoint out of reach shows itself and is not taken for idle.
@@ -40,11 +46,16 @@ _CHECK_EVERY = 1.0
 _NOT_LISTENING = frozenset({"new", "waiting", "renewing", "paused"})
 _ENDED = frozenset({"draining", "closing", "closed"})
 
-Ending: TypeAlias = Literal["idle", "max-events", "stopped"]
+Ending: TypeAlias = Literal["idle", "caught-up", "max-events", "stopped"]
 
 
 class Subscription(Protocol):
     """What the loop needs of a subscription with manual acks."""
+
+    @property
+    def name(self) -> str:
+        """Topic, or name or id of the managed subscription."""
+        ...
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
         """Return the next response's events, or None after *timeout* seconds."""
@@ -64,6 +75,26 @@ class Writer(Protocol):
 
     def check(self) -> None:
         """Raise if it can no longer write."""
+        ...
+
+
+class Beside(Protocol):
+    """What the loop keeps beside the table: see `sfpubsub.spark.sisters.Sisters`."""
+
+    def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
+        """Make schemas durable."""
+        ...
+
+    def keep_gaps(self, gaps: Sequence[Gap]) -> None:
+        """Make gaps durable."""
+        ...
+
+    def keep_commit(self, commit: Commit) -> None:
+        """Log a commit."""
+        ...
+
+    def look(self) -> None:
+        """Write what has waited long enough."""
         ...
 
 
@@ -113,7 +144,7 @@ class _Taken:
     """The first *count* events of a batch."""
 
     def __init__(self, batch: EventBatch, count: int) -> None:
-        self._batch = batch
+        self.batch = batch
         self._count = count
         self.received_at = batch.received_at
 
@@ -121,34 +152,40 @@ class _Taken:
         return self._count
 
     def __iter__(self) -> Iterator[Event]:
-        return islice(self._batch, self._count)
+        return islice(self.batch, self._count)
 
     @property
     def bytes(self) -> int:
-        return sum(len(raw.payload) for raw in self._batch.raw_events[: self._count])
+        return sum([len(raw.payload) for raw in self.batch.raw_events[: self._count]])
 
     @property
     def position(self) -> ReplayId:
-        return self._batch.raw_events[self._count - 1].replay_id
+        return self.batch.raw_events[self._count - 1].replay_id
 
     def ack(self) -> None:
-        first = self._batch.first_seq
-        self._batch.ack_range(first, first + self._count - 1)
+        first = self.batch.first_seq
+        self.batch.ack_range(first, first + self._count - 1)
 
 
 class IngestJob:
     """Moves events from one subscription to one table. Not thread-safe, apart from `stop`.
 
     Args:
-        subscription: Opened with ``ack="manual"``. Left open: leaving its own block drains it.
+        subscription: Opened with ``ack="manual"``. Left open: leaving its own block drains it, and
+            `settle` then notes what the drain committed.
         writer: The table's writer.
+        beside: Where schemas, gaps and commits are kept; None to keep none.
         batch_events: Events after which a batch is written.
+        batch_bytes: Payload bytes after which a batch is written; a response more may be in it.
         batch_seconds: Seconds after a batch's first event after which it is written.
         max_events: End after exactly this many events received, duplicates included; the rest of a
             response is not acked and comes again.
         idle_timeout: End when the open stream has brought nothing for this many seconds; None to
             go on for ever.
+        until_caught_up: End when the service says, by a keepalive, that nothing is left.
         on_progress: Called after each write, in the thread of `run`.
+        on_acked: Called after each write with the last batch in it, and how many of its events.
+        on_look: Called some times a second with the subscription's health.
         clock: Seconds; steady.
     """
 
@@ -157,29 +194,45 @@ class IngestJob:
         subscription: Subscription,
         writer: Writer,
         *,
+        beside: Beside | None = None,
         batch_events: int = DEFAULT_BATCH_EVENTS,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
         batch_seconds: float = DEFAULT_BATCH_SECONDS,
         max_events: int | None = None,
         idle_timeout: float | None = None,
+        until_caught_up: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
+        on_acked: Callable[[EventBatch, int], None] | None = None,
+        on_look: Callable[[Health], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._subscription = subscription
         self._writer = writer
+        self._beside = beside
         self._batch_events = batch_events
+        self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
         self._max_events = max_events
         self._idle_timeout = idle_timeout
+        self._until_caught_up = until_caught_up
         self._on_progress = on_progress
+        self._on_acked = on_acked
+        self._on_look = on_look
         self._clock = clock
         self._stopping = False
+        self._caught_up = False
+        self._over = False
         self._pending: list[_Taken] = []
         self._pending_events = 0
         self._pending_bytes = 0
         self._opened = 0.0
         self._active = 0.0
         self._checked = 0.0
-        self._progress = Progress()
+        self._looked = 0.0
+        self._kept_gaps = 0
+        self._unconfirmed = Unconfirmed(subscription.name)
+        self.progress = Progress()
+        """What was done so far."""
 
     def stop(self) -> None:
         """End `run` soon: what was received is written and acked first. Safe in signal handlers."""
@@ -192,37 +245,74 @@ class IngestJob:
             WriteError: A batch was not written, or Spark has ended. Nothing of it was acked.
             SfPubSubError: The subscription failed. What was written before is acked.
         """
-        self._active = self._checked = self._clock()
+        try:
+            return self._run()
+        except SfPubSubError as error:
+            self._keep_gaps_of_a_failure(error)
+            raise
+
+    def settle(self) -> None:
+        """Note the commits that have been confirmed since `run`; call it after the drain.
+
+        Raises:
+            WriteError: They could not be.
+        """
+        self._note_confirmed(self._subscription.health())
+
+    def _run(self) -> Summary:
+        self._active = self._checked = self._looked = self._clock()
         while True:
             ending = self._ending()
             if ending is not None:
                 self._flush()
-                return Summary(self._progress, ending, self._subscription.health().gaps)
+                health = self._look(self._clock())
+                return Summary(self.progress, ending, health.gaps)
             batch = self._subscription.next_batch(timeout=self._patience())
             now = self._clock()
             if batch is not None:
                 self._take(batch, now)
-            else:
-                self._look_at_state(now)
+            if batch is None or now - self._looked >= _POLL:
+                health = self._look(now)
+                if batch is None:
+                    self._look_at_state(health, now)
             if self._is_full(now):
                 self._flush()
             elif now - self._checked >= _CHECK_EVERY:
                 self._writer.check()  # an idle job must not outlive its Spark unseen
                 self._checked = now
 
-    def _look_at_state(self, now: float) -> None:
-        state = self._subscription.health().state
-        if state in _NOT_LISTENING:
+    def _look(self, now: float) -> Health:
+        self._looked = now
+        health = self._subscription.health()
+        if health.state not in _ENDED:  # or one may be what it failed with: see `run`
+            self._keep_gaps(health.gaps)
+        self._note_confirmed(health)
+        if self._beside is not None:
+            self._beside.look()
+        if self._on_look is not None:
+            self._on_look(health)
+        return health
+
+    def _look_at_state(self, health: Health, now: float) -> None:
+        """Look at the state after a time without events."""
+        if health.state in _NOT_LISTENING:
             self._active = now
-        elif state in _ENDED:  # by somebody else; nothing will come any more
-            self._stopping = True
+        elif health.state in _ENDED:
+            # By a failure, which the next look for events raises; or by somebody else, and nothing
+            # will come any more.
+            self._stopping, self._over = self._stopping or self._over, True
+        # The keepalive may have come behind events that are still to be handed out.
+        elif health.state == "streaming" and health.caught_up and not health.pending_count:
+            self._caught_up = True
 
     def _ending(self) -> Ending | None:
-        received = self._progress.received + self._pending_events
+        received = self.progress.received + self._pending_events
         if self._max_events is not None and received >= self._max_events:
             return "max-events"
         if self._stopping:
             return "stopped"
+        if self._caught_up and self._until_caught_up:
+            return "caught-up"
         idle = self._clock() - self._active
         if self._idle_timeout is not None and idle >= self._idle_timeout:
             return "idle"
@@ -236,7 +326,7 @@ class IngestJob:
     def _take(self, batch: EventBatch, now: float) -> None:
         count = len(batch)
         if self._max_events is not None:
-            count = min(count, self._max_events - self._progress.received - self._pending_events)
+            count = min(count, self._max_events - self.progress.received - self._pending_events)
         if not self._pending:
             self._opened = now
         taken = _Taken(batch, count)
@@ -244,25 +334,61 @@ class IngestJob:
         self._pending_events += count
         self._pending_bytes += taken.bytes
         self._active = now
+        self._caught_up = False
 
     def _is_full(self, now: float) -> bool:
         return bool(self._pending) and (
             self._pending_events >= self._batch_events
-            or self._pending_bytes >= MAX_BATCH_BYTES
+            or self._pending_bytes >= self._batch_bytes
             or now - self._opened >= self._batch_seconds
         )
 
     def _flush(self) -> None:
-        """Write, then ack; the order of these two lines is what the package is for."""
+        """Write, then ack; the order of these lines is what the package is for."""
         if not self._pending:
             return
-        result = self._writer.write(list(self._pending))
+        taken = self._pending
+        if self._beside is not None:
+            self._keep_gaps(self._subscription.health().gaps)
+            for part in taken:
+                self._beside.keep_schemas(part.batch.codecs)
+        result = self._writer.write(list(taken))
         # Backwards: the acked prefix, and with it the position, moves once and to the end.
-        for taken in reversed(self._pending):
-            taken.ack()
-        self._progress = self._progress.after(result, self._pending[-1].position)
+        for part in reversed(taken):
+            part.ack()
         self._pending = []
         self._pending_events = self._pending_bytes = 0
+        self._wrote(result, taken[-1])
+
+    def _wrote(self, result: WriteResult, last: _Taken) -> None:
+        self.progress = self.progress.after(result, last.position)
+        if self._beside is not None:
+            self._unconfirmed.add(self.progress.received, result, last.position)
         self._active = self._checked = self._clock()
         if self._on_progress is not None:
-            self._on_progress(self._progress)
+            self._on_progress(self.progress)
+        if self._on_acked is not None:
+            self._on_acked(last.batch, len(last))
+
+    # What is kept beside the table.
+
+    def _keep_gaps(self, gaps: Sequence[Gap]) -> None:
+        new = gaps[self._kept_gaps :]
+        if new and self._beside is not None:
+            self._beside.keep_gaps(new)
+        self._kept_gaps = len(gaps)
+
+    def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
+        """Keep the gaps that the job went past. One that it stops in front of is none yet."""
+        stopped_by = error.gap if isinstance(error, ReplayIdRejectedError) else None
+        gaps = [gap for gap in self._subscription.health().gaps if gap is not stopped_by]
+        try:
+            self._keep_gaps(gaps)
+        except SfPubSubError as second:  # must not hide the first
+            _log.warning("%s", second)
+
+    def _note_confirmed(self, health: Health) -> None:
+        """Log the writes whose position is safe by now."""
+        commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
+        if commit is not None and self._beside is not None:
+            self._beside.keep_commit(commit)

@@ -1,0 +1,229 @@
+"""One run of ``sfpubsub ingest``: everything opened in order, and closed in the other order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfpubsub.cli.ingest_report import Report
+from sfpubsub.cli.service import StopRequest, connected_client
+from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.waiting import Waiting
+from sfpubsub.client.schema_store import SchemaStore
+from sfpubsub.config import WINDOW, Limits, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sfpubsub.client.client import PubSubClient
+    from sfpubsub.client.subscription import Subscription
+    from sfpubsub.spark.destination import Destination, Source
+    from sfpubsub.spark.sisters import Sisters
+    from sfpubsub.spark.streams import Stream, Streams
+    from sfpubsub.spark.writer import EventWriter, OnUndecodable
+    from sfpubsub.types import Health
+
+# Seconds between two looks at Spark while it starts. A signal wakes the main thread by itself.
+_POLL = 0.2
+
+
+@dataclass
+class _Open:
+    """A table that is ready to be written."""
+
+    source: Source
+    writer: EventWriter
+    sisters: Sisters
+
+
+class Run:
+    """Sources, their tables, and what becomes of them.
+
+    Spark comes first (its JVM is started by a fork, which must not happen beside gRPC's threads),
+    the tables second (their positions say where to subscribe), the subscriptions last, so that they
+    are drained while the tables are still leased.
+    """
+
+    def __init__(
+        self,
+        tables: dict[Source, Destination],
+        *,
+        on_undecodable: OnUndecodable,
+        fallback: str | None,
+        settings: Settings,
+        job_settings: dict[str, Any],
+    ) -> None:
+        self.tables = tables
+        self.report = Report(list(tables))
+        self.streams: list[Stream] = []
+        self._on_undecodable = on_undecodable
+        self._fallback = fallback
+        self._settings = settings
+        self._job_settings = job_settings
+
+    def all(self, master: str | None, service: dict[str, str | None], stop: StopRequest) -> None:
+        """Run until every source has ended."""
+        from sfpubsub.spark.streams import Streams
+
+        with ExitStack() as opened:
+            spark = self._spark(opened, master, stop)
+            if stop.requested:
+                return
+            tables = [self._open(opened, spark, source) for source in self.tables]
+            schemas = _Schemas([table.sisters.schemas for table in tables])
+            client = opened.enter_context(connected_client(schemas, **service))
+            self.streams += [self._stream(client, table) for table in tables]
+            jobs = Streams(self.streams)
+            opened.callback(jobs.join)  # before what they use is closed
+            stop.tell(lambda: self._stop(jobs))
+            try:
+                jobs.run()
+            except KeyboardInterrupt:  # the second Ctrl-C: not even a drain
+                client.close()
+                raise
+
+    def _stop(self, jobs: Streams) -> None:
+        # In a signal handler: the report's lock may be held by the very thread that is interrupted.
+        click.echo("stopping: writing what was received", err=True)
+        jobs.stop()
+
+    def _spark(self, opened: ExitStack, master: str | None, stop: StopRequest) -> SparkSession:
+        """Start Spark in a thread of its own.
+
+        In the main thread PySpark would put its own signal handler in place of ours, and Ctrl-C
+        would break a start half-way.
+        """
+        from sfpubsub.spark.session import spark_session
+
+        self.report.say("starting Spark")
+        first = next(iter(self.tables.values()))
+        name = first.name if len(self.tables) == 1 else f"{len(self.tables)} sources"
+        session = spark_session(master, format=first.format, app_name=f"sfpubsub ingest {name}")
+        started: list[SparkSession | BaseException] = []
+
+        def start() -> None:
+            try:
+                started.append(session.__enter__())
+            except BaseException as error:  # noqa: BLE001  # raised in the main thread
+                started.append(error)
+
+        thread = threading.Thread(target=start, name="start Spark", daemon=True)
+        thread.start()
+        stop.tell(lambda: click.echo("stopping as soon as Spark has started", err=True))
+        while thread.is_alive():
+            thread.join(_POLL)
+        if isinstance(started[0], BaseException):
+            raise started[0]
+        opened.push(session)
+        return started[0]
+
+    def _open(self, opened: ExitStack, spark: SparkSession, source: Source) -> _Open:
+        from sfpubsub.spark.sisters import Sisters
+        from sfpubsub.spark.writer import EventWriter
+
+        place = self.tables[source]
+        sisters = Sisters(spark, place)
+        writer = EventWriter(
+            spark,
+            place.address,
+            format=place.format,
+            on_undecodable=self._on_undecodable,
+            quarantine=sisters.quarantine if self._on_undecodable == "quarantine" else None,
+            subscription=source.name if source.kind == "managed" else None,
+            topic=source.name if source.kind == "topic" else None,
+        )
+        opened.callback(self._close, source, writer)
+        sisters.open()
+        return _Open(source, writer, sisters)
+
+    def _close(self, source: Source, writer: EventWriter) -> None:
+        # After a second Ctrl-C a write may still be under way, and a lease must outlive its writes:
+        # then it ends with this process.
+        if not any(s.is_running for s in self.streams if s.source == source):
+            writer.close()
+
+    def _stream(self, client: PubSubClient, table: _Open) -> Stream:
+        from sfpubsub.spark.job import IngestJob
+        from sfpubsub.spark.streams import Stream
+
+        source = table.source
+        subscription = self._subscribe(client, table)
+        self.report.say(f"reading {source} into {self.tables[source]}")
+        status = StatusFile(
+            "ingest", source.kind, source.name, self._settings, into=self.tables[source].address
+        )
+        waiting = Waiting(partial(self.report.say, source=source))
+
+        def look(health: Health) -> None:
+            waiting.look(health, time.monotonic())
+            status.look()
+
+        job = IngestJob(
+            subscription,
+            table.writer,
+            beside=table.sisters,
+            on_progress=partial(self.report.progress, source),
+            on_acked=status.acked,
+            on_look=look,
+            **self._job_settings,
+        )
+
+        def finish() -> None:
+            try:
+                job.settle()
+            finally:
+                table.sisters.close()
+
+        return Stream(source, job, subscription, _block(subscription, status), finish)
+
+    def _subscribe(self, client: PubSubClient, table: _Open) -> Subscription:
+        from sfpubsub.spark.positions import TableReplayStore
+
+        source, batch = table.source, int(self._job_settings["batch_events"])
+        options: dict[str, Any] = {
+            "ack": "manual",
+            # A batch is acked as a whole, so all of it must be allowed to be on its way.
+            "max_unacked": max(Limits.max_unacked, batch + WINDOW),
+            # The next one comes in while Spark writes this one.
+            "max_pending_count": max(Limits.max_pending_count, batch),
+        }
+        if source.kind == "managed":
+            return client.subscribe_managed(source.name, **options)
+        return client.subscribe(
+            source.name,
+            replay=TableReplayStore(table.writer),
+            replay_fallback=self._fallback,
+            **options,
+        )
+
+
+@contextmanager
+def _block(subscription: Subscription, status: StatusFile) -> Iterator[None]:
+    with status:
+        status.follow(subscription)
+        with subscription:
+            yield
+
+
+class _Schemas(SchemaStore):
+    """What the client may look up before it asks the service: the schemas of all tables.
+
+    It keeps none by itself: each job does, beside its own table, before it writes a row.
+    """
+
+    def __init__(self, stores: list[SchemaStore]) -> None:
+        self._stores = stores
+
+    def get(self, schema_id: str) -> str | None:
+        found = (store.get(schema_id) for store in self._stores)
+        return next((schema for schema in found if schema is not None), None)
+
+    def put(self, schema_id: str, schema_json: str) -> None:
+        pass

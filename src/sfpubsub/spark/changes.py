@@ -1,0 +1,356 @@
+"""Change events of a raw table as people read them: what changed, and the latest state of records.
+
+Functions from a frame to a frame, which read nothing but what Spark reads when the result is used.
+They run on executors, of a classic session or of Spark Connect. Changes are ordered by the header's
+commit number and sequence number, then by arrival, and never by replay id. Invariant: a record of
+which an event did not say what changed is marked to be read again, until an event has said all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+
+from sfpubsub.avro.bitmaps import ChangeSchema
+from sfpubsub.avro.change_events import ChangeEvent
+from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
+from sfpubsub.avro.json import to_json
+from sfpubsub.errors import DecodeError, SchemaNotFoundError
+
+# The change types that say what changed. Any other one is like a gap: a newer type as well.
+_TELLING = ("CREATE", "UPDATE", "DELETE", "UNDELETE")
+
+# After one of these a record is known as a whole, whatever came before.
+_WHOLE = ("CREATE", "DELETE", "UNDELETE")
+
+_HEADER = f"""{CHANGE_EVENT_HEADER} STRUCT<
+    entityName STRING, recordIds ARRAY<STRING>, changeType STRING, changeOrigin STRING,
+    transactionKey STRING, sequenceNumber INT, commitTimestamp BIGINT, commitNumber BIGINT,
+    commitUser STRING>"""
+
+_FIELDS = [
+    StructField("fields", MapType(StringType(), StringType())),
+    StructField("unknown_fields", ArrayType(StringType())),
+]
+_MAP, _LIST = pa.map_(pa.string(), pa.string()), pa.list_(pa.string())
+
+_RECORD = ("entity_name", "record_id")
+_ORDER = ("commit_number", "sequence_number", "ingest_seq")
+
+
+def change_headers(raw: DataFrame) -> DataFrame:
+    """Return what the headers of change events say: a row for each event and record.
+
+    Plain SQL over ``payload_json``: needs no schema, and nothing of this package on executors. Rows
+    of other events, and rows without JSON, are left out.
+
+    Args:
+        raw: A raw table, or some rows of one.
+
+    Returns:
+        ``entity_name``, ``record_id`` (``001*``, or null, when the event is about all records of
+        the object), ``change_type``, ``is_gap`` (the event does not say what changed),
+        ``commit_number``, ``sequence_number``, ``commit_timestamp``, ``transaction_key``,
+        ``commit_user``, ``change_origin``, and of the raw table ``schema_id``, ``dedupe_key`` and
+        ``ingest_seq``.
+    """
+    return _by_record(_headers(raw))
+
+
+def field_changes(raw: DataFrame, schemas: DataFrame) -> DataFrame:
+    """Return what change events say of fields: a row for each event and record.
+
+    Payloads are decoded on executors, which need this package.
+
+    Args:
+        raw: A raw table, or some rows of one.
+        schemas: The table of schemas that belongs to it: ``schema_id`` and ``schema``, Avro as JSON
+            text. Read at once, by a small job.
+
+    Returns:
+        The columns of `change_headers`, and ``fields``: a map from each field that changed to the
+        JSON text of its new value, null when it was set to null. Parts of compound fields are
+        ``Parent.Child``. It is empty for a DELETE, and null for a gap event and where the event's
+        lists of fields do not fit its schema; ``is_gap`` is true then. ``unknown_fields`` are those
+        that changed and whose text was sent as a diff.
+    """
+    kept = schemas.select("schema_id", "schema").collect()
+    texts = {row["schema_id"]: row["schema"] for row in kept}
+    rows = _headers(raw, "payload")
+    columns = [column for column in rows.schema if column.name != "payload"]
+    expanded = rows.mapInArrow(partial(_expand, texts), StructType([*columns, *_FIELDS]))
+    return _by_record(expanded.withColumn("is_gap", f.col("fields").isNull()))
+
+
+def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
+    """Return the latest state of every record that the change events are about: a row a record.
+
+    Args:
+        raw: A raw table: all rows that are to count.
+        schemas: As for `field_changes`.
+
+    Returns:
+        ``entity_name``, ``record_id``;
+        ``state``: the known fields as the text of a JSON object, in the form of ``payload_json``,
+        merged over all changes since the last CREATE or UNDELETE; null for a deleted record;
+        ``is_deleted``;
+        ``is_complete``: whether `state` has every field that is not null. Else the record is older
+        than the table, and `state` has what changed since, or ``reread`` is true;
+        ``reread``: whether an event did not say what changed, so that `state` may be out of date:
+        read the record from the org; ``reread_reason``: that event's change type, or ``DIFF`` for a
+        text of which only the difference was sent, and that `state` leaves out; ``reread_since``:
+        when that was committed;
+        and of the newest event ``change_type``, ``commit_number``, ``sequence_number``,
+        ``commit_timestamp``, ``ingest_seq``.
+    """
+    changes = field_changes(raw, schemas).withColumn("at", f.struct(*_ORDER))
+    marks = field_changes(_about_all(raw), schemas).withColumn("at", f.struct(*_ORDER))
+    records = _fold(_since_whole(changes.where(~_is_about_all())))
+    return _result(records.join(f.broadcast(_marks(marks)), "entity_name", "left"))
+
+
+def _headers(raw: DataFrame, *more: str) -> DataFrame:
+    # Nothing else has such names, so that other events' JSON is not parsed.
+    events = raw.where(f.col("event_name").endswith("ChangeEvent"))
+    header = f.from_json("payload_json", _HEADER)[CHANGE_EVENT_HEADER]
+    events = events.select(header.alias("h"), "schema_id", "dedupe_key", "ingest_seq", *more)
+    return events.where("h.changeType IS NOT NULL").select(
+        f.col("h.entityName").alias("entity_name"),
+        f.col("h.recordIds").alias("record_ids"),
+        f.col("h.changeType").alias("change_type"),
+        (~f.col("h.changeType").isin(*_TELLING)).alias("is_gap"),
+        f.col("h.commitNumber").alias("commit_number"),
+        f.col("h.sequenceNumber").alias("sequence_number"),
+        f.timestamp_millis("h.commitTimestamp").alias("commit_timestamp"),
+        f.col("h.transactionKey").alias("transaction_key"),
+        f.col("h.commitUser").alias("commit_user"),
+        f.col("h.changeOrigin").alias("change_origin"),
+        *("schema_id", "dedupe_key", "ingest_seq", *more),
+    )
+
+
+def _by_record(events: DataFrame) -> DataFrame:
+    rest = [name for name in events.columns if name not in ("entity_name", "record_ids")]
+    # Outer: an overflow event names no record.
+    return events.select("entity_name", f.explode_outer("record_ids").alias("record_id"), *rest)
+
+
+# Executors.
+
+
+def _expand(
+    schemas: Mapping[str, str], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    known: dict[str, tuple[Codec, ChangeSchema]] = {}
+    for batch in batches:
+        fields: list[dict[str, str | None] | None] = []
+        unknown: list[list[str]] = []
+        events = zip(batch["schema_id"].to_pylist(), batch["payload"].to_pylist(), strict=True)
+        for schema_id, payload in events:
+            if schema_id not in known:
+                known[schema_id] = _readers(schema_id, schemas)
+            codec, schema = known[schema_id]
+            found = _fields(schema, codec.decode(payload))
+            fields.append(None if found is None else found[0])
+            unknown.append([] if found is None else found[1])
+        names = [name for name in batch.schema.names if name != "payload"]
+        maps = [None if each is None else list(each.items()) for each in fields]
+        yield pa.RecordBatch.from_arrays(
+            [*(batch[name] for name in names), pa.array(maps, _MAP), pa.array(unknown, _LIST)],
+            names=[*names, *(field.name for field in _FIELDS)],
+        )
+
+
+def _readers(schema_id: str, schemas: Mapping[str, str]) -> tuple[Codec, ChangeSchema]:
+    text = schemas.get(schema_id)
+    if text is None:
+        raise SchemaNotFoundError(
+            f"schema {schema_id} is not in the table of schemas: take the one beside the raw table"
+        )
+    return Codec(schema_id, text), ChangeSchema(schema_id, text)
+
+
+def _fields(
+    schema: ChangeSchema, value: dict[str, Any]
+) -> tuple[dict[str, str | None], list[str]] | None:
+    """Return the new values of fields that changed, and the fields sent as a diff, or None."""
+    event = ChangeEvent(schema, value)
+    kind = event.change_type
+    if kind not in _TELLING:
+        return None
+    found: dict[str, str | None] = {}
+    if kind == "CREATE":
+        whole = [name for name in schema.fields[1:] if value[name] is not None]
+        _put(found, schema, value, whole)
+        return {path: text for path, text in found.items() if text is not None}, []
+    if kind == "UNDELETE":
+        _put(found, schema, value, schema.fields[1:])
+    if kind == "UPDATE":
+        try:
+            nulled, diffs = event.nulled_fields, event.diff_fields
+            touched = [name for name in event.changed_fields if name not in diffs]
+        except DecodeError:
+            return None
+        _put(found, schema, value, touched)
+        found.update(dict.fromkeys(nulled))
+        return found, list(diffs)
+    return found, []
+
+
+def _put(
+    found: dict[str, str | None], schema: ChangeSchema, value: dict[str, Any], names: Iterable[str]
+) -> None:
+    for name in names:
+        field, _, part = name.partition(".")
+        inner = value[field]
+        if not part and isinstance(inner, dict):
+            for path in schema.parts[field]:
+                found[path] = _text(inner[path.partition(".")[2]])
+        elif part:
+            found[name] = _text(inner.get(part) if isinstance(inner, dict) else None)
+        else:
+            found[name] = _text(inner)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else to_json(value)
+
+
+# The state of records. A column of type STRUCT that begins with the order is the newest by `max`.
+
+
+def _is_about_all() -> Column:
+    """Whether a row is about every record of an object, or every one with a prefix."""
+    record = f.col("record_id")
+    overflow = f.col("change_type") == "GAP_OVERFLOW"
+    return record.isNull() | record.endswith("*") | overflow
+
+
+def _about_all(raw: DataFrame) -> DataFrame:
+    """Return the few rows that `_is_about_all` may hold for, by their text alone."""
+    text = f.col("payload_json")
+    maybe = text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
+    return raw.where(maybe)
+
+
+def _marks(changes: DataFrame) -> DataFrame:
+    """Return for each object what its records are to be read again for, by prefix of their ids."""
+    overflow = f.col("change_type") == "GAP_OVERFLOW"
+    prefix = f.when(overflow, "").otherwise(f.coalesce(f.rtrim("record_id", f.lit("*")), f.lit("")))
+    newest = (
+        changes.where(_is_about_all())
+        .groupBy("entity_name", prefix.alias("prefix"))
+        .agg(f.max(f.struct("at", "change_type", "commit_timestamp")).alias("gap"))
+    )
+    return newest.groupBy("entity_name").agg(
+        f.collect_list(f.struct("prefix", "gap")).alias("marks")
+    )
+
+
+def _since_whole(changes: DataFrame) -> DataFrame:
+    """Leave out what came before the last event that made a record known as a whole."""
+    whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
+    last = f.max(whole).over(Window.partitionBy(*_RECORD))
+    rows = changes.withColumn("whole_at", last)
+    return rows.where(f.col("whole_at").isNull() | (f.col("at") >= f.col("whole_at")))
+
+
+def _fold(changes: DataFrame) -> DataFrame:
+    """Merge the changes of each record: per path, then per field, then per record."""
+    known = f.transform(
+        f.map_entries("fields"), lambda e: f.struct(e.key.alias("path"), e.value.alias("text"))
+    )
+    diffs = f.transform(
+        "unknown_fields", lambda path: f.struct(path.alias("path"), f.lit("").alias("text"))
+    )
+    rows = changes.withColumn("entry", f.explode_outer(f.concat(known, diffs)))
+    rows = rows.select("*", "entry.path", "entry.text")
+    said = f.struct("at", "text")
+    of_type = f.col("change_type").isin(*_TELLING, "GAP_CREATE", "GAP_UPDATE", "GAP_DELETE")
+    of_type |= f.col("change_type") == "GAP_UNDELETE"
+    deleted = f.col("change_type").isin("DELETE", "GAP_DELETE").alias("deleted")
+    event = f.struct("at", "change_type", "commit_timestamp")
+    diff = f.struct("at", f.lit("DIFF").alias("change_type"), "commit_timestamp")
+    facts = {
+        "newest": event,
+        "life": f.when(of_type, f.struct("at", deleted)),
+        "whole": f.when(f.col("at") == f.col("whole_at"), f.struct("at", "change_type")),
+        "gap": f.when(f.col("is_gap"), event),
+        # A text that is no JSON stands for one that is not known.
+        "diff": f.when(f.col("text") == "", diff),
+    }
+    carried = [f.max(name).alias(name) for name in facts]
+    paths = rows.groupBy(*_RECORD, "path").agg(
+        f.max(said).alias("said"), *(f.max(column).alias(name) for name, column in facts.items())
+    )
+    # A diff that was followed by a text is none any more.
+    still = f.when(f.col("said.text") == "", f.col("diff"))
+    paths = paths.withColumn("diff", still)
+    field = f.substring_index("path", ".", 1)
+    part = f.when(f.col("path").contains("."), f.substring_index("path", ".", -1))
+    paths = paths.withColumn("field", field).withColumn("part", part)
+    fields = paths.groupBy(*_RECORD, "field").agg(
+        f.max(f.when(f.col("part").isNull(), f.col("said"))).alias("own"),
+        f.collect_list(f.when(f.col("part").isNotNull(), f.struct("part", "said"))).alias("parts"),
+        *carried,
+    )
+    member = f.struct(f.col("field").alias("name"), _field_text().alias("text"))
+    kept = f.collect_list(f.when(f.col("field").isNotNull(), member))
+    return fields.groupBy(*_RECORD).agg(_object(kept).alias("state"), *carried)
+
+
+def _field_text() -> Column:
+    """Return a field's JSON text: of the parts that were changed since its own value, or that."""
+    newer = f.filter(
+        "parts", lambda p: f.col("own").isNull() | (p.said.at > f.col("own").getField("at"))
+    )
+    members = f.transform(
+        newer, lambda p: f.struct(p.part.alias("name"), _or_null(p.said.text).alias("text"))
+    )
+    own = _or_null(f.col("own").getField("text"))
+    return f.when(f.size(newer) > 0, _object(members)).otherwise(own)
+
+
+def _or_null(text: Column) -> Column:
+    return f.coalesce(text, f.lit("null"))
+
+
+def _object(members: Column) -> Column:
+    """Return the JSON text of an object; names are identifiers, so they need no escapes."""
+    known = f.array_sort(f.filter(members, lambda m: m.text != ""))
+    texts = f.transform(known, lambda m: f.concat(f.lit('"'), m["name"], f.lit('":'), m.text))
+    return f.concat(f.lit("{"), f.array_join(texts, ","), f.lit("}"))
+
+
+def _result(records: DataFrame) -> DataFrame:
+    mine = f.filter(
+        "marks",
+        lambda m: (
+            f.startswith("record_id", m.prefix)
+            & (f.col("whole").isNull() | (m.gap.at > f.col("whole").getField("at")))
+        ),
+    )
+    mark = f.array_max(f.transform(mine, lambda m: m.gap))
+    rows = records.withColumn("reread", f.array_max(f.array("gap", "diff", mark)))
+    deleted = f.coalesce(f.col("life.deleted"), f.lit(False))
+    complete = f.col("whole.change_type").isin("CREATE", "UNDELETE") & f.col("reread").isNull()
+    return rows.select(
+        *_RECORD,
+        f.when(~deleted, f.col("state")).alias("state"),
+        deleted.alias("is_deleted"),
+        f.coalesce(complete, f.lit(False)).alias("is_complete"),
+        f.col("reread").isNotNull().alias("reread"),
+        f.col("reread.change_type").alias("reread_reason"),
+        f.col("reread.commit_timestamp").alias("reread_since"),
+        f.col("newest.change_type").alias("change_type"),
+        f.col("newest.at.commit_number").alias("commit_number"),
+        f.col("newest.at.sequence_number").alias("sequence_number"),
+        f.col("newest.commit_timestamp").alias("commit_timestamp"),
+        f.col("newest.at.ingest_seq").alias("ingest_seq"),
+    )

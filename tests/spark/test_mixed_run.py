@@ -1,0 +1,256 @@
+"""Everything that can happen to a stream, in one run, counted in the raw table and all four beside.
+
+Duplicates under new replay ids, an org move in the middle, change events without an id, payloads
+that nobody can decode, a schema that changes: nothing is lost and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from sfpubsub.emulator.bus import Draft
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
+from sfpubsub.spark.destination import Destination, Source
+from sfpubsub.spark.sisters import Sisters, read_sister
+from sfpubsub.spark.streams import Stream, Streams, table_name
+
+from ..conftest import until
+from .conftest import TABLE_FORMAT
+from .readers import read_table
+
+ORDERS = "/event/Order_Event__e"
+CHANGES = "/data/AccountChangeEvent"
+SUBSCRIPTION = "My_Managed_Subscription"  # of the orders
+MANAGED, TOPIC = Source("managed", SUBSCRIPTION), Source("topic", CHANGES)
+
+# Orders before and after the move; one in 20 is published again under its id.
+ORDERS_BEFORE, AGAIN_BEFORE = 400, 20
+ORDERS_AFTER, AGAIN_AFTER = 200, 10
+CHANGES_BEFORE, CHANGES_AFTER = 200, 40
+# Of these, before the move.
+BAD_ORDERS, BAD_SCHEMAS, BAD_CHANGES = 3, 1, 2
+
+DELIVERED_BEFORE = {
+    MANAGED: ORDERS_BEFORE + AGAIN_BEFORE + BAD_ORDERS + BAD_SCHEMAS,
+    TOPIC: CHANGES_BEFORE + BAD_CHANGES,
+}
+DELIVERED_AFTER = {MANAGED: ORDERS_AFTER + AGAIN_AFTER + BAD_ORDERS, TOPIC: CHANGES_AFTER}
+
+# Three responses of 50. When the org moves, what is left over of either source is received and not
+# yet written.
+BATCH = 150
+
+PATIENCE = 60.0
+
+
+class Org:
+    """What the emulator's publishers do."""
+
+    def __init__(self, emulator) -> None:
+        self.emulator = emulator
+
+    def orders(self, first: int, count: int, repeated: int) -> None:
+        """Publish orders, and some of them once more: the same id under another replay id."""
+        schema = self.emulator.bus.schema(self.emulator.bus.topic(ORDERS).schema_id)
+        drafts = [
+            Draft(schema.encode({"Order_Number__c": str(n)}, 0.0), schema.schema_id, f"order-{n}")
+            for n in range(first, first + count)
+        ]
+        self.emulator.publish_raw(ORDERS, drafts + drafts[:: count // repeated][:repeated])
+
+    def changes(self, first: int, count: int) -> None:
+        header = {
+            "entityName": "Account",
+            "changeType": "DELETE",
+            "changeOrigin": "",
+            "commitTimestamp": 1_795_215_600_000,
+            "commitUser": "005000000000001AAA",
+            "nulledFields": [],
+            "diffFields": [],
+            "changedFields": [],
+        }
+        rows = [
+            {
+                "ChangeEventHeader": header
+                | {
+                    "recordIds": [f"001{n:015}"],
+                    "transactionKey": f"{n:08}",
+                    "sequenceNumber": 1,
+                    "commitNumber": n,
+                }
+            }
+            for n in range(first, first + count)
+        ]
+        self.emulator.publish(CHANGES, rows)
+
+    def undecodable(self, topic: str, count: int, schema_id: str = "") -> None:
+        schema_id = schema_id or self.emulator.bus.topic(topic).schema_id
+        # Of different lengths: without an id, equal bytes are the same event.
+        drafts = [Draft(b"\xff" * (3 + n), schema_id) for n in range(count)]
+        self.emulator.publish_raw(topic, drafts)
+
+    def add_a_field(self) -> None:
+        """Change the schema of the orders."""
+        schema = json.loads(
+            self.emulator.bus.schema(self.emulator.bus.topic(ORDERS).schema_id).text
+        )
+        field = {"name": "Priority__c", "type": ["null", "string"], "default": None}
+        self.emulator.change_schema(
+            ORDERS, json.dumps(schema | {"fields": [*schema["fields"], field]})
+        )
+
+
+@pytest.fixture
+def org(run_emulator) -> Org:
+    return Org(run_emulator(settings=Settings(change_event_ids=False, events_per_response=50)))
+
+
+@pytest.fixture
+def run(spark, org: Org, connect) -> Iterator[Callable]:
+    """Start both jobs side by side."""
+    with ExitStack() as opened:
+
+        def stream(source: Source, place: str, format_: str) -> Stream:
+            managed = source.kind == "managed"
+            destination = Destination.parse(place, format_)
+            sisters = Sisters(spark, destination)
+            writer = opened.enter_context(
+                EventWriter(
+                    spark,
+                    place,
+                    format=format_,
+                    subscription=source.name if managed else None,
+                    topic=None if managed else source.name,
+                    on_undecodable="quarantine",
+                    quarantine=sisters.quarantine,
+                )
+            )
+            sisters.open()
+            client = connect(org.emulator)
+            if managed:
+                subscription = client.subscribe_managed(source.name, ack="manual")
+            else:
+                store = TableReplayStore(writer)
+                subscription = client.subscribe(
+                    source.name, replay=store, replay_fallback="earliest", ack="manual"
+                )
+            job = IngestJob(
+                subscription,
+                writer,
+                beside=sisters,
+                batch_events=BATCH,
+                batch_seconds=PATIENCE,
+            )
+
+            def finish() -> None:
+                job.settle()
+                sisters.close()
+
+            return Stream(source, job, subscription, subscription, finish)
+
+        def start(
+            places: dict[Source, str], format_: str
+        ) -> tuple[dict[Source, Stream], Streams, Thread]:
+            streams = {source: stream(source, place, format_) for source, place in places.items()}
+            jobs = Streams(list(streams.values()))
+            thread = Thread(target=jobs.run)
+            thread.start()
+            opened.callback(thread.join, PATIENCE)
+            opened.callback(jobs.stop)
+            return streams, jobs, thread
+
+        yield start
+
+
+@pytest.mark.parametrize("format_", ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)])
+def test_a_mixed_run_is_counted_to_the_last_event(
+    spark, org: Org, run, tmp_path: Path, format_: str
+):
+    """Exact counts in both raw tables and in the schemas, quarantine, gaps and commits of each."""
+    places = {source: str(tmp_path / table_name(source)) for source in (MANAGED, TOPIC)}
+    org.orders(0, ORDERS_BEFORE, AGAIN_BEFORE)
+    org.undecodable(ORDERS, BAD_ORDERS)
+    org.undecodable(ORDERS, BAD_SCHEMAS, schema_id="x" * 22)
+    org.changes(0, CHANGES_BEFORE)
+    org.undecodable(CHANGES, BAD_CHANGES)
+    streams, jobs, thread = run(places, format_)
+    for source, count in DELIVERED_BEFORE.items():
+        job, subscription = streams[source].job, streams[source].subscription
+        until(lambda s=subscription, n=count: s.health().delivered == n, str(source), PATIENCE)
+        written = count // BATCH * BATCH
+        until(lambda j=job, n=written: j.progress.received == n, f"{source}: batches", PATIENCE)
+    last_change = streams[TOPIC].subscription.health().last_position
+
+    org.emulator.faults.add(Fault("move_org"))  # all of it comes again, under new replay ids
+    org.add_a_field()
+    org.orders(ORDERS_BEFORE, ORDERS_AFTER, AGAIN_AFTER)
+    org.undecodable(ORDERS, BAD_ORDERS)
+    org.changes(CHANGES_BEFORE, CHANGES_AFTER)
+    for source, stream in streams.items():
+        all_of_it = 2 * DELIVERED_BEFORE[source] + DELIVERED_AFTER[source]
+        health = stream.subscription.health
+        until(lambda h=health, n=all_of_it: h().delivered >= n, f"all of {source}", PATIENCE)
+    jobs.stop()
+    thread.join(PATIENCE)
+
+    # The raw tables.
+    rows = {source: read_table(Path(place), format_) for source, place in places.items()}
+    orders, changes = rows[MANAGED], rows[TOPIC]
+    assert Counter(orders["event_id"].to_pylist()) == Counter(
+        f"order-{n}" for n in range(ORDERS_BEFORE + ORDERS_AFTER)
+    )
+    assert set(changes["event_id"].to_pylist()) == {""}
+    headers = [
+        json.loads(text)["ChangeEventHeader"] for text in changes["payload_json"].to_pylist()
+    ]
+    assert Counter(header["transactionKey"] for header in headers) == Counter(
+        f"{n:08}" for n in range(CHANGES_BEFORE + CHANGES_AFTER)
+    )
+    for source, place in places.items():
+        assert rows[source]["ingest_seq"].to_pylist() == list(range(len(rows[source])))
+        assert spark.read.format(format_).load(place).count() == len(rows[source])
+
+    # The jobs' own figures.
+    set_aside = {MANAGED: 3 * BAD_ORDERS + 2 * BAD_SCHEMAS, TOPIC: 2 * BAD_CHANGES}
+    for source, stream in streams.items():
+        done = stream.job.progress
+        assert stream.summary.ending == "stopped"
+        assert done.received == 2 * DELIVERED_BEFORE[source] + DELIVERED_AFTER[source]
+        assert done.rows == len(rows[source])
+        assert done.set_aside == set_aside[source]
+        assert done.duplicates == done.received - done.rows - done.set_aside
+
+    # The tables beside them.
+    schemas = {s: read_sister(spark, place, "schemas").collect() for s, place in places.items()}
+    assert (len(schemas[MANAGED]), len(schemas[TOPIC])) == (2, 1)
+    for source in places:
+        used = set(rows[source]["schema_id"].to_pylist())
+        assert {row["schema_id"] for row in schemas[source]} == used
+    # Kept once each, however often they came; without an id the position tells two of them apart,
+    # and the move gave new ones.
+    kept = {s: read_sister(spark, place, "quarantine").count() for s, place in places.items()}
+    assert kept == {MANAGED: 2 * BAD_ORDERS + BAD_SCHEMAS, TOPIC: 2 * BAD_CHANGES}
+    gaps = {s: read_sister(spark, place, "gaps").collect() for s, place in places.items()}
+    assert [gap["reason"] for gap in gaps[MANAGED]] == ["repositioned"]
+    assert [gap["reason"] for gap in gaps[TOPIC]] == ["rejected"]
+    assert gaps[TOPIC][0]["after"] == last_change.hex()
+    for source, stream in streams.items():
+        commits = read_sister(spark, places[source], "commits").orderBy("noted_at").collect()
+        for count in ("received", "rows", "duplicates", "set_aside", "batches"):
+            assert sum(row[count] for row in commits) == getattr(stream.job.progress, count), count
+        assert max(row["last_seq"] or 0 for row in commits) == len(rows[source]) - 1
+        assert {row["subscription"] for row in commits} == {source.name}
+    committed = org.emulator.managed.get(SUBSCRIPTION).committed
+    assert streams[MANAGED].subscription.health().committed.hex() == (
+        org.emulator.bus.ids.mint(committed).hex()
+    )
+    org.emulator.faults.assert_consumed()
