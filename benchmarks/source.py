@@ -1,0 +1,284 @@
+"""What the connection costs the streaming source: triggers of 100,000 events, with and without it.
+
+Prints one JSON line. Two readers take turns within one session: the source itself, subscribed to a
+server on loopback through the client, and the same source whose reader is fed by a generator: no
+connection, no client, no waiting. A trigger is timed by Spark (``triggerExecution``: offsets,
+journal, partitions, decoding on executors); the sink throws rows away, so that it hides nothing.
+Triggers come at an interval, as in use, which leaves the source the time to receive the next one.
+``end_to_end`` compares the whole time of reading without pauses instead: both ways from the first
+trigger to the last, with the server and the client on the same cores.
+
+The target (0.7) is for triggers. The server sends responses that were serialised before; its events
+are platform events of about 300 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+from sfpubsub.avro.codec import Codec  # noqa: E402
+from sfpubsub.avro.schema_cache import schema_id_of  # noqa: E402
+from sfpubsub.spark import PubSubDataSource, spark_session  # noqa: E402
+from sfpubsub.spark.feed import Received  # noqa: E402
+from sfpubsub.spark.options import SourceOptions  # noqa: E402
+from sfpubsub.spark.reader import EventStreamReader  # noqa: E402
+from sfpubsub.types import RawEvent, ReplayId  # noqa: E402
+
+TOPIC = "/event/Order_Event__e"
+EVENTS = 100_000  # of a trigger
+RESPONSE = 100  # events in one response, at most
+DISTINCT = 2  # triggers until ids come again; no more are ever held at once
+TARGET = 0.7
+DEADLINE = 900.0  # seconds for a few triggers, on a machine that has other things to do
+
+SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "Order_Event__e",
+        "namespace": "com.sforce.eventbus",
+        "fields": [
+            {"name": "CreatedDate", "type": "long", "doc": "CreatedDate:DateTime"},
+            {"name": "CreatedById", "type": "string", "doc": "CreatedBy:EntityId"},
+            *(
+                {"name": f"Field_{n}__c", "type": ["null", kind], "default": None}
+                for n, kind in enumerate(["string"] * 4 + ["double"] * 3 + ["boolean"] * 2)
+            ),
+        ],
+    }
+)
+SCHEMA_ID = schema_id_of(SCHEMA)
+
+
+def events(first: int, count: int) -> Iterator[RawEvent]:
+    """Make events with numbers from *first* on."""
+    codec = Codec(SCHEMA_ID, SCHEMA)
+    for number in range(first, first + count):
+        value: dict[str, Any] = {
+            "CreatedDate": 1_795_000_000_000 + number,
+            "CreatedById": "005" * 6,
+        }
+        value |= {
+            f"Field_{n}__c": f"{number} of the orders, with some text to it" for n in range(4)
+        }
+        value |= {f"Field_{n}__c": number / 7 for n in range(4, 7)}
+        value |= {f"Field_{n}__c": number % 2 == 0 for n in range(7, 9)}
+        replay_id = ReplayId(number.to_bytes(8, "big") + b"\0\0")
+        yield RawEvent(
+            f"{number:08x}-0000-4000-8000-000000000000", SCHEMA_ID, codec.encode(value), replay_id
+        )
+
+
+# The server, a process of its own.
+
+
+def serve() -> None:
+    """Send events for ever, as many as are asked for, from responses made before."""
+    import grpc
+
+    from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+    responses = []
+    batch: list[Any] = []
+    for raw in events(0, DISTINCT * EVENTS):
+        event = pb.ProducerEvent(id=raw.id, schema_id=raw.schema_id, payload=raw.payload)
+        batch.append(pb.ConsumerEvent(event=event, replay_id=bytes(raw.replay_id)))
+        if len(batch) == RESPONSE:
+            response = pb.FetchResponse(
+                events=batch, latest_replay_id=batch[-1].replay_id, rpc_id="benchmark"
+            )
+            responses.append(response.SerializeToString())
+            batch = []
+
+    def subscribe(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
+        place = owed = 0
+        for request in requests:
+            owed += pb.FetchRequest.FromString(request).num_requested
+            while owed >= RESPONSE:  # a whole response at a time: 100 is what can be outstanding
+                owed -= RESPONSE
+                yield responses[place % len(responses)]
+                place += 1
+
+    def schema(_request: bytes, _context: Any) -> bytes:
+        return pb.SchemaInfo(schema_json=SCHEMA, schema_id=SCHEMA_ID).SerializeToString()
+
+    handlers = {
+        "Subscribe": grpc.stream_stream_rpc_method_handler(subscribe),
+        "GetSchema": grpc.unary_unary_rpc_method_handler(schema),
+    }
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("eventbus.v1.PubSub", handlers)]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    sys.stdin.read()  # until the benchmark closes it
+    server.stop(None)
+
+
+# The same source, fed from memory.
+
+
+class GeneratorReader(EventStreamReader):
+    """The reader with a generator in place of the subscription."""
+
+    def _open(self, base: Any, start: Any) -> Any:
+        self._base, self._held = base, []
+        self._feed = GeneratorFeed()  # type: ignore[assignment]
+        self._schemas.put(SCHEMA_ID, SCHEMA)
+        return self._feed
+
+
+class GeneratorFeed:
+    """Has the next events at once, always."""
+
+    def __init__(self) -> None:
+        self._events = [Received(raw, time.time()) for raw in events(0, DISTINCT * EVENTS)]
+        self._place = 0
+        gc.collect()
+        gc.freeze()  # so many objects that live on would slow down every collection
+
+    def take(self, _timeout: float) -> list[Received]:
+        """Return the next response's events."""
+        place, self._place = self._place, (self._place + RESPONSE) % len(self._events)
+        return self._events[place : place + RESPONSE]
+
+    def gaps(self) -> list[Any]:
+        """Return none."""
+        return []
+
+    tip = None
+    idle = 0.0
+
+
+class GeneratorDataSource(PubSubDataSource):
+    """The source ``generator``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "generator"
+
+    def streamReader(self, schema: Any) -> EventStreamReader:  # noqa: N802
+        """Return what reads."""
+        return GeneratorReader(SourceOptions.parse(self.options))
+
+
+# The measurement.
+
+
+def triggers(spark: Any, source: str, settings: str, count: int, interval: float) -> list[Any]:
+    """Run a query until it has *count* full triggers after the first; return their progress."""
+    query = (
+        spark.readStream.format(source)
+        .option("topic", TOPIC)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", EVENTS)
+        .option("configFile", settings)
+        .load()
+        .writeStream.format("noop")
+        .trigger(processingTime=f"{round(interval * 1000)} milliseconds")
+        .start()
+    )
+    try:
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            full = [p for p in query.recentProgress if p.numInputRows == EVENTS]
+            if len(full) > count:
+                return full[1:]  # the first starts workers and compiles
+            if not query.isActive or time.monotonic() > deadline:
+                raise SystemExit(f"{source} did not get there: {query.exception()}")
+            time.sleep(0.2)
+    finally:
+        query.stop()
+
+
+def seconds(progress: list[Any]) -> list[float]:
+    """Return how long each trigger took."""
+    return [p.durationMs["triggerExecution"] / 1000 for p in progress]
+
+
+def measure(spark: Any, settings: str, rounds: int, each: int, interval: float) -> dict[str, Any]:
+    """Let the two take turns; return rates and ratios."""
+    spark.dataSource.register(PubSubDataSource)
+    spark.dataSource.register(GeneratorDataSource)
+    taken: dict[str, list[float]] = {"sfpubsub": [], "generator": []}
+    flat: dict[str, list[float]] = {"sfpubsub": [], "generator": []}
+    waited: dict[str, list[float]] = {"sfpubsub": [], "generator": []}
+    for _ in range(rounds):
+        for source in taken:
+            progress = triggers(spark, source, settings, each, interval)
+            taken[source] += seconds(progress)
+            waited[source] += [p.durationMs["latestOffset"] / 1000 for p in progress]
+            flat[source] += seconds(triggers(spark, source, settings, each, 0.0))
+    offsets = {name: statistics.median(times) for name, times in waited.items()}
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    flats = {name: statistics.median(times) for name, times in flat.items()}
+    ratio = medians["generator"] / medians["sfpubsub"]
+    return {
+        "trigger_events": EVENTS,
+        "triggers": len(taken["sfpubsub"]),
+        "source_s": round(medians["sfpubsub"], 3),
+        "generator_s": round(medians["generator"], 3),
+        "source_latest_offset_s": round(offsets["sfpubsub"], 3),
+        "generator_latest_offset_s": round(offsets["generator"], 3),
+        "ratio": round(ratio, 2),
+        "end_to_end_ratio": round(flats["generator"] / flats["sfpubsub"], 2),
+        "source_events_per_s": round(EVENTS / medians["sfpubsub"]),
+        "target": TARGET,
+        "ok": ratio >= TARGET,
+    }
+
+
+def main() -> None:
+    """Start the server and Spark, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--triggers", type=int, default=4, help="of each source in a round")
+    parser.add_argument("--interval", type=float, default=8.0, help="seconds between triggers")
+    options = parser.parse_args()
+    if options.serve:
+        serve()
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, __file__, "--serve"]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            settings = Path(directory, "settings.toml")
+            settings.touch(mode=0o600)
+            port = int(server.stdout.readline())  # type: ignore[union-attr]
+            settings.write_text(
+                f'endpoint = "127.0.0.1:{port}"\ninsecure = "1"\naccess_token = "x"\n'
+                f'instance_url = "https://localhost"\ntenant_id = "00D000000000000EAA"\n'
+            )
+            with spark_session(settings={"spark.driver.memory": "2g"}) as spark:
+                rate = measure(
+                    spark, str(settings), options.rounds, options.triggers, options.interval
+                )
+        finally:
+            server.stdin.close()  # type: ignore[union-attr]
+            server.wait(30)
+            server.stdout.close()  # type: ignore[union-attr]
+    print(json.dumps(rate))
+    sys.exit(0 if rate["ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What the streaming source reads from: one subscription, and where its topic ended just now.
+
+Retries, new sessions, credit and the watchdog are the client's; an error that comes out here is the
+end. Runs in the source's process only, which Spark starts beside the driver. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from sfpubsub.client.schema_store import SchemaStore
+from sfpubsub.errors import StreamError
+from sfpubsub.types import Gap, RawEvent, ReplayId, StartPosition
+
+if TYPE_CHECKING:  # it loads grpc, which executors need not have
+    from sfpubsub.client.client import PubSubClient
+    from sfpubsub.client.subscription import Subscription
+
+# Payload bytes received and not yet taken, and of one trigger. Both at once are what the source's
+# process holds, with about 400 bytes for each event.
+MAX_BYTES = 64 * 1024 * 1024
+
+# Seconds that the connection may fail for. The client alone would go on for ever, and a query that
+# waits for a service out of reach looks like one whose topic is quiet. Longer than a restart of the
+# service, short against 72 h of retention.
+CONNECTION_TIMEOUT = 300.0
+
+# Ids kept to see whether the end of the topic was passed before it was known: about what arrives
+# within the seconds that the second stream needs to open.
+_PASSED = 100_000
+
+# Subscription states (protocol/states.py) in which nothing can arrive, however much there is.
+_NOT_LISTENING = frozenset({"new", "waiting", "renewing", "paused"})
+
+
+class Received(NamedTuple):
+    """An event and when it came."""
+
+    raw: RawEvent
+    received_at: float
+    """Seconds since 1970 UTC."""
+
+
+class Schemas(SchemaStore):
+    """The schemas of the events so far, as text, for the executors that decode.
+
+    Args:
+        beyond: Keeps them beyond this process.
+    """
+
+    def __init__(self, beyond: SchemaStore | None = None) -> None:
+        self._beyond = beyond
+        self._schemas: dict[str, str] = {}
+
+    def get(self, schema_id: str) -> str | None:
+        """Return the schema, or None if it was not met."""
+        text = self._schemas.get(schema_id)
+        if text is None and self._beyond is not None:
+            text = self._beyond.get(schema_id)
+            if text is not None:
+                self._schemas[schema_id] = text
+        return text
+
+    def put(self, schema_id: str, schema_json: str) -> None:
+        """Keep a schema."""
+        if self._beyond is not None:
+            self._beyond.put(schema_id, schema_json)
+        self._schemas[schema_id] = schema_json
+
+
+class Feed:
+    """The events of a topic from a position on.
+
+    Args:
+        client: Stays open when this is closed.
+        topic: Its path.
+        start: Where to begin.
+        max_events: Events received ahead of `take`.
+        go_on: Whether to go on at EARLIEST when the position is refused; `gaps` then tells of it.
+    """
+
+    def __init__(
+        self,
+        client: PubSubClient,
+        topic: str,
+        start: StartPosition,
+        *,
+        max_events: int,
+        go_on: bool,
+    ) -> None:
+        self.idle = 0.0
+        """Seconds that `take` has waited in vain since something came, or could not have come."""
+        self._gaps_seen = 0
+        self._parent = os.getppid()
+        self._subscription: Subscription = client.subscribe(
+            topic,
+            replay=start,
+            replay_fallback=StartPosition.earliest() if go_on else None,
+            max_pending_count=max_events,
+            max_bytes=MAX_BYTES,
+            connection_timeout=CONNECTION_TIMEOUT,
+        )
+
+    def take(self, timeout: float) -> list[Received]:
+        """Return the events of the next response; none after *timeout* seconds.
+
+        Raises:
+            SfPubSubError: The subscription has failed; what it received before was taken.
+            StreamError: Spark has ended.
+        """
+        if os.getppid() != self._parent:
+            # Killed, so nobody reads what this returns: do not outlive it by a long recovery.
+            raise StreamError("the Spark driver that this source belonged to has ended")
+        began = time.monotonic()
+        batch = self._subscription.next_batch(timeout)
+        if batch is None:
+            health = self._subscription.health()
+            # Events that wait for their schema are no silence either.
+            if health.state in _NOT_LISTENING or health.pending_count:
+                self.idle = 0.0
+            else:
+                self.idle += time.monotonic() - began
+            return []
+        self.idle = 0.0
+        return [Received(raw, batch.received_at) for raw in batch.raw_events]
+
+    def gaps(self) -> list[Gap]:
+        """Return the positions given up since the last time; call it after `take`.
+
+        ``unanchored`` ones are not among them: a query that begins at ``latest`` has no position to
+        lose before its first event.
+        """
+        gaps = self._subscription.health().gaps[self._gaps_seen :]
+        self._gaps_seen += len(gaps)
+        return [gap for gap in gaps if gap.reason != "unanchored"]
+
+    @property
+    def tip(self) -> ReplayId | None:
+        """The position of a keepalive, if that was the last thing received and all is taken."""
+        health = self._subscription.health()
+        if not health.caught_up or health.pending_count or len(health.gaps) > self._gaps_seen:
+            return None
+        return health.last_position
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._subscription.abort()
+
+
+class Horizon:
+    """Tells when everything published before now has been read, however much comes after.
+
+    A second stream begins at LATEST: its first event is the first one after now, and the stream
+    that reads comes by the same one. On a topic where nothing is published any more it says
+    nothing; then that stream runs idle, or gets a keepalive.
+
+    Args:
+        client: Stays open.
+        topic: Its path.
+    """
+
+    def __init__(self, client: PubSubClient, topic: str) -> None:
+        self._subscription: Subscription | None = client.subscribe(
+            topic, replay=StartPosition.latest(), max_pending_count=1
+        )
+        self._first: ReplayId | None = None
+        self._seen: deque[ReplayId] = deque(maxlen=_PASSED)
+        self._passed = False
+
+    def within(self, events: list[Received]) -> int | None:
+        """Return how many of *events*, which come next, are from before; None if all may be.
+
+        Raises:
+            SfPubSubError: Its stream has failed.
+        """
+        self._look()
+        if self._passed:
+            return 0
+        if self._first is not None:
+            for index, event in enumerate(events):
+                if event.raw.replay_id == self._first:
+                    return index
+        return None
+
+    def read(self, events: list[Received]) -> None:
+        """Note events that are done."""
+        if self._first is None:
+            self._seen.extend(event.raw.replay_id for event in events)
+
+    def close(self) -> None:
+        """End the second stream."""
+        if self._subscription is not None:
+            self._subscription.abort()
+            self._subscription = None
+
+    def _look(self) -> None:
+        if self._subscription is None:
+            return
+        batch = self._subscription.next_batch(0.0)
+        if batch is not None:
+            self._first = batch.raw_events[0].replay_id
+            self._passed = self._first in self._seen
+            self._seen.clear()
+            self.close()

@@ -1,0 +1,112 @@
+"""Where a streaming query stands, as Spark journals it.
+
+Spark compares offsets as text, so the keys always come in one order. Replay ids are hexadecimal, as
+in logs and in ``startingOffsets``: a position can be copied out of a checkpoint. Nothing here
+orders them; ``seq`` is a count of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.types import ReplayId, ReplayPreset, StartPosition, start_position
+
+# Of the text in the checkpoint. Another one is refused: guessing what it says would lose events.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A position between two events of one topic.
+
+    The end of a batch with events is its last event. Only ends are journaled; the start of the
+    first batch is asked again after a crash, when ``latest`` and ``earliest`` mean something else.
+    So a batch that starts there says at its end which event was its first.
+    """
+
+    topic: str
+    position: StartPosition
+    """After the last event so far; where the query began, if there was none."""
+    seq: int = 0
+    """Events of this query before this position: the ``ingest_seq`` of the next one."""
+    at: int | None = None
+    """When it was seen, in seconds since 1970 UTC; None if nobody knows."""
+    first: ReplayId | None = None
+    """The first event of the batch that ends here, if it began at ``latest`` or ``earliest``."""
+    keepalive: ReplayId | None = None
+    """A later position at which there is no event: nothing came in between. Resuming there, a topic
+    that was quiet for longer than events are kept loses nothing."""
+
+    @property
+    def resume(self) -> StartPosition:
+        """Where a stream goes on."""
+        return self.position if self.keepalive is None else StartPosition.after(self.keepalive)
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether it means the same place whenever it is used."""
+        return self.resume.preset is ReplayPreset.CUSTOM
+
+    @property
+    def floats(self) -> bool:
+        """Whether it moves on with the topic: events can pass it unseen."""
+        return self.resume.preset is ReplayPreset.LATEST
+
+    def json(self) -> dict[str, Any]:
+        """Return the form that is journaled."""
+        position = self.position
+        record = {
+            "at": self.at,
+            "first": None if self.first is None else self.first.hex(),
+            "keepalive": None if self.keepalive is None else self.keepalive.hex(),
+            "replay": (position.replay_id.hex() if position.replay_id else str(position)),
+            "seq": self.seq,
+            "topic": self.topic,
+            "v": _VERSION,
+        }
+        return {name: value for name, value in record.items() if value is not None}
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any], topic: str) -> Offset:
+        """Read what `json` returned.
+
+        Args:
+            record: What Spark gives back.
+            topic: The topic of the query.
+
+        Raises:
+            ConfigurationError: It is of another version, or of another topic.
+        """
+        try:
+            found = cls(
+                topic=str(record["topic"]),
+                position=start_position(str(record["replay"])),
+                seq=int(record["seq"]),
+                at=None if record.get("at") is None else int(record["at"]),
+                first=_replay_id(record.get("first")),
+                keepalive=_replay_id(record.get("keepalive")),
+            )
+            version = record["v"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"the checkpoint holds an offset that this version of sfpubsub did not write "
+                f"({error}): use the version that did, or a new checkpoint"
+            ) from error
+        if version != _VERSION:
+            raise ConfigurationError(
+                f"the checkpoint holds an offset of form {version}, and this version of sfpubsub "
+                f"reads form {_VERSION}: use the version that wrote it, or a new checkpoint"
+            )
+        if found.topic != topic:
+            raise ConfigurationError(
+                f"the checkpoint belongs to topic {found.topic}, and the query reads {topic}: give "
+                f"each topic a checkpoint of its own"
+            )
+        return found
+
+
+def _replay_id(text: Any) -> ReplayId | None:
+    return None if text is None else ReplayId.from_hex(str(text))

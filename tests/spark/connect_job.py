@@ -1,0 +1,51 @@
+"""What of the package works with Spark Connect: ``python connect_job.py SETTINGS DIRECTORY``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.spark import EventWriter, ForeachBatchWriter, PubSubDataSource
+
+TOPIC = "/event/Order_Event__e"
+
+
+def main() -> None:
+    settings, place = sys.argv[1:]
+    directory = Path(place)
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    spark.dataSource.register(PubSubDataSource)
+    events = (
+        spark.readStream.format("sfpubsub")
+        .option("topic", TOPIC)
+        .option("startingOffsets", "earliest")
+        .option("idleTimeout", 1)
+        .option("configFile", settings)
+        .load()
+    )
+    query = (
+        events.writeStream.format("parquet")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(directory / "streamed"))
+    )
+    query.awaitTermination()
+    refusals = []
+    for make in (EventWriter, ForeachBatchWriter):
+        try:
+            make(spark, directory / "refused", topic=TOPIC)
+        except SfPubSubError as error:
+            refusals.append(str(error))
+        else:
+            refusals.append("nothing")
+    count = spark.read.parquet(str(directory / "streamed")).count()
+    print(json.dumps({"streamed": count, "refusals": refusals}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

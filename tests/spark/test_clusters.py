@@ -1,0 +1,169 @@
+"""The same program on every kind of cluster: executors need neither grpc nor a credential."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from sfpubsub.spark.java import find_java_home
+
+from ..conftest import until
+from .source_world import TOPIC, orders, settings_file
+
+JOB = Path(__file__).with_name("cluster_job.py")
+CONNECT_JOB = Path(__file__).with_name("connect_job.py")
+EVENTS = 250
+
+
+@pytest.fixture
+def world(run_emulator, tmp_path):
+    """An emulator with events on it, and what a program on a cluster is told."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(EVENTS))
+    settings_file(emulator, tmp_path / "settings.toml")
+    return emulator, tmp_path
+
+
+def environment(**more: str) -> dict[str, str]:
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("SFPUBSUB_")}
+    return {
+        **mine,
+        "JAVA_HOME": str(find_java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        **more,
+    }
+
+
+def run(world, master: str, *more: str) -> tuple[dict, str]:
+    """Run the program; return its report and what it wrote to stderr."""
+    emulator, directory = world
+    # In the environment of the driver as well: it must get no further.
+    given = environment(SFPUBSUB_ACCESS_TOKEN=emulator.access_token)
+    done = subprocess.run(
+        [sys.executable, str(JOB), master, str(directory / "settings.toml"), str(directory),
+         str(EVENTS), *more],
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def check(report: dict) -> None:
+    assert (report["streamed"], report["ingested"]) == (EVENTS, EVENTS)
+    assert report["batches"] == 3
+    assert TOPIC in report["plan"] or "sfpubsub" in report["plan"]
+
+
+@pytest.mark.spark
+def test_on_a_local_cluster_whose_executors_have_no_grpc(world):
+    """Two executors of their own; and the token that was used is nowhere that Spark writes."""
+    emulator, directory = world
+    work = Path(pyspark.__file__).parent / "work"  # where such a cluster has its executors' logs
+    before = set(work.glob("app-*"))
+    report, errors = run(world, "local-cluster[2,1,1024]", "no-grpc")
+    check(report)
+    assert report["executors"] == ["no grpc, 0 settings"]
+    (ours,) = set(work.glob("app-*")) - before
+    shutil.move(ours, directory / "work")
+    secret = emulator.access_token.encode()
+    places = [path for path in directory.rglob("*") if path.is_file()]
+    logs = {"eventlog", "checkpoint", "streamed", "work"}
+    assert {path.relative_to(directory).parts[0] for path in places} >= logs
+    leaks = [
+        path
+        for path in places
+        if "emulator" not in path.parts
+        and path.name != "settings.toml"
+        and secret in path.read_bytes()
+    ]
+    assert leaks == []
+    assert emulator.access_token not in report["plan"] + errors
+
+
+@pytest.mark.slow
+def test_on_one_machine(world):
+    """local[*]: executors are threads of the driver, with workers of their own."""
+    report, _ = run(world, "local[*]")
+    check(report)
+
+
+@pytest.mark.slow
+def test_on_a_standalone_cluster_with_two_workers(world):
+    """Master and workers are processes of their own, started from the installed Spark."""
+    _, directory = world
+    with ExitStack() as stack:
+        port = free_port()
+        master = stack.enter_context(
+            daemon(directory, "master", "org.apache.spark.deploy.master.Master",
+                   "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+        )  # fmt: skip
+        until(lambda: "I have been elected leader" in master.read_text(), "the master", 60)
+        for number in range(2):
+            stack.enter_context(
+                daemon(directory, f"worker{number}", "org.apache.spark.deploy.worker.Worker",
+                       "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
+                       "--webui-port", "0", "--work-dir", str(directory / f"work{number}"),
+                       f"spark://127.0.0.1:{port}")
+            )  # fmt: skip
+        until(lambda: master.read_text().count("Registering worker") == 2, "the workers", 60)
+        report, _ = run(world, f"spark://127.0.0.1:{port}", "no-grpc")
+    check(report)
+    assert report["executors"] == ["no grpc, 0 settings"]
+
+
+@pytest.mark.slow
+def test_with_spark_connect_the_source_works_and_the_writers_say_what_does_not(world):
+    """The source runs in the server; writers need a driver of this process, and say so."""
+    for package in ("grpc_status", "zstandard", "google.rpc"):
+        pytest.importorskip(package, reason="pyspark[connect] needs it")
+    _, directory = world
+    done = subprocess.run(
+        [sys.executable, str(CONNECT_JOB), str(directory / "settings.toml"), str(directory)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["streamed"] == EVENTS
+    for refusal in report["refusals"]:
+        assert re.search("Spark Connect", refusal), report
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def daemon(directory: Path, name: str, *command: str):
+    """A process of Spark's own, until the end of the block; gives its log."""
+    log = directory / f"{name}.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(Path(pyspark.__file__).parent / "bin" / "spark-class"), *command],
+            env=environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield log
+    finally:
+        process.terminate()
+        process.wait(30)

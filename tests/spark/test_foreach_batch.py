@@ -1,0 +1,195 @@
+"""The promises of a streaming query into a raw table: each event once, whatever is repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+
+import sfpubsub.spark
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.errors import LocalProtocolError
+from sfpubsub.spark import ForeachBatchWriter, PubSubDataSource, options
+from sfpubsub.spark.tables import SCHEMA
+
+from ..conftest import until
+from ..test_docs import ROOT, blocks
+from .source_world import TOPIC, orders, settings_file
+
+
+class Streams:
+    """Runs queries of the source in one session, on one emulator."""
+
+    def __init__(self, spark, emulator, directory: Path) -> None:
+        self.spark = spark
+        self.emulator = emulator
+        self.directory = directory
+        self.table = directory / "table"
+        self.settings = settings_file(emulator, directory / "settings.toml")
+        spark.dataSource.register(PubSubDataSource)
+
+    def events(self, **more: str):
+        given = {
+            "topic": TOPIC,
+            "startingOffsets": "earliest",
+            "idleTimeout": "0.5",
+            "configFile": str(self.settings),
+            **more,
+        }
+        return self.spark.readStream.format("sfpubsub").options(**given).load()
+
+    def run(self, checkpoint: str, **more: str):
+        """Read what there is into the table, and end."""
+        with ForeachBatchWriter(self.spark, self.table, topic=TOPIC) as writer:
+            query = (
+                self.events(**more)
+                .writeStream.foreachBatch(writer)
+                .option("checkpointLocation", str(self.directory / checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            try:
+                assert query.awaitTermination(120), "it did not end"
+            finally:
+                query.stop()
+            return query
+
+    def ids(self) -> list[str]:
+        """What a plain reader of the directory sees, in order."""
+        data = ds.dataset(self.table, schema=SCHEMA, format="parquet")
+        rows = data.to_table(columns=["event_id", "ingest_seq"])
+        rows = rows.sort_by("ingest_seq")
+        assert rows["ingest_seq"].to_pylist() == list(range(len(rows)))
+        return rows["event_id"].to_pylist()
+
+
+@pytest.fixture
+def streams(spark, run_emulator, tmp_path) -> Streams:
+    return Streams(spark, run_emulator(), tmp_path)
+
+
+def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
+    """Several batches; a batch repeated after its commit was lost; a new checkpoint on the path."""
+    published = streams.emulator.publish(TOPIC, orders(50))
+    schemas = streams.table / "_schemas"
+    query = streams.run("one", maxOffsetsPerTrigger="20", schemaStore=str(schemas))
+    batches = [progress["batchId"] for progress in query.recentProgress if progress.numInputRows]
+    assert batches == [0, 1, 2]
+    assert streams.ids() == [event.event_id for event in published]
+    names = [path.read_text() for path in sorted(streams.table.glob("ingest_hour=*/batch=*/_name"))]
+    assert names == [f"{query.id}/{number}" for number in batches]
+    (schema,) = schemas.glob("*.json")  # typed tables can be derived from the rows
+    assert "Order_Event__e" in schema.read_text()
+
+    # As if it had been killed between the table's transaction and Spark's.
+    (streams.directory / "one" / "commits" / "2").unlink()
+    (streams.directory / "one" / "commits" / ".2.crc").unlink()
+    directories = sorted(streams.table.glob("ingest_hour=*/batch=*"))
+    published += streams.emulator.publish(TOPIC, orders(5, 50))
+    streams.run("one", maxOffsetsPerTrigger="20")
+    assert streams.ids() == [event.event_id for event in published]
+    assert len(sorted(streams.table.glob("ingest_hour=*/batch=*"))) == len(directories) + 1
+
+    published += streams.emulator.publish(TOPIC, orders(5, 55))
+    streams.run("two", maxOffsetsPerTrigger="40")
+    assert streams.ids() == [event.event_id for event in published]
+    by_spark = streams.spark.read.parquet(str(streams.table)).orderBy("ingest_seq").collect()
+    assert [row.event_id for row in by_spark] == streams.ids()
+
+
+def test_a_gap_is_told_beside_the_table_and_is_no_row_of_it(streams: Streams):
+    """A raw table has a row an event; what is missing is in its table of gaps."""
+    published = streams.emulator.publish(TOPIC, orders(10))
+    streams.run("one")
+    later = streams.emulator.publish(TOPIC, orders(5, 10))
+    gone = published[-1].replay_id.hex()
+    streams.emulator.faults.add(Fault(kind="age_out", replay_id=gone))
+    with pytest.raises(StreamingQueryException, match="failOnDataLoss"):
+        streams.run("one")
+    streams.run("one", failOnDataLoss="false")
+    assert streams.ids() == [event.event_id for event in published + later]
+    (gap,) = (streams.table / "_gaps").glob("*.json")
+    assert json.loads(gap.read_text())["after"] == gone
+
+
+def test_a_query_goes_on_where_it_was_stopped(streams: Streams):
+    """With a processing-time trigger, over a restart from the checkpoint."""
+    published = []
+    for part in range(2):
+        published += streams.emulator.publish(TOPIC, orders(10, 10 * part))
+        with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
+            query = (
+                streams.events()
+                .writeStream.foreachBatch(writer)
+                .option("checkpointLocation", str(streams.directory / "one"))
+                .start()
+            )
+            try:
+                until(
+                    lambda: streams.table.exists() and len(streams.ids()) >= len(published),  # noqa: B023
+                    "the rows",
+                    patience=60,
+                )
+                published += streams.emulator.publish(TOPIC, orders(3, 100 + part))
+                until(lambda: len(streams.ids()) >= len(published), "more rows", patience=60)  # noqa: B023
+            finally:
+                query.stop()
+    assert streams.ids() == [event.event_id for event in published]
+
+
+def test_a_query_that_is_refused_ends_with_the_reason(streams: Streams):
+    """What the service said is in the error that Spark raises."""
+    streams.emulator.faults.add(Fault(kind="expire_token"))
+    with pytest.raises(StreamingQueryException, match="no longer accepts the access token"):
+        streams.run("one")
+
+
+def test_an_option_is_refused_before_anything_runs(streams: Streams):
+    """With the near name; and a credential is not repeated by Spark's error either."""
+    with pytest.raises(AnalysisException, match="did you mean startingOffsets"):
+        streams.events(startingOffset="latest")
+    with pytest.raises(AnalysisException, match="looks like a credential") as caught:
+        streams.events(accessToken="planted-4711")
+    assert "planted-4711" not in str(caught.value)
+
+
+def test_it_is_for_streaming_queries_only(streams: Streams):
+    """A batch without a query has no name, so it could be written twice."""
+    streams.emulator.publish(TOPIC, orders(1))
+    with (
+        ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer,
+        pytest.raises(LocalProtocolError, match="foreachBatch"),
+    ):
+        writer(streams.spark.range(1), 0)
+
+
+def test_the_query_of_the_page_runs(streams: Streams, monkeypatch):
+    """The example of the documentation, as it stands there."""
+    (code,) = blocks(ROOT / "docs" / "streaming-source.md", "python")
+    for path, own in {
+        "/etc/sfpubsub.toml": streams.settings,
+        "/data/orders_checkpoint": streams.directory / "checkpoint",
+        "/data/orders": streams.table,
+    }.items():
+        assert path in code
+        code = code.replace(path, str(own))
+    code = code.replace(".load()", '.option("idleTimeout", 0.5).load()')
+    published = streams.emulator.publish(TOPIC, orders(3))
+    monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: nullcontext(streams.spark), False)
+    exec(compile(code, "page", "exec"), {})
+    assert streams.ids() == [event.event_id for event in published]
+
+
+def test_the_page_names_every_option():
+    """And no other; with the defaults that hold."""
+    page = (ROOT / "docs" / "streaming-source.md").read_text()
+    table = page.split("## Options")[1].split("## ")[0]
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    assert tuple(named) == options.NAMES
+    assert f"| {options.DEFAULT_MAX_EVENTS:,} |" in table
+    assert f"| {options.DEFAULT_IDLE_TIMEOUT:.0f} |" in table
