@@ -77,6 +77,29 @@ def test_a_profile_goes_before_the_top_of_the_file(file):
     assert Settings.load({"config": config}, {}).endpoint == "top:1"
 
 
+def test_an_empty_value_in_a_profile_counts_as_none(file):
+    """As in the environment: the next place is asked, here the top of the file."""
+    config = file('endpoint = "top:1"\n[profile.a]\nendpoint = ""\n')
+    assert Settings.load({"config": config, "profile": "a"}, {}).endpoint == "top:1"
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(file):
+    """Some editors write one, and nobody sees it."""
+    config = file('\ufeffendpoint = "top:1"\n')
+    assert Settings.load({"config": config}, {}).endpoint == "top:1"
+
+
+def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
+    """A shell does it at the beginning of a word only, and so not in --config=~/x."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "s.toml").write_text("private_key_file = 'key.pem'")
+    settings = Settings.load({"config": "~/s.toml"}, {"SFPUBSUB_CA_FILE": "~/ca.pem"})
+    assert settings.ca_file == str(tmp_path / "ca.pem")
+    assert settings.private_key_file == str(tmp_path / "key.pem")
+    with pytest.raises(ConfigurationError, match="--config is no path"):
+        Settings.load({"config": "~nobody-here/s.toml"}, {})
+
+
 @pytest.mark.parametrize(
     ("text", "profile", "message"),
     [
@@ -90,6 +113,9 @@ def test_a_profile_goes_before_the_top_of_the_file(file):
         ("client_id = ['k']", None, "client_id is not a string"),
         ("endpoint = ", None, "is not TOML"),
         ("config = 'other.toml'", None, "config is not a setting"),
+        (f"client_id = {'[' * 100_000}", None, "is not TOML"),
+        ("ca_file = '~nobody-here/ca.pem'", None, "ca_file is no path"),
+        ('ca_file = "a\\u0000b"', None, "ca_file is no path"),
     ],
 )
 def test_a_file_that_says_something_unknown(file, text, profile, message):
@@ -250,6 +276,9 @@ def test_the_roots_are_the_systems_or_those_of_certifi(monkeypatch, tmp_path):
     mine = tmp_path / "mine.pem"
     mine.write_text("x")
     monkeypatch.setenv("SSL_CERT_FILE", str(mine))
+    with pytest.raises(ConfigurationError, match="no certificate"):
+        network.trusted_roots()
+    mine.write_bytes(Path(certifi.where()).read_bytes())
     assert network.trusted_roots() == mine
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
     monkeypatch.setattr(network, "SYSTEM_BUNDLES", (str(tmp_path / "no"), str(mine)))
@@ -264,3 +293,49 @@ def test_a_ca_file_without_a_certificate(tmp_path):
         (tmp_path / "ca.pem").write_text(text)
         with pytest.raises(ConfigurationError, match="no certificate"):
             network.trusted_roots(str(tmp_path / "ca.pem"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "proxy"),
+    [
+        ({}, "", ""),
+        ({"https_proxy": "http://p:1"}, "", "http://p:1"),
+        ({"HTTPS_PROXY": "http://p:1"}, "", "http://p:1"),
+        ({"https_proxy": "p:1"}, "", "http://p:1"),
+        ({"https_proxy": "http://p:1"}, "http://own:2", "http://own:2"),
+        ({"NO_PROXY": ".example.com"}, "http://own:2", ""),
+        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, "", ""),
+        ({"http_proxy": "http://p:1"}, "", ""),
+        ({"all_proxy": "http://p:1"}, "", ""),
+    ],
+)
+def test_one_rule_chooses_the_proxy(monkeypatch, variables, given, proxy):
+    """For gRPC, HTTP and doctor; their libraries differ in capitals and in names of variables."""
+    for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert network.proxy_to("api.example.com", given) == proxy
+
+
+def test_no_proxy_may_name_a_network(monkeypatch):
+    """As gRPC and requests have it."""
+    monkeypatch.setenv("no_proxy", "name.example.com, 10.1.0.0/16")
+    assert network.proxy_to("10.1.2.3", "http://own:2") == ""
+    assert network.proxy_to("10.2.2.3", "http://own:2") == "http://own:2"
+    monkeypatch.setenv("https_proxy", "socks5://me:hush@p:1")
+    with pytest.raises(ConfigurationError, match="https_proxy is not http://host:port") as caught:
+        network.proxy_to("10.2.2.3")
+    assert not any("hush" in str(entry.frame.f_locals) for entry in caught.traceback)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "host", "host:", "host:0", "host:65536", "host:²", "https://host:443", "::1:443"],
+)
+def test_an_endpoint_that_is_none(endpoint):
+    """An error now, and not a name that nobody knows."""
+    with pytest.raises(ConfigurationError, match="not host:port"):
+        network.split_endpoint(endpoint)
+    assert network.split_endpoint("[::1]:443") == ("::1", 443)

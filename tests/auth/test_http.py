@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import socket
+import time
+from contextlib import ExitStack
+
 import pytest
 
 from sfpubsub.auth.http import Bearer, Form, HttpClient
+from sfpubsub.auth.limit import Limit
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
 from sfpubsub.errors import (
@@ -196,6 +202,8 @@ def test_a_proxy_that_asks_for_a_password(host):
         HttpClient(ca_file=host.ca_file, proxy=url).call(Bearer(host.url, "t"), "GET", "/x")
         assert len(proxy.credentials) == 1
     assert "Proxy-Authorization" not in host.requests[0].headers
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(HttpClient(proxy=url))
 
 
 def test_plaintext_to_loopback_goes_through_no_proxy(monkeypatch):
@@ -223,3 +231,31 @@ def test_a_session_that_nothing_can_renew(host, http):
     org = OrgClient(CurrentSession(StaticSession(Session("t", host.url, TENANT))), http)
     with pytest.raises(AuthenticationError, match="SFPUBSUB_ACCESS_TOKEN"):
         org.get("/x")
+
+
+def test_a_host_of_many_addresses_that_swallow_everything(monkeypatch):
+    """The time is for the request as a whole: looking the name up and all addresses together."""
+    with ExitStack() as opened:
+        holes = [opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))]
+        address = holes[0].getsockname()
+        for _ in range(3):  # the kernel drops who comes when the queue is full
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)] * 20
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: found)
+        monkeypatch.setattr("sfpubsub.auth.http.CONNECT_TIMEOUT", 0.2)
+        began = time.monotonic()
+        with pytest.raises(StreamUnavailableError, match=r"did not answer within 0\.3 s"):
+            HttpClient(timeout=0.3).post_form("https://many.example.com/x", Form(a="b"))
+        assert time.monotonic() - began < 2
+
+
+def test_after_its_end_a_request_sends_nothing(host):
+    """A sign-in that comes late would use up a refresh token that nobody waits for any longer."""
+    limit = Limit()
+    limit.expire()
+    with socket.create_connection(("127.0.0.1", host.port)) as late:
+        limit.watch(late)
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            late.sendall(b"x")

@@ -93,6 +93,18 @@ def test_a_session_is_renewed_once_however_many_ask():
     assert current.get().access_token.endswith("!2")
 
 
+def test_two_clients_share_one_sign_in():
+    """A current session is a provider itself; no sign-in is made twice."""
+    provider = Provider()
+    shared = CurrentSession(provider)
+    first, second = CurrentSession(shared), CurrentSession(shared)
+    old = first.get()
+    assert second.get() is old
+    new = first.renew(old)
+    assert second.renew(old) is new
+    assert provider.calls == [None, old]
+
+
 def test_a_failed_renewal_can_be_tried_again():
     """The old session stays; the next caller asks anew."""
 

@@ -448,3 +448,18 @@ def test_the_version_is_the_packages(capsys):
 
     assert run(["--version"]) == 0
     assert sfpubsub.__version__ in capsys.readouterr().out
+
+
+def test_a_login_host_that_is_not_there_is_an_error_at_once(emulator, monkeypatch, capsys):
+    """A setting that is wrong from the start is no outage to wait for: a script would hang."""
+    point_at(
+        emulator,
+        monkeypatch,
+        SFPUBSUB_AUTH="client-credentials",
+        SFPUBSUB_LOGIN_URL="http://127.0.0.1:1",
+        SFPUBSUB_CLIENT_ID="emulator",
+        SFPUBSUB_CLIENT_SECRET="emulator-secret",
+    )
+    monkeypatch.delenv("SFPUBSUB_INSTANCE_URL")
+    assert run(["subscribe", "--managed", "My_Managed_Subscription"]) == 1
+    assert_one_line_error(capsys, "nobody listens there")

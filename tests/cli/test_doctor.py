@@ -149,6 +149,14 @@ def test_a_topic_that_one_may_not_read_is_a_failure(emulator, capsys):
     assert "read access" in checks["topic"]["cure"]
 
 
+def test_a_topic_that_could_not_be_looked_at_is_told(emulator, monkeypatch, capsys):
+    """What was asked for is never missing without a word."""
+    for changed in ({"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!void"}, {"SFPUBSUB_INSECURE": ""}):
+        point_at(emulator, monkeypatch, **changed)
+        code, checks, _ = examine(capsys, "--topic", TOPIC)
+        assert (code, checks["topic"]["result"]) == (3, "skipped"), changed
+
+
 def test_a_stopped_subscription_is_a_failure_with_its_cure(emulator, capsys):
     """The state is told, and the command that changes it."""
     emulator.managed.set_state(NAME, "STOP")

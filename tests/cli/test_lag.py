@@ -281,10 +281,19 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(state, capsys):
         "hours": json.dumps({**values, "hours": {"x": 1}}),
         "counts": json.dumps({**values, "hours": {"1": "x"}}),
         "deep": "[" * 100_000,
+        "what": json.dumps({**values, "kind": "x"}),
+        "far": json.dumps({**values, "updated_at": -1e300}),
+        "endless": json.dumps({**values, "acked_at": 0}).replace(
+            '"acked_at": 0', '"acked_at": 1e999'
+        ),
+        "huge": json.dumps({**values, "delivered": 10**400}),
+        "unprintable": json.dumps({**values, "name": "\ud800"}),
     }
     for name, text in bad.items():
         (state / f"{name}.status.json").write_text(text)
     (state / "binary.status.json").write_bytes(b"\xff\xfe")
+    assert run(["lag"]) == 0
+    assert capsys.readouterr().out
     assert run(["lag", "--json"]) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 1

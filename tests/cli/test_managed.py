@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sfpubsub.cli import managed as cli_managed
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.errors import SubscriptionStoppedError
@@ -115,6 +116,31 @@ def test_a_held_slot_counts_as_known(emulator, connect, capsys):
         assert run(["managed", "start", NAME]) == 0
         assert holder.health().reconnects == 0
     assert "can be subscribed to" in capsys.readouterr().err
+
+
+def test_a_network_that_is_down_does_not_count_as_known(run_emulator, connect):
+    """Nothing was refused, and nothing was asked either: look again."""
+    started = run_emulator()
+    client = connect(started)
+    client.get_topic(TOPIC)
+    started.stop()
+    assert not cli_managed._is_served(client, NAME)
+
+
+@pytest.mark.parametrize("command", [["create", NEW, "--topic", TOPIC], ["start", NAME]])
+def test_one_sign_in_does_for_the_change_and_the_wait(run_emulator, monkeypatch, capsys, command):
+    """A refresh token that rotates is good once: a second sign-in with the first would fail."""
+    started = run_emulator(settings=Settings(rotate_refresh_tokens=True))
+    point_at(
+        started,
+        monkeypatch,
+        SFPUBSUB_AUTH="refresh",
+        SFPUBSUB_LOGIN_URL=started.instance_url,
+        SFPUBSUB_CLIENT_ID="emulator",
+        SFPUBSUB_REFRESH_TOKEN="emulator-refresh-token",
+    )
+    assert run(["managed", *command]) == 0
+    assert "can be subscribed to" in lines(capsys)[1]
 
 
 def test_a_start_at_latest_is_warned_of(emulator, capsys):

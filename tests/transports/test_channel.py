@@ -22,6 +22,7 @@ TOPIC = "/event/Order_Event__e"
 def _no_proxy_of_the_machine(monkeypatch):
     for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:1", "127.0.0.1:1", "127.8.9.1:1", "[::1]:1"])
@@ -112,12 +113,13 @@ def test_a_proxy_with_a_password(run_emulator, connect):
         client.close()
 
 
-def test_the_proxy_of_the_environment(run_emulator, connect, monkeypatch):
+@pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
+def test_the_proxy_of_the_environment(run_emulator, connect, monkeypatch, name):
     """https_proxy holds without a setting, and no_proxy excepts from both."""
     emulator = run_emulator(tls=True)
     options = {"insecure": "", "ca_file": str(emulator.ca_file)}
     with connect_proxy() as proxy:
-        monkeypatch.setenv("https_proxy", proxy.url)
+        monkeypatch.setenv(name, proxy.url)
         client = connect(emulator, **options)
         assert client.get_topic(TOPIC).can_subscribe
         assert proxy.asked
@@ -128,6 +130,18 @@ def test_the_proxy_of_the_environment(run_emulator, connect, monkeypatch):
         local = connect(emulator, proxy=proxy.url, **options)
         assert local.get_topic(TOPIC).can_subscribe
         assert proxy.asked == []
+
+
+def test_a_proxy_for_other_things_is_not_taken(run_emulator, connect, monkeypatch):
+    """What HTTP does not go through, gRPC does not either."""
+    emulator = run_emulator(tls=True)
+    with connect_proxy() as proxy:
+        for name in ("http_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        client = connect(emulator, insecure="", ca_file=str(emulator.ca_file))
+        assert client.get_topic(TOPIC).can_subscribe
+        assert proxy.asked == []
+        client.close()
 
 
 def test_plaintext_to_loopback_goes_through_no_proxy(run_emulator, connect, monkeypatch):

@@ -192,8 +192,10 @@ class HttpClient:
         target = url.partition("?")[0]
         network.check_url(target, f"the address of a {method}", insecure=self.insecure, path=True)
         host = urlsplit(url).netloc
-        with within(self._timeout) as limit:
-            answer = self._exchange(limit, method, url, form, bearer, body)
+        answer = within(
+            self._timeout,
+            lambda limit: self._exchange(limit, method, url, form, bearer, body),
+        ) or StreamUnavailableError(f"{host} did not answer within {self._timeout:g} s")
         if isinstance(answer, SfPubSubError):
             logger.debug("%s %s failed: %s", method, target, answer)
             raise answer
@@ -218,6 +220,8 @@ class HttpClient:
         import urllib3
 
         host = urlsplit(url).netloc
+        # First: what they raise must not have the prepared request among its variables.
+        roots, proxies = str(network.trusted_roots(self._ca_file)), self._proxies(url)
         try:
             # Sent by the adapter: a session would look at redirects even when it is not to follow
             # them, at a .netrc, whose password replaces our token, and at cookies.
@@ -230,8 +234,8 @@ class HttpClient:
                     prepared,
                     stream=True,
                     timeout=(min(CONNECT_TIMEOUT, self._timeout), self._timeout),
-                    verify=str(network.trusted_roots(self._ca_file)),
-                    proxies=self._proxies(url),
+                    verify=roots,
+                    proxies=proxies,
                 ) as response,
             ):
                 if 300 <= response.status_code < 400:
@@ -246,15 +250,15 @@ class HttpClient:
                 return _failed(host, error)
         return StreamUnavailableError(f"{host} did not answer within {self._timeout:g} s")
 
-    def _proxies(self, url: str) -> dict[str, str]:
-        from requests.utils import get_environ_proxies, should_bypass_proxies
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("its proxy may have a password, and is not pickled")
 
+    def _proxies(self, url: str) -> dict[str, str]:
         # Plaintext is for loopback, and a proxy may be anywhere.
         if not url.startswith("https:"):
             return {}
-        if not self._proxy:
-            return {**get_environ_proxies(url, no_proxy=None)}
-        return {} if should_bypass_proxies(url, no_proxy=None) else {"https": self._proxy}
+        proxy = network.proxy_to(urlsplit(url).hostname or "", self._proxy)
+        return {"https": proxy} if proxy else {}
 
 
 def _headers(bearer: Bearer | None) -> dict[str, str]:

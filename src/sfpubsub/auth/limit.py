@@ -1,22 +1,47 @@
-"""An end in time for one HTTP request, whatever the other end does."""
+"""An end in time for one HTTP request, whatever the other end, the network and the DNS do."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Seconds for a request to notice that its connections were cut; it does so within milliseconds,
+# but for one that still looks a name up or tries one address after the other.
+NOTICE = 0.5
 
 
-@contextmanager
-def within(seconds: float) -> Iterator[Limit]:
-    """Cut in the block whatever takes longer."""
-    limit = Limit(seconds)
+def within(seconds: float, work: Callable[[Limit], T]) -> T | None:
+    """Return what *work* returns; None when its time is up.
+
+    It runs in a thread of its own, which is left behind if need be: looking a name up has no bound
+    that can be set, and that of a connection is for each of a host's addresses. Once its time is
+    up, no connection of it sends anything.
+    """
+    limit = Limit()
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(limit))
+        except BaseException as error:  # noqa: BLE001  # raised again by whoever waits
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="sfpubsub-http", daemon=True)
+    thread.start()
     try:
-        yield limit
+        return future.result(timeout=seconds)
+    except FutureTimeoutError:
+        return None
     finally:
-        limit.close()
+        limit.expire()
+        thread.join(NOTICE)
 
 
 class Limit:
@@ -25,21 +50,19 @@ class Limit:
     The libraries' timeouts are for each read of a socket: an answer that drips is never late.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         self.expired = False
         self._lock = threading.Lock()  # guards the list, and `expired` against a late `watch`
         self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
 
     def watch(self, connection: socket.socket) -> None:
-        """Cut *connection* as well."""
+        """Cut *connection* as well; at once if the time is up."""
         with self._lock:
-            # A handle of its own: TLS takes the first one over and gives no other.
-            self._sockets.append(connection.dup())
             if self.expired:
-                self._cut()
+                _cut(connection)
+            else:
+                # A handle of its own: TLS takes the first one over and gives no other.
+                self._sockets.append(connection.dup())
 
     def adapter(self) -> Any:
         """Return a requests adapter whose connections are watched."""
@@ -63,20 +86,16 @@ class Limit:
 
         return Adapter()
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Cut all connections; those that come later as well."""
         with self._lock:
             self.expired = True
-            self._cut()
-
-    def _cut(self) -> None:
-        for connection in self._sockets:
-            with suppress(OSError):  # it may have ended meanwhile
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Watch no longer."""
-        self._timer.cancel()
-        with self._lock:
             for connection in self._sockets:
+                _cut(connection)
                 connection.close()
             self._sockets.clear()
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it may have ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)

@@ -166,7 +166,10 @@ class StaticSession:
 
 
 class CurrentSession:
-    """The session that all calls of a client share; renewed once, however many ask. Thread-safe."""
+    """The session that all calls of a client share; renewed once, however many ask. Thread-safe.
+
+    It is a `SessionProvider` itself, so that several clients can share one sign-in.
+    """
 
     def __init__(self, provider: SessionProvider) -> None:
         self._provider = provider
@@ -198,6 +201,10 @@ class CurrentSession:
             if self._session is expired or self._session is None:
                 self._session = self._fetch(expired, failures)
             return self._session
+
+    def get_session(self, expired: Session | None) -> Session:
+        """Return the current session, or one other than *expired*; as `get` and `renew`."""
+        return self.get() if expired is None else self.renew(expired)
 
     def _fetch(self, expired: Session | None, failures: int) -> Session:
         if self._failure is not None and self._failures != failures:

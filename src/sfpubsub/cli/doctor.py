@@ -7,7 +7,7 @@ Changes nothing and opens no stream. Every line that it prints has gone through 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import click
@@ -15,12 +15,12 @@ import click
 from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.organisation import organisation_of
-from sfpubsub.auth.session import Session, SessionProvider
+from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.cli import probes
 from sfpubsub.cli.main import NOT_ALLOWED
 from sfpubsub.cli.probes import ProbeError, Way
 from sfpubsub.cli.render import json_line
-from sfpubsub.cli.service import service_options
+from sfpubsub.cli.service import client_of, service_options
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import Settings
 from sfpubsub.config.settings import SECRETS
@@ -73,15 +73,16 @@ def doctor(
         report.skip(["network", "sign-in", "Pub/Sub API"], "the settings are wrong")
     else:
         reached = _check_network(report, settings)
-        session, provider = _check_session(report, settings)
-        if session is None or provider is None:
-            report.skip(["Pub/Sub API"], "there is no session")
+        sessions = _check_session(report, settings)
+        unchecked = ["Pub/Sub API", *(["topic"] if topic is not None else [])]
+        if sessions is None:
+            report.skip(unchecked, "there is no session")
         elif not reached:
-            report.skip(["Pub/Sub API"], "it cannot be reached as the settings say")
+            report.skip(unchecked, "it cannot be reached as the settings say")
         else:
-            _check_service(report, settings, provider, topic)
-        if managed is not None and provider is not None:
-            _check_managed(report, settings, provider, managed)
+            _check_service(report, settings, sessions, topic)
+        if managed is not None and sessions is not None:
+            _check_managed(report, settings, sessions, managed)
         elif managed is not None:
             report.skip(["managed subscription"], "there is no session")
     if report.failed:
@@ -207,52 +208,41 @@ def _check_ports(report: _Report, way: Way) -> bool:
 # With a session.
 
 
-def _check_session(
-    report: _Report, settings: Settings
-) -> tuple[Session | None, SessionProvider | None]:
-    session = provider = None
+def _check_session(report: _Report, settings: Settings) -> CurrentSession | None:
+    session: Session | None = None
     with report.trying("sign-in"):
         http = HttpClient.from_settings(settings)
-        provider = session_provider(settings, http)
-        session = provider.get_session(None)
+        sessions = CurrentSession(session_provider(settings, http))
+        session = sessions.get()
         report.hide(session.access_token)
         how = "a ready token" if settings.auth == "token" else settings.auth
         report.add("sign-in", "ok", f"by {how}, for {session.instance_url}")
     if session is None:
         report.skip(["organisation"], "there is no session")
-        return None, None
+        return None
     with report.trying("organisation", "set SFPUBSUB_TENANT_ID to the id of the token's org"):
         bearer = Bearer(session.instance_url, session.access_token)
         org_id = organisation_of(http, bearer, tenant_id=session.tenant_id)
         report.add("organisation", "ok", org_id)
-    return session, provider
-
-
-def _client(settings: Settings, provider: SessionProvider) -> PubSubClient:
-    return PubSubClient(
-        provider,
-        endpoint=settings.endpoint,
-        insecure=settings.insecure,
-        ca_file=settings.ca_file,
-        proxy=settings.proxy,
-        timings=settings.timings,
-    )
+    return sessions
 
 
 def _check_service(
-    report: _Report, settings: Settings, provider: SessionProvider, topic: str | None
+    report: _Report, settings: Settings, sessions: CurrentSession, topic: str | None
 ) -> None:
     with (
         report.trying("Pub/Sub API"),
-        _client(settings, provider) as client,
+        client_of(settings, sessions) as client,
     ):
         client.connect(_CONNECT)
-        try:
+        with suppress(SchemaNotFoundError):
             client.get_schema(_NO_SCHEMA)
-        except SchemaNotFoundError:
-            report.add("Pub/Sub API", "ok", "it answers, and accepts the session")
+        report.add("Pub/Sub API", "ok", "it answers, and accepts the session")
         if topic is not None:
             _check_topic(report, client, topic)
+            return
+    if topic is not None:
+        report.skip(["topic"], "the Pub/Sub API does not serve this session")
 
 
 def _check_topic(report: _Report, client: PubSubClient, topic: str) -> None:
@@ -271,11 +261,11 @@ def _check_topic(report: _Report, client: PubSubClient, topic: str) -> None:
 
 
 def _check_managed(
-    report: _Report, settings: Settings, provider: SessionProvider, name_or_id: str
+    report: _Report, settings: Settings, sessions: CurrentSession, name_or_id: str
 ) -> None:
     name = "managed subscription"
     with report.trying(name):
-        tooling = Tooling(provider, http=HttpClient.from_settings(settings))
+        tooling = Tooling(sessions, http=HttpClient.from_settings(settings))
         try:
             record = tooling.show(name_or_id)
         except PermissionDeniedError as error:

@@ -71,8 +71,10 @@ class LazyGroup(click.Group):
 def cli(verbose: int) -> None:
     """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and a local emulator.
 
-    The service and the session come from SFPUBSUB_ENDPOINT, SFPUBSUB_ACCESS_TOKEN,
-    SFPUBSUB_INSTANCE_URL and SFPUBSUB_TENANT_ID; see the README for all settings.
+    Commands that call the service take each setting from an option (--login-url), else the
+    environment (SFPUBSUB_LOGIN_URL), else a TOML file (--config); `sfpubsub doctor` shows which
+    holds. Secrets are no options: SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
+    SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     # On our own logger: what other libraries log beside an error must not bury the line about it.

@@ -15,7 +15,11 @@ import click
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.errors import SubscriptionStoppedError, TopicNotFoundError
+from sfpubsub.errors import (
+    StreamUnavailableError,
+    SubscriptionStoppedError,
+    TopicNotFoundError,
+)
 from sfpubsub.tooling import (
     CHECK_EVERY,
     PROPAGATION,
@@ -129,7 +133,7 @@ def create(
             "confirmed commit loses nothing"
         )
     if wait:
-        _wait_until_served(record, service)
+        _wait_until_served(record, tooling, service)
 
 
 @managed.command()
@@ -187,7 +191,7 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
     record = tooling.start(name_or_id)
     _show(record)
     if wait:
-        _wait_until_served(record, service)
+        _wait_until_served(record, tooling, service)
 
 
 @managed.command()
@@ -262,9 +266,11 @@ def _confirm(question: str, yes: bool) -> None:
 # Whether the Pub/Sub API knows.
 
 
-def _wait_until_served(record: ManagedEventSubscription, service: dict[str, str | None]) -> None:
+def _wait_until_served(
+    record: ManagedEventSubscription, tooling: Tooling, service: dict[str, str | None]
+) -> None:
     name = record.developer_name
-    with connected_client(None, **service) as client:
+    with connected_client(None, tooling.sessions, **service) as client:
         _say(f"waiting until {name} is known to the Pub/Sub API, which takes some minutes")
         wait_until(
             f"{name} is known",
@@ -279,11 +285,17 @@ def _wait_until_served(record: ManagedEventSubscription, service: dict[str, str 
 def _is_served(client: PubSubClient, name: str) -> bool:
     deadline = time.monotonic() + ACCEPTED
     try:
-        with client.subscribe_managed(name, ack="manual") as subscription:
-            while time.monotonic() < deadline:
-                if subscription.health().state == "streaming":
+        with client.subscribe_managed(
+            name, ack="manual", connection_timeout=ACCEPTED
+        ) as subscription:
+            while True:
+                health, now = subscription.health(), time.monotonic()
+                if health.state == "streaming":
+                    return True
+                # With a reason: held by another, or the network is down. The second one is given
+                # up within the connection timeout, which the first one does not count for.
+                if now >= (deadline if health.reason is None else deadline + ACCEPTED):
                     return True
                 subscription.next_batch(_POLL)
-    except (TopicNotFoundError, SubscriptionStoppedError):
+    except (TopicNotFoundError, SubscriptionStoppedError, StreamUnavailableError):
         return False
-    return True

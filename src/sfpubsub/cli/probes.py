@@ -15,11 +15,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from sfpubsub.cli import certificate
 from sfpubsub.config import Settings, network
-from sfpubsub.errors import ConfigurationError
 
 T = TypeVar("T")
 
@@ -64,18 +62,11 @@ def way_to(settings: Settings) -> Way:
     """Return the way that the settings choose.
 
     Raises:
-        ConfigurationError: The endpoint is no ``host:port``.
+        ConfigurationError: The endpoint is no ``host:port``, or the proxy none.
     """
-    host, _, port = settings.endpoint.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdecimal():
-        raise ConfigurationError(f"endpoint {settings.endpoint!r} is not host:port")
-    proxy = settings.proxy
-    if not is_plaintext(settings) and not proxy and not proxy_bypass(host):
-        proxy = getproxies().get("https", "")
-    if proxy:
-        network.check_proxy(proxy, "https_proxy")
-    return Way(host, int(port), "" if is_plaintext(settings) else proxy)
+    host, port = network.split_endpoint(settings.endpoint)
+    proxy = "" if is_plaintext(settings) else network.proxy_to(host, settings.proxy)
+    return Way(host, port, proxy)
 
 
 def is_plaintext(settings: Settings) -> bool:

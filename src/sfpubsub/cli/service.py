@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.session import CurrentSession
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.client.schema_store import SchemaStore
-from sfpubsub.config import DEFAULT_ENDPOINT
+from sfpubsub.config import DEFAULT_ENDPOINT, Settings
 from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL
 
 # How long a command waits for the service to be reached, in seconds: several attempts of a
@@ -60,12 +62,16 @@ def service_options(command: Command) -> Command:
 
 @contextmanager
 def connected_client(
-    schema_store: SchemaStore | None = None, /, **options: str | None
+    schema_store: SchemaStore | None = None,
+    sessions: CurrentSession | None = None,
+    /,
+    **options: str | None,
 ) -> Iterator[PubSubClient]:
-    """Yield a client whose service can be reached.
+    """Yield a client whose service can be reached, and that is signed in.
 
     Args:
         schema_store: Where schemas are kept.
+        sessions: Where the session comes from, instead of a sign-in as the options say.
         options: What `service_options` gave.
 
     Raises:
@@ -73,9 +79,31 @@ def connected_client(
         AuthenticationError: The sign-in was refused.
         StreamUnavailableError: The service, or the host to sign in at, cannot be reached.
     """
-    with PubSubClient.from_env(options, schema_store=schema_store) as client:
+    settings = Settings.load(options)
+    sessions = sessions or CurrentSession(session_provider(settings))
+    with client_of(settings, sessions, schema_store) as client:
         client.connect(CONNECT_TIMEOUT)
+        sessions.get()  # a wrong login host is an error now, and not a silent wait
         yield client
+
+
+def client_of(
+    settings: Settings, sessions: CurrentSession, schema_store: SchemaStore | None = None
+) -> PubSubClient:
+    """Return a client for the service that the settings name.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+    return PubSubClient(
+        sessions,
+        endpoint=settings.endpoint,
+        insecure=settings.insecure,
+        ca_file=settings.ca_file,
+        proxy=settings.proxy,
+        timings=settings.timings,
+        schema_store=schema_store,
+    )
 
 
 class StopRequest:

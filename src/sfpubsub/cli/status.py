@@ -7,7 +7,7 @@ import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import platformdirs
 
@@ -23,6 +23,9 @@ HOUR = 3600
 
 # End of the file names. Others may have files in the same directory, which are none of ours.
 SUFFIX = ".status.json"
+
+# Largest number of a status, far above any time in seconds and any count of events.
+_MOST = 1e13
 
 # Of the file's form; files of another are not read.
 FORMAT = 1
@@ -131,6 +134,12 @@ def read(path: Path) -> Status:
     for name, kind in _FIELDS.items():
         if name not in values or not isinstance(values[name], kind):
             raise ValueError(f"its {name} is missing or of a wrong kind")
+        if isinstance(values[name], str):
+            values[name].encode()  # or it could not be printed
+        if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
+            raise ValueError(f"its {name} is no number that can be")
+    if values["kind"] not in get_args(Kind):
+        raise ValueError(f"it is of neither {' nor '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
         raise ValueError("its hours are no counts")
     return Status(**{name: values[name] for name in _FIELDS})
@@ -141,7 +150,7 @@ def _no_number(text: str) -> None:
 
 
 def _is_count(hour: str, events: Any) -> bool:
-    return len(hour) < 10 and hour.isdecimal() and isinstance(events, int)
+    return len(hour) < 10 and hour.isdecimal() and isinstance(events, int) and events <= _MOST
 
 
 _STR, _INT, _TIME = (str,), (int,), (int, float)

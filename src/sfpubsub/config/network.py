@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ _URL = re.compile(
     r"(?P<path>/[0-9A-Za-z._~%/+-]*)?"
 )
 
+_ENDPOINT = re.compile(r"(?P<host>[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+
 
 def trusted_roots(ca_file: str = "") -> Path:
     """Return the PEM file of the authorities to trust.
@@ -39,14 +42,18 @@ def trusted_roots(ca_file: str = "") -> Path:
             of certifi.
 
     Raises:
-        ConfigurationError: *ca_file* cannot be read, or has no certificate in it.
+        ConfigurationError: *ca_file*, or that of ``SSL_CERT_FILE``, cannot be read, or has no
+            certificate in it.
     """
     if ca_file:
         check_pem(ca_file)
         return Path(ca_file)
     found = ssl.get_default_verify_paths().cafile  # honours SSL_CERT_FILE
-    for bundle in (found, *SYSTEM_BUNDLES):
-        if bundle and Path(bundle).is_file():
+    if found and Path(found).is_file():
+        check_pem(found)
+        return Path(found)
+    for bundle in SYSTEM_BUNDLES:
+        if Path(bundle).is_file():
             return Path(bundle)
     import certifi  # comes with requests
 
@@ -79,6 +86,64 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Return host, without brackets, and port of ``host:port``.
+
+    Raises:
+        ConfigurationError: It is not of that form.
+    """
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None or not 0 < int(found["port"]) <= 65535:
+        raise ConfigurationError(
+            f"endpoint {endpoint!r} is not host:port, such as api.pubsub.salesforce.com:7443"
+        )
+    return found["host"].strip("[]"), int(found["port"])
+
+
+def proxy_to(host: str, given: str = "") -> str:
+    """Return the URL of the HTTP proxy that TLS to *host* goes through; empty if it goes straight.
+
+    One rule for gRPC and HTTP, whose libraries differ about which variables there are, about their
+    capitals and about what excepts a host.
+
+    Args:
+        host: A name or an address.
+        given: The proxy that is set; without it ``https_proxy`` holds. ``no_proxy`` excepts hosts
+            from both.
+
+    Raises:
+        ConfigurationError: The proxy is none.
+    """
+    # Here: not every user of the settings needs it, and it takes its time.
+    from urllib.request import getproxies, proxy_bypass
+
+    host = host.strip("[]")
+    proxy, what = (given, "SFPUBSUB_PROXY") if given else (getproxies().get("https"), "https_proxy")
+    if not proxy or proxy_bypass(host) or _is_in(host, getproxies().get("no", "")):
+        return ""
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        check_proxy(proxy, what)
+    except ConfigurationError as error:
+        failure = error.with_traceback(None)
+    else:
+        return proxy
+    del proxy, given  # error reporters show variables, and there may be a password in these
+    raise failure
+
+
+def _is_in(host: str, networks: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for network in networks.split(","):
+        with suppress(ValueError):  # a name
+            if address in ipaddress.ip_network(network.strip(), strict=False):
+                return True
+    return False
 
 
 def check_url(url: str, what: str, *, insecure: str = "", path: bool = False) -> str:

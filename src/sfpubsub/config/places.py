@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,25 +108,29 @@ def from_file(
     for prefix, table in tables:
         for key, value in table.items():
             text = _text(value, f"{path}: {prefix}{key}")
-            if key in files and text:
-                text = str(path.parent / Path(text).expanduser())
+            if not text:
+                continue
+            if key in files:
+                text = str(path.parent / expanded(text, f"{prefix}{key}"))
             found[key] = Given(text, f"{path}: {prefix}{key}")
     if any(name in table for table in (top, *profiles.values()) for name in secrets):
         warn_if_readable_by_others(path)
-    return {name: given for name, given in found.items() if given.value}
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:
     # Python 3.10 has no tomllib; tomli is the same one.
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    found: dict[str, Any]
     try:
-        with path.open("rb") as file:
-            found: dict[str, Any] = toml.load(file)
-            return found
+        # Some editors put a byte order mark before the text.
+        found = toml.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"the settings file {path} cannot be read: {error}") from error
-    except ValueError:  # TOML's own error, and that of bytes that are no UTF-8
+    except (ValueError, RecursionError):  # TOML's own error, and that of bytes that are no UTF-8
         pass
+    else:
+        return found
     # Outside the block and not chained: the parser's error has the text with it, secrets included.
     raise ConfigurationError(f'{path} is not TOML: lines look like  endpoint = "host:7443"')
 
@@ -142,6 +147,21 @@ def _text(value: object, where: str) -> str:
     return str(value)
 
 
+def expanded(text: str, what: str) -> Path:
+    """Return a path with its ``~`` replaced.
+
+    Raises:
+        ConfigurationError: There is no such home, or it is no path.
+    """
+    if "\0" not in text:  # which the system's calls refuse with a ValueError
+        try:
+            return Path(text).expanduser()
+        except RuntimeError:
+            pass
+    raise ConfigurationError(f"{what} is no path, or of a user who has no home: {text!r}")
+
+
+@cache  # once: a command loads its settings more than once, a key is read at each sign-in
 def warn_if_readable_by_others(path: Path) -> None:
     """Log a warning if anyone but its owner may read *path*, which holds a secret."""
     if os.name == "posix" and path.stat().st_mode & 0o077:

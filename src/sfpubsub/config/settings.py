@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,6 +20,7 @@ from sfpubsub.config.places import (
     ENVIRONMENT_PREFIX,
     PROFILE,
     Given,
+    expanded,
     from_environment,
     from_file,
     near,
@@ -123,6 +123,10 @@ class Settings:
             if url:
                 url = network.check_url(url, self._naming(name), insecure=self.insecure, path=path)
             object.__setattr__(self, name, url)
+        for name in FILES:
+            path = getattr(self, name)
+            if path:  # a shell expands ~ at the beginning of a word only
+                object.__setattr__(self, name, str(expanded(path, self._naming(name))))
         if self.proxy:
             network.check_proxy(self.proxy, self._naming("proxy"))
 
@@ -163,7 +167,7 @@ class Settings:
         config, profile = found.pop(CONFIG, None), found.pop(PROFILE, None)
         if config is not None:
             kept = from_file(
-                Path(config.value).expanduser(),
+                expanded(config.value, config.source),
                 profile.value if profile else None,
                 names,
                 secrets=SECRETS,

@@ -93,7 +93,9 @@ class Tooling:
                 f"subscriptions need"
             )
         provider = StaticSession(session) if isinstance(session, Session) else session
-        self._org = OrgClient(CurrentSession(provider), http or HttpClient())
+        self.sessions = CurrentSession(provider)
+        """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
+        self._org = OrgClient(self.sessions, http or HttpClient())
         self._data = f"/services/data/v{api_version}/"
         self._records = f"{self._data}tooling/sobjects/ManagedEventSubscription"
 

@@ -68,25 +68,23 @@ def open_channel(
         ConfigurationError: No port, plaintext to a host that is not loopback, a CA file without
             certificates, or a proxy that is none.
     """
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigurationError(f"endpoint {endpoint!r} is not host:port")
+    host, _ = network.split_endpoint(endpoint)
     if insecure not in ("", "0", "1", "force"):
         raise ConfigurationError(f"insecure is 1 or force, not {insecure!r}")
     options = [*OPTIONS, *_pings(timings or Timings())]
     if proxy:
         network.check_proxy(proxy, "proxy")
-        options.append(("grpc.http_proxy", proxy))
-    if insecure in ("1", "force") and network.is_loopback(host):
+    if insecure == "force" or (insecure == "1" and network.is_loopback(host)):
         # Through a proxy it would leave this machine, in plaintext.
         return grpc.insecure_channel(endpoint, options=[*options, ("grpc.enable_http_proxy", 0)])
-    if insecure == "force":
-        return grpc.insecure_channel(endpoint, options=options)
     if insecure == "1":
         raise ConfigurationError(
             f"plaintext to {host} would show the access token to the network; SFPUBSUB_INSECURE=1 "
             f"is for loopback, and 'force' insists"
         )
+    # Never left to grpc, which reads other variables than HTTP does, and no capitals.
+    proxy = network.proxy_to(host, proxy)
+    options.append(("grpc.http_proxy", proxy) if proxy else ("grpc.enable_http_proxy", 0))
     roots = network.trusted_roots(ca_file).read_bytes()
     credentials = grpc.ssl_channel_credentials(root_certificates=roots)
     return grpc.secure_channel(endpoint, credentials, options=options)
