@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.service import StopRequest
+from sfpubsub.cli.starting import start_spark
 from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -59,16 +61,17 @@ def derive(raw: str, destination: str, format_: str, master: str | None, follow:
     stopping = threading.Event()
     total = Derived()
     click.echo("starting Spark", err=True)
-    with (
-        spark_session(master, app_name="sfpubsub derive", format=format_) as spark,
-        stop.installed(),
-        TypedTables(spark, raw, destination, format=format_) as tables,
-    ):
+    with stop.installed(), ExitStack() as opened:
+        session = spark_session(master, app_name="sfpubsub derive", format=format_)
+        spark = start_spark(session, stop)
+        opened.push(session)
         stop.tell(stopping.set)
-        while True:
+        tables = opened.enter_context(TypedTables(spark, raw, destination, format=format_))
+        while not stopping.is_set():
             total = _derive(tables, total, stopping)
-            if not follow or stopping.wait(_LOOK_EVERY):
+            if not follow:
                 break
+            stopping.wait(_LOOK_EVERY)
     click.echo(json.dumps(_record(raw, destination, total)))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ import click
 
 from sfpubsub.cli.ingest_report import Report
 from sfpubsub.cli.service import StopRequest, connected_client
+from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.client.schema_store import SchemaStore
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from sfpubsub.spark.streams import Stream, Streams
     from sfpubsub.spark.writer import EventWriter, OnUndecodable
     from sfpubsub.types import Health
-
-# Seconds between two looks at Spark while it starts. A signal wakes the main thread by itself.
-_POLL = 0.2
 
 
 @dataclass
@@ -95,34 +92,15 @@ class Run:
         jobs.stop()
 
     def _spark(self, opened: ExitStack, master: str | None, stop: StopRequest) -> SparkSession:
-        """Start Spark in a thread of its own.
-
-        In the main thread PySpark would put its own signal handler in place of ours, and Ctrl-C
-        would break a start half-way.
-        """
         from sfpubsub.spark.session import spark_session
 
         self.report.say("starting Spark")
         first = next(iter(self.tables.values()))
         name = first.name if len(self.tables) == 1 else f"{len(self.tables)} sources"
         session = spark_session(master, format=first.format, app_name=f"sfpubsub ingest {name}")
-        started: list[SparkSession | BaseException] = []
-
-        def start() -> None:
-            try:
-                started.append(session.__enter__())
-            except BaseException as error:  # noqa: BLE001  # raised in the main thread
-                started.append(error)
-
-        thread = threading.Thread(target=start, name="start Spark", daemon=True)
-        thread.start()
-        stop.tell(lambda: click.echo("stopping as soon as Spark has started", err=True))
-        while thread.is_alive():
-            thread.join(_POLL)
-        if isinstance(started[0], BaseException):
-            raise started[0]
+        spark = start_spark(session, stop)
         opened.push(session)
-        return started[0]
+        return spark
 
     def _open(self, opened: ExitStack, spark: SparkSession, source: Source) -> _Open:
         from sfpubsub.spark.sisters import Sisters

@@ -1,0 +1,41 @@
+"""Starts Spark for a command, so that Ctrl-C and SIGTERM do no harm meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import click
+
+from sfpubsub.cli.service import StopRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Seconds between two looks at Spark while it starts. A signal wakes the main thread by itself.
+_POLL = 0.2
+
+
+def start_spark(session: AbstractContextManager[SparkSession], stop: StopRequest) -> SparkSession:
+    """Enter *session* in a thread of its own, and return what it yields. The caller leaves it.
+
+    In the main thread PySpark would put its own signal handler in place of ours, and Ctrl-C would
+    break a start half-way: the command was seen to hang then.
+    """
+    started: list[SparkSession | BaseException] = []
+
+    def start() -> None:
+        try:
+            started.append(session.__enter__())
+        except BaseException as error:  # noqa: BLE001  # raised in the main thread
+            started.append(error)
+
+    thread = threading.Thread(target=start, name="start Spark", daemon=True)
+    thread.start()
+    stop.tell(lambda: click.echo("stopping as soon as Spark has started", err=True))
+    while thread.is_alive():
+        thread.join(_POLL)
+    if isinstance(started[0], BaseException):
+        raise started[0]
+    return started[0]
