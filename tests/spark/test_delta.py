@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import WriteError
+from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of
@@ -77,12 +77,15 @@ def test_a_log_that_forgot_our_commits_is_made_up_for_by_the_rows(spark, open_wr
 
 
 def test_a_table_that_was_restored_goes_on_from_its_rows(spark, open_writer, table):
-    """What the restore took away may come again; what the log says of it no longer counts."""
+    """What it took away may come again; what the log says of it no longer counts, but for whose."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
     writer.write(batch_of(range(2, 5)))
     spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
+    writer.close()
+    with pytest.raises(ConfigurationError, match=f"belongs to topic {TOPIC}"):
+        EventWriter(spark, table, format="delta", topic="/event/Other__e")
     writer = open_writer()
     assert writer.position == replay_id(1)
     result = writer.write(batch_of(range(6)))

@@ -222,6 +222,28 @@ def test_a_first_batch_that_aged_out_is_not_taken_for_whole(world, start, kept):
     assert [r["payload_json"][-20:] for r in rows(source, end, after) if r["payload"]]
 
 
+def test_a_first_batch_is_whole_although_its_start_was_changed(world):
+    """Another startingOffsets beside the checkpoint of an unfinished first batch cuts nothing."""
+    published = world.publish(10)
+    first = world.reader()
+    end = next_end(first, first.initialOffset(), 10)
+    world.set(startingOffsets=published[3].replay_id.hex())
+    second = world.reader()
+    found = rows(second, second.initialOffset(), end)
+    assert ids(found) == [event.event_id for event in published]
+
+
+def test_a_batch_with_fewer_events_than_it_had_is_not_whole(world):
+    """Its end is there and its start is not refused, and yet something is missing in between."""
+    world.publish(10)
+    first = world.reader()
+    begin = next_end(first, first.initialOffset(), 10)
+    world.publish(3, first=10)
+    end = next_end(first, begin, 13)
+    with pytest.raises(ReplayIdRejectedError, match="not kept any more"):
+        world.reader().partitions(begin, end | {"seq": 14})
+
+
 @pytest.mark.parametrize("start", ["an event", "earliest"])
 def test_a_batch_whose_end_is_nowhere_is_not_looked_for_for_ever(world, start):
     """However many events come behind it: it had no more than its offsets say, and all are old."""

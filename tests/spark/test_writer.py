@@ -171,6 +171,17 @@ def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
     assert ids_of(table) == ["event-0", "event-1", "event-7", "event-8"]
 
 
+def test_an_unset_time_is_old_and_nothing_worse(open_writer, clock):
+    """Year 1 is what a publisher's empty date says: such an event is written, and once."""
+    writer = open_writer()
+    unset = [raw_event(n, at=at) for n, at in enumerate([-62_135_596_800.0, -62_035_596_800.0])]
+    assert writer.write(batch_of(unset[:1])).rows == 1
+    assert writer.write(batch_of(unset[1:])).rows == 1
+    clock.now += 100 * HOUR
+    assert writer.write(batch_of(unset[1:])).duplicates == 1
+    assert writer.write(batch_of(unset)).duplicates == 2
+
+
 @pytest.mark.parametrize("age", [72.5, 73.0, 73.2, 73.5, 74.0, 74.9])
 def test_no_age_falls_between_window_and_table(open_writer, table, clock, age):
     """Around the window's edge an old event is found in one or the other, in a living process."""
@@ -368,6 +379,17 @@ def test_rows_of_another_table_keep_the_position(open_writer, table):
     assert [row["ingest_seq"] for row in rows_of(table)] == [0, 1, 2, 3]
 
 
+def test_the_names_of_a_long_run_do_not_pile_up(open_writer, monkeypatch):
+    """A living writer remembers the last ones, the same as one that begins now."""
+    monkeypatch.setattr(parquet, "REMEMBERED_NAMES", 2)
+    writer = open_writer()
+    for n in range(3):
+        rows = arrow_table([read(event, NOW) for event in batch_of(range(n, n + 1))], 0)
+        writer.write_rows(rows, name=f"query/{n}")
+    assert list(writer._table.names) == ["query/1", "query/2"]
+    assert list(open_writer()._table.names) == ["query/1", "query/2"]
+
+
 def test_a_new_topics_table_may_begin_with_rows(open_writer):
     """It has no position then, and begins with all that the service keeps."""
     rows = arrow_table([read(event, NOW) for event in batch_of(range(2))], 0)
@@ -429,6 +451,21 @@ def test_a_second_writer_is_refused(spark, open_writer, table, clock):
     open_writer()
     with pytest.raises(ConfigurationError, match=f"another process .pid {os.getpid()}"):
         EventWriter(spark, table, topic=TOPIC, clock=clock)
+
+
+def test_a_closed_writer_writes_no_more(open_writer, table):
+    """Its lease is another's by then: what it knows of the table would be written over that."""
+    closed = open_writer()
+    rows = arrow_table([read(event, NOW) for event in batch_of(range(2))], 0)
+    open_writer().write(batch_of(range(1)))
+    for write in (
+        lambda: closed.write(batch_of(range(2))),
+        lambda: closed.write_rows(rows),
+        lambda: closed.move(replay_id(1)),
+    ):
+        with pytest.raises(LocalProtocolError, match="was closed"):
+            write()
+    assert ids_of(table) == ["event-0"]
 
 
 def test_a_refused_destination_is_left_as_it_was(spark, open_writer, table, clock, tmp_path):

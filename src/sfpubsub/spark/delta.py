@@ -50,7 +50,7 @@ class DeltaTable(LoggedTable):
         for commit in self._commits(log, snapshot.version()):
             state = self._state_of(commit)
             if state is not None:
-                return state if not restored else replace(self._from_rows(), number=state.number)
+                return state if not restored else self._from_rows(state)
             # What our newest commit says is no longer so.
             restored = restored or commit.get("operation") == "RESTORE"
         # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number for good.
@@ -59,7 +59,8 @@ class DeltaTable(LoggedTable):
             raise ConfigurationError(
                 f"{self.place} is a delta table of somebody else's: name another destination"
             )
-        return replace(self._from_rows(), number=int(number.get()))
+        first = State.first(self._source, self._writer)  # the number is this source's own
+        return self._from_rows(replace(first, number=int(number.get())))
 
     def _log(self) -> Any:
         """Return the table's log, as it is now."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -76,7 +75,7 @@ class IcebergTable(LoggedTable):
         newest = self._newest_state(metadata)
         self._newest = newest.attempt
         if self._is_rolled_back(metadata):
-            return replace(self._from_rows(), number=newest.number)
+            return self._from_rows(newest)
         return newest
 
     def _newest_state(self, metadata: Any) -> State:

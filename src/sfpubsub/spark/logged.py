@@ -9,6 +9,7 @@ finds that its own can no longer be made.
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from abc import abstractmethod
@@ -233,6 +234,10 @@ class LoggedTable(RawTable):
             scratch=self._scratch(),
         ) as frame:
             self._write(frame, state, empty=empty)
+        if self.place.local is not None:
+            # Spark flushes nothing, and what is acked must outlive a loss of power. Which files
+            # are new only the format knows, so everything that waits for the disk goes to it.
+            os.sync()
         self._state = state
 
     def _scratch(self) -> Path | None:
@@ -242,23 +247,31 @@ class LoggedTable(RawTable):
         scratch.mkdir(exist_ok=True)
         return scratch
 
-    def _from_rows(self) -> State:
+    def _from_rows(self, known: State) -> State:
         """Return the state as the rows tell it, for a log that has lost or undone ours.
 
-        Numbers go on after the highest. The position is the last row's, which is no later than the
+        The position is that of the last row of the subscription itself, which is no later than the
         lost one: what comes again is in the window.
+
+        Args:
+            known: What still holds: whose table it is, who wrote last, and the highest number.
         """
-        last = self._rows().orderBy(f.col("ingest_seq").desc()).limit(1)
-        found = last.select("ingest_seq", "replay_id", "ingest_hour").collect()
-        state = State.first(self._source, self._writer)
+        rows = self._rows().orderBy(f.col("ingest_seq").desc())
+        found = rows.select("ingest_seq", "ingest_hour").limit(1).collect()
+        state = replace(State.first(known.source, known.writer), number=known.number)
         if not found:
             return state
         (row,) = found
-        topic = self._source.kind == "topic"
+        position = None
+        if self._source.kind == "topic":
+            # Redriven rows, and those of a query, may be others' or without a position.
+            own = (f.col("subscription") == self._source.name) & f.col("replay_id").isNotNull()
+            ids = rows.where(own).select("replay_id").limit(1).collect()
+            position = ReplayId(bytes(ids[0][0])) if ids else None
         return replace(
             state,
             next_seq=row["ingest_seq"] + 1,
-            position=ReplayId(bytes(row["replay_id"])) if topic else None,
+            position=position,
             time=hour_start(row["ingest_hour"]),
         )
 

@@ -23,6 +23,7 @@ import json
 import os
 import shutil
 import uuid
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -53,7 +54,7 @@ _NAME = "_name"
 
 _READ_ERRORS = (OSError, pa.ArrowException)
 
-_WRITE_OPTIONS = {
+WRITE_OPTIONS = {
     "compression": "snappy",
     # The file that says that the write went to its end, whatever the cluster's default.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
@@ -105,7 +106,7 @@ class ParquetTable(RawTable):
         self._next_seq = 0
         self._position: ReplayId | None = None
         self._newest: _Batch | None = None
-        self._names: set[str] = set()
+        self._names: deque[str] = deque(maxlen=REMEMBERED_NAMES)
         self._spark = spark.newSession()  # so that these settings are nobody else's
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         # Spark's default, INT96, is read back without its zone.
@@ -149,7 +150,9 @@ class ParquetTable(RawTable):
         try:
             newest = list(islice(self._batches_backwards(), REMEMBERED_NAMES))
             self._newest = newest[0] if newest else None
-            self._names = {batch.name for batch in newest if batch.name is not None}
+            self._names.clear()
+            names = (batch.name for batch in reversed(newest))
+            self._names.extend(name for name in names if name is not None)
             if self._newest is not None:
                 sync(self._newest.path.parent)
             sync(self.path)
@@ -231,7 +234,7 @@ class ParquetTable(RawTable):
         self._next_seq += len(rows)
         self._position = position
         if name is not None:
-            self._names.add(name)
+            self._names.append(name)
         return batch
 
     def move(self, position: ReplayId) -> None:
@@ -249,7 +252,7 @@ class ParquetTable(RawTable):
         with frame_of(self._spark, rows, scratch=staged.parent) as frame:
             # With its scheme, or a cluster's default file system would take the path. Spark does
             # not decode it, so this is no percent-encoded URL.
-            frame.write.options(**_WRITE_OPTIONS).mode("error").parquet(f"file://{staged}")
+            frame.write.options(**WRITE_OPTIONS).mode("error").parquet(f"file://{staged}")
 
     def _publish(self, staged: Path, target: Path) -> None:
         hour = target.parent

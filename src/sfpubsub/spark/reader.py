@@ -342,7 +342,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ReplayIdRejectedError: Some of it is gone, and data loss is a failure.
         """
         _log.info("reading the batch up to %s again", end.json())
-        feed = self._open(start, start.resume if start.is_anchored else StartPosition.earliest())
+        moved = end.first is not None or not start.is_anchored
+        feed = self._open(start, StartPosition.earliest() if moved else start.resume)
         found = find(
             start,
             end,

@@ -23,7 +23,7 @@ class Found(NamedTuple):
     after: list[Received]
     """What came behind its end in the same response."""
     whole: bool
-    """Whether it begins where it began."""
+    """Whether it begins where it began, and has as many events."""
 
 
 def find(
@@ -52,7 +52,8 @@ def find(
     """
     size = end.seq - start.seq
     held: deque[Received] = deque(maxlen=size)  # the last ones: those before the end, if it comes
-    begun = start.is_anchored  # whether `held` began with the batch
+    # Whether `held` began with the batch. Not at the start, if that option has changed since.
+    begun = start.is_anchored and end.first is None
     limit: Horizon | None = None
     try:
         while True:
@@ -69,7 +70,7 @@ def find(
                     begun = True
                 held.append(event)
                 if event.raw.replay_id == end.position.replay_id:
-                    return Found(list(held), events[index + 1 :], begun)
+                    return Found(list(held), events[index + 1 :], begun and len(held) == size)
             if not events and (feed.tip is not None or feed.idle >= patience):
                 return None
             if limit is not None:

@@ -16,8 +16,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import ConfigurationError
+from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.java import find_java_home
+from sfpubsub.spark.lease import Process
 from sfpubsub.spark.runtimes import check_session, session_settings
 
 # One core writes (a batch is one file), one is left for the driver's own work.
@@ -152,3 +153,26 @@ def _stop(spark: SparkSession) -> None:
     except SPARK_ERRORS:
         # The JVM is gone: what was wrong with it has been raised where it was used.
         logging.getLogger("sfpubsub.spark").debug("spark had ended before it was stopped")
+
+
+def jvm_of(spark: SparkSession) -> Process:
+    """Return the JVM that writes for this process.
+
+    Raises:
+        ConfigurationError: The session is one of Spark Connect, or has been stopped.
+        WriteError: The JVM has ended.
+    """
+    try:
+        jvm = spark.sparkContext._jvm
+    except PySparkException as error:  # Spark Connect: its driver is another's process
+        raise ConfigurationError(
+            "the writer needs a Spark session whose driver this process started, not Spark "
+            "Connect: leave out .remote(…)"
+        ) from error
+    if jvm is None:
+        raise ConfigurationError("the Spark session has been stopped: start another one")
+    pid = int(jvm.java.lang.ProcessHandle.current().pid())
+    process = Process.of(pid)
+    if process is None:
+        raise WriteError(f"spark's JVM (pid {pid}) has ended")
+    return process

@@ -51,6 +51,7 @@ from sfpubsub.spark.destination import (
     Destination,
 )
 from sfpubsub.spark.files import Files, files_at
+from sfpubsub.spark.raw_batches import EXACT_PATHS
 from sfpubsub.types import Gap
 
 # What Spark is told of each directory: without it an empty one is an error, and a column that is
@@ -225,9 +226,12 @@ def read_sister(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
     if name not in COLUMNS:
         raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
     # Of the formats iceberg is the one whose tables can have every kind of name.
-    root = _location(spark, Destination.parse(table, "iceberg"))
+    place = Destination.parse(table, "iceberg")
+    # With its scheme, or a cluster's default file system would take the path.
+    root = _location(spark, place) if place.local is None else f"file://{place.local}"
+    reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
     # The quarantine has marks of other kinds beside its entries.
-    return spark.read.schema(COLUMNS[name]).json(f"{root}/_{name}", pathGlobFilter="*.json")
+    return reader.json(f"{root}/_{name}", pathGlobFilter="*.json")
 
 
 class _CommitLog:

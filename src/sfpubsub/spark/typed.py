@@ -52,7 +52,7 @@ from sfpubsub.errors import ConfigurationError, SchemaError, WriteError
 from sfpubsub.spark.destination import SCHEMAS_NAME, Destination, local_path
 from sfpubsub.spark.lease import Lease
 from sfpubsub.spark.raw_batches import EXACT_PATHS, RawBatch, RawBatches
-from sfpubsub.spark.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.session import SPARK_ERRORS, first_line, jvm_of
 from sfpubsub.spark.typed_files import (
     COLUMNS_NAME,
     STAGING_NAME,
@@ -63,7 +63,6 @@ from sfpubsub.spark.typed_files import (
     last_derived,
     spark_schema,
 )
-from sfpubsub.spark.writer import _jvm_of
 
 UNDECODABLE_NAME = "_undecodable"
 
@@ -148,7 +147,7 @@ class TypedTables:
             raise ConfigurationError(
                 f"{self.path} cannot be made ({error.strerror}): name another directory"
             ) from error
-        self._lease = Lease.acquire(self.path, _jvm_of(spark).pid)
+        self._lease = Lease.acquire(self.path, jvm_of(spark).pid)
         with ExitStack() as unless_done:
             unless_done.callback(self._lease.release)
             claim(self.path, source)

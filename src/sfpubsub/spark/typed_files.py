@@ -25,7 +25,7 @@ from sfpubsub.durable import make_directory, replace_file, sync, sync_directory_
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.destination import Destination
 from sfpubsub.spark.lease import LEASE_NAME
-from sfpubsub.spark.parquet import _WRITE_OPTIONS as WRITE_OPTIONS
+from sfpubsub.spark.parquet import WRITE_OPTIONS
 from sfpubsub.spark.raw_batches import RawBatch
 
 COLUMNS_NAME = "_columns.json"

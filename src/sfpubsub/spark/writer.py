@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Literal, TypeAlias, get_args
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sfpubsub.client.batch import Event
@@ -32,8 +31,9 @@ from sfpubsub.spark.dedupe import (
     drop_stored,
 )
 from sfpubsub.spark.destination import Destination, Source, claim, make_directory
-from sfpubsub.spark.lease import Lease, Process
+from sfpubsub.spark.lease import Lease
 from sfpubsub.spark.parquet import ParquetTable
+from sfpubsub.spark.session import jvm_of
 from sfpubsub.spark.tables import (
     RawTable,
     Received,
@@ -127,11 +127,12 @@ class EventWriter:
         self.topic = topic
         self.destination = place
         self._trusted = False  # whether window, numbers and position are those of the table
+        self._is_closed = False
         self._clock = clock
         self._window = BoundedWindow(
             window, window_keys, lambda keys, since: self._table.stored(keys, since, None)
         )
-        self._jvm = _jvm_of(spark)
+        self._jvm = jvm_of(spark)
         self._lease: Lease | None = None
         place.check(source)  # before anything of ours is in it
         with ExitStack() as unless_done:
@@ -166,10 +167,10 @@ class EventWriter:
         Raises:
             WriteError: Nothing is acked; the same batches may be written again.
             DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
+            LocalProtocolError: The writer was closed.
         """
         taken = [batches] if isinstance(batches, Received) else list(batches)
-        if not self._trusted:
-            self._recover()
+        self._begin()
         self._trusted = False  # until the last step is done
         now = self._now()
         received = [(event, batch.received_at) for batch in taken for event in batch]
@@ -207,12 +208,11 @@ class EventWriter:
                 the table's last 32 batches has it, nothing is done: they are in the table.
 
         Raises:
-            LocalProtocolError: Columns are missing or of other types.
+            LocalProtocolError: Columns are missing or of other types; or the writer was closed.
             WriteError: Whether the rows are in the table is unknown; write them again.
         """
         rows = check_rows(rows)
-        if not self._trusted:
-            self._recover()
+        self._begin()
         if name is not None and name in self._table.names:
             return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
         self._trusted = False
@@ -245,13 +245,12 @@ class EventWriter:
 
         Raises:
             LocalProtocolError: The table is a managed subscription's; its position is the
-                service's.
+                service's. Or the writer was closed.
             WriteError: It was not made durable.
         """
         if self.topic is None:
             raise LocalProtocolError("the position of a managed subscription is the service's")
-        if not self._trusted:
-            self._recover()
+        self._begin()
         self._trusted = False
         self._table.move(position)
         self._trusted = True
@@ -266,7 +265,8 @@ class EventWriter:
             raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has ended")
 
     def close(self) -> None:
-        """Give the table up. Does nothing the second time."""
+        """Give the table up; nothing can be written after that. Does nothing the second time."""
+        self._is_closed = True
         if self._lease is not None:
             self._lease.release()
 
@@ -302,11 +302,23 @@ class EventWriter:
 
         def stored(suspects: Collection[bytes]) -> set[bytes]:
             known = [time for key in suspects if (time := when[key]) is not None]
-            # One of unknown time may have been received at any time.
-            first = min(known) / 1000 - _CLOCK_MARGIN if len(known) == len(suspects) else None
+            # One of unknown time may have been received at any time. One that says to be from
+            # year 1, as an unset date does, was not written before 1970.
+            first = None
+            if len(known) == len(suspects):
+                first = max(0.0, min(known) / 1000 - _CLOCK_MARGIN)
             return self._table.stored(suspects, first, oldest)
 
         return drop_stored(keys, times, oldest=oldest, stored=stored)
+
+    def _begin(self) -> None:
+        if self._is_closed:  # the next writer relies on that: what this one knows is of the past
+            raise LocalProtocolError(
+                f"the writer of {self.destination} was closed, and others may write by now: make "
+                f"another one"
+            )
+        if not self._trusted:
+            self._recover()
 
     def _recover(self) -> None:
         self._trusted = False
@@ -383,21 +395,3 @@ def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawT
 def _microseconds(times: pa.ChunkedArray) -> list[int | None]:
     found: list[int | None] = times.cast(pa.int64()).to_pylist()
     return found
-
-
-def _jvm_of(spark: SparkSession) -> Process:
-    """Return the JVM that will write."""
-    try:
-        jvm = spark.sparkContext._jvm
-    except PySparkException as error:  # Spark Connect: its driver is another's process
-        raise ConfigurationError(
-            "the writer needs a Spark session whose driver this process started, not Spark "
-            "Connect: leave out .remote(…)"
-        ) from error
-    if jvm is None:
-        raise ConfigurationError("the Spark session has been stopped: start another one")
-    pid = int(jvm.java.lang.ProcessHandle.current().pid())
-    process = Process.of(pid)
-    if process is None:
-        raise WriteError(f"spark's JVM (pid {pid}) has ended")
-    return process
