@@ -200,8 +200,8 @@ class ParquetTable(RawTable):
         """See `RawTable`.
 
         1. Stage: Spark writes into a directory of this attempt alone: one file, on a cluster one
-           for each 32 MiB. A failure leaves
-           files there that no reader sees and no later write touches.
+           for each 32 MiB. A failure leaves files there that no reader sees and no later write
+           touches.
         2. Check that Spark says it is complete, and that the rows are there.
         3. Put position and name beside them.
         4. Flush the files and their directory.
