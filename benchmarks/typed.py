@@ -29,6 +29,7 @@ from tests.avro.schemas import payload, schema_text, values  # noqa: E402
 from sfpubsub.avro.codec import Codec  # noqa: E402
 from sfpubsub.avro.columns import BATCH, Plan, columns_of, decode_rows  # noqa: E402
 from sfpubsub.client.schema_store import FileSchemaStore  # noqa: E402
+from sfpubsub.spark.destination import Source, claim  # noqa: E402
 from sfpubsub.spark.session import spark_session  # noqa: E402
 from sfpubsub.spark.tables import SCHEMA  # noqa: E402
 from sfpubsub.spark.typed import Derived, TypedTables  # noqa: E402
@@ -46,6 +47,7 @@ def write_raw(path: Path, name: str) -> None:
     """Write a raw table as the writer does, without its time."""
     FileSchemaStore(path / "_schemas").put(name, schema_text(name))
     codec = Codec(name, schema_text(name))
+    claim(path, Source("topic", codec.topic))
     made = []
     for value in values(name, 2_000):
         if codec.is_change_event and value["ChangeEventHeader"]["changedFields"]:

@@ -175,7 +175,12 @@ def run(
             say(f"kill {number}/{len(todo)}: {cell}")
         publisher.raise_goal(EVENTS_A_KILL * (len(todo) + 1))
         publisher.finish()
-        last = Job(python, ["sfpubsub", *command, "--once"], emulator.environment(), log)
+        last = Job(
+            python,
+            ["sfpubsub", *command, "--once", "--idle-timeout", "5"],
+            emulator.environment(),
+            log,
+        )
         output = last.wait()
         if last.process.returncode != 0:
             raise RunError(f"ingest ended with {last.process.returncode}:\n{last.log_tail()}")

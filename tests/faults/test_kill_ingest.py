@@ -13,7 +13,8 @@ KILLS = 3
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("source", ["managed", "topic"])
+# A topic's kills in the suite are those of tests/spark/test_crashes.py.
+@pytest.mark.parametrize("source", ["managed", pytest.param("topic", marks=pytest.mark.slow)])
 def test_every_published_event_is_in_the_table_once_after_kills(source: str, tmp_path: Path):
     """SIGKILL three times over one stream of 20,000 events; counted in the table, by pyarrow."""
     seed = random.randrange(1 << 31)

@@ -28,6 +28,9 @@ def lake_settings(directory: Path) -> dict[str, str]:
         "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.shop.type": "hadoop",
         "spark.sql.catalog.shop.warehouse": f"file://{directory}/warehouse",
+        # Generated code is compiled for each query, and each test's queries are new.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # As few tasks as a small table needs.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "2",

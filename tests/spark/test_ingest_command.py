@@ -223,7 +223,10 @@ def jvms_of(mark: str) -> list[int]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow)],
+)
 def test_a_signal_while_spark_starts_ends_in_order(tmp_path: Path, number: int, code: int):
     """No traceback, and no Java process left behind; a terminal's Ctrl-C reaches all processes."""
     mark = f"SFTEST_MARK={tmp_path}"

@@ -25,7 +25,7 @@ from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import typed as typed_module
 from sfpubsub.spark import typed_files as files_module
-from sfpubsub.spark.destination import Destination
+from sfpubsub.spark.destination import Destination, Source, claim
 from sfpubsub.spark.raw_batches import RawBatches
 from sfpubsub.spark.typed import Derived, TypedTables, read_typed, read_undecodable
 from sfpubsub.spark.typed_files import finish, last_derived
@@ -247,6 +247,7 @@ def full_disk(path, text):
 def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(monkeypatch, raw):
     """A look at a directory may miss a new name and yet see a newer one; the older comes first."""
     raw.path.mkdir(exist_ok=True)
+    claim(raw.path, Source("topic", TOPIC))
     hour = raw.path / "ingest_hour=2026-11-21-00"
     for batch in "b0", "b1", "b2":
         (hour / f"batch={batch}").mkdir(parents=True)
@@ -316,6 +317,14 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
         TypedTables(spark, raw.path, tmp_path / "mine")
     with pytest.raises(ConfigurationError, match="name the raw table to read"):
         TypedTables(spark, tmp_path / "nothing", tmp_path / "new")
+    with pytest.raises(ConfigurationError, match="it holds other, raw, which are: name one"):
+        TypedTables(spark, tmp_path, tmp_path / "new")
+    with pytest.raises(ConfigurationError, match=r"no _delta_log"):
+        TypedTables(spark, raw.path, tmp_path / "new", format="delta")
+    (tmp_path / "lake" / "_delta_log").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="of format delta: say so with --format"):
+        TypedTables(spark, tmp_path / "lake", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     with pytest.raises(ConfigurationError, match="is in the raw table"):
         TypedTables(spark, raw.path, raw.path / "typed")
     assert not (raw.path / "typed").exists()

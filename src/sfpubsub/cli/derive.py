@@ -52,11 +52,11 @@ def derive(raw: str, destination: str, format_: str, master: str | None, follow:
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("sfpubsub derive", "spark")
     # Imported here: they load pyspark and pyarrow.
-    from sfpubsub.spark.destination import Destination
+    from sfpubsub.spark.destination import Destination, check_raw_table
     from sfpubsub.spark.session import spark_session
     from sfpubsub.spark.typed import Derived, TypedTables
 
-    Destination.parse(raw, format_)  # refused before Spark starts, which takes seconds
+    check_raw_table(Destination.parse(raw, format_))  # before Spark starts, which takes seconds
     stop = StopRequest()
     stopping = threading.Event()
     total = Derived()

@@ -124,6 +124,29 @@ class Destination:
             check_destination(self.local, source, self.format)
 
 
+def check_raw_table(table: Destination) -> None:
+    """Make sure, as far as can be told without Spark, that there is a raw table to read.
+
+    Raises:
+        ConfigurationError: There is none, or it has another format.
+    """
+    path = table.local
+    if path is None:
+        return
+    if not path.is_dir():
+        raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
+    for other, log in _LOGS.items():
+        if (path / log).is_dir() and table.format != other:
+            raise ConfigurationError(f"{table} is a table of format {other}: say so with --format")
+    mark = _LOGS.get(table.format, IDENTITY_NAME)
+    if not (path / mark).exists():
+        inner = sorted(entry.parent.name for entry in path.glob(f"*/{mark}"))
+        hint = f"; it holds {', '.join(inner)}, which are: name one of them" if inner else ""
+        raise ConfigurationError(
+            f"{table} is not a raw table of format {table.format} (it has no {mark}){hint}"
+        )
+
+
 def local_path(destination: str | os.PathLike[str]) -> Path:
     """Return the directory that *destination* names: a path, or a URL of scheme ``file``.
 

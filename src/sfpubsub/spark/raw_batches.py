@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.destination import HOUR_PREFIX, Destination
+from sfpubsub.errors import WriteError
+from sfpubsub.spark.destination import HOUR_PREFIX, Destination, check_raw_table
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables import ADDED_COLUMNS, SCHEMA
 
@@ -49,8 +49,7 @@ class RawBatches:
     def __init__(self, spark: SparkSession, table: Destination) -> None:
         self._spark = spark
         self._table = table
-        if table.local is not None and not table.local.is_dir():
-            raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
+        check_raw_table(table)
 
     def after(self, last: RawBatch | None) -> list[RawBatch]:
         """Return the batches after *last* in order; all of them after None.
