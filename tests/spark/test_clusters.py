@@ -69,6 +69,7 @@ def check(report: dict) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # half a minute
 def test_on_a_local_cluster_whose_executors_have_no_grpc(world):
     """Two executors of their own; and the token that was used is nowhere that Spark writes."""
     emulator, directory = world

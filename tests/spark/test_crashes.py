@@ -31,7 +31,13 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize(("format_", "source"), CELLS)
+@pytest.mark.parametrize(
+    ("format_", "source"),
+    [
+        ("parquet", "managed"),
+        pytest.param(TABLE_FORMAT, "topic", marks=pytest.mark.slow),  # over a minute
+    ],
+)
 def test_every_event_is_in_the_table_once_after_kills(
     spark: SparkSession, tmp_path: Path, format_: str, source: str
 ):
