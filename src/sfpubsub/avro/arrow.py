@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from sfpubsub.avro.arrow_types import shape_of
+from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
 from sfpubsub.avro.arrow_values import has_native, values_of
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, NoCodec
 from sfpubsub.errors import DecodeError, MissingExtraError
@@ -24,9 +24,6 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the Arrow form of events", "arrow") from missing
 
-# Times are in UTC by type: Spark shifts a time without a zone by the session's.
-_TIME = pa.timestamp("us", tz="UTC")
-
 ENVELOPE = pa.schema(
     [
         ("event_id", pa.string()),  # empty where the event has none
@@ -36,8 +33,8 @@ ENVELOPE = pa.schema(
         ("subscription", pa.string()),
         ("schema_id", pa.string()),
         ("event_name", pa.string()),
-        ("event_time", _TIME),  # null where the event does not say, or not in a way Spark can hold
-        ("received_at", _TIME),
+        ("event_time", TIME),  # null where the event does not say, or not in a way Spark can hold
+        ("received_at", TIME),
         ("delivery_seq", pa.int64()),  # the order of arrival
         ("payload", pa.binary()),
     ]
@@ -46,10 +43,6 @@ ENVELOPE = pa.schema(
 # Payload bytes in one record batch: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
 # symbol can be much longer than the byte that stands for it.
 MAX_BATCH_BYTES = 64 * 2**20
-
-# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
-_FIRST_TIME = -62_135_596_800_000
-_LAST_TIME = 253_402_300_799_999
 
 
 class Received(Protocol):
@@ -295,7 +288,7 @@ def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
     # integers need not be looked at one by one.
     if values and values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], type_), len(values))
-    if type_ in (pa.int64(), _TIME):
+    if type_ in (pa.int64(), TIME):
         buffer = pa.py_buffer(array("q", values))
         return pa.Array.from_buffers(type_, len(values), [None, buffer])
     return pa.array(values, type_)
@@ -307,14 +300,14 @@ def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
     type_ = value.type
     for name in path:
         if not pa.types.is_struct(type_) or type_.get_field_index(name) < 0:
-            return pa.nulls(len(value), _TIME)
+            return pa.nulls(len(value), TIME)
         type_ = type_.field(name).type
     if not pa.types.is_integer(type_):
-        return pa.nulls(len(value), _TIME)
+        return pa.nulls(len(value), TIME)
     times = pc.struct_field(value, path).cast(pa.int64())
     ends = pc.min_max(times)
     first, last = ends["min"].as_py(), ends["max"].as_py()
-    if first is not None and (first < _FIRST_TIME or last > _LAST_TIME):
-        held = pc.and_(pc.greater_equal(times, _FIRST_TIME), pc.less_equal(times, _LAST_TIME))
+    if first is not None and (first < FIRST_TIME or last > LAST_TIME):
+        held = pc.and_(pc.greater_equal(times, FIRST_TIME), pc.less_equal(times, LAST_TIME))
         times = pc.if_else(held, times, pa.scalar(None, pa.int64()))
-    return times.view(pa.timestamp("ms", tz="UTC")).cast(_TIME)
+    return times.view(pa.timestamp("ms", tz="UTC")).cast(TIME)

@@ -18,6 +18,13 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the Arrow form of events", "arrow") from missing
 
+# Times are in UTC by type: Spark shifts a time without a zone by the session's.
+TIME = pa.timestamp("us", tz="UTC")
+
+# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
+FIRST_TIME = -62_135_596_800_000
+LAST_TIME = 253_402_300_799_999
+
 PRIMITIVES = {
     "null": pa.null(),
     "boolean": pa.bool_(),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sfpubsub.avro.arrow_types import Shape, shape_of
+from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, Shape, shape_of
 from sfpubsub.avro.arrow_values import Rejects, values_of
 from sfpubsub.avro.bitmaps import change_schema
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, Times
@@ -25,9 +25,6 @@ try:
 except ImportError as missing:
     raise MissingExtraError("typed tables", "arrow") from missing
 
-# Times are in UTC by type: Spark shifts a time without a zone by the session's.
-_TIME = pa.timestamp("us", tz="UTC")
-
 # What a typed row keeps of its raw one. Payload and JSON are in the columns now.
 ENVELOPE = pa.schema(
     [
@@ -37,8 +34,8 @@ ENVELOPE = pa.schema(
         ("topic", pa.string()),
         ("subscription", pa.string()),
         ("schema_id", pa.string()),
-        ("event_time", _TIME),
-        ("received_at", _TIME),
+        ("event_time", TIME),
+        ("received_at", TIME),
         ("ingest_seq", pa.int64()),
     ]
 )
@@ -51,10 +48,6 @@ BATCH = pa.schema([("ingest_hour", pa.string()), ("batch", pa.string())])
 
 # Header fields that list fields in bitmaps.
 _BITMAPS = ("changedFields", "nulledFields", "diffFields")
-
-# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
-_FIRST_TIME = -62_135_596_800_000
-_LAST_TIME = 253_402_300_799_999
 
 # Payload bytes decoded in one call: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
 # symbol can be much longer than the byte that stands for it.
@@ -101,7 +94,7 @@ def _columns(schema_json: str) -> tuple[_Column, ...]:
         if name == CHANGE_EVENT_HEADER and codec.is_change_event and child.kind == "record":
             for part, fact in zip(child.type.names, child.children, strict=True):
                 is_time = part == "commitTimestamp" and _inside(fact).kind == "long"
-                kind = _TIME if is_time else _wide(fact, None)
+                kind = TIME if is_time else _wide(fact, None)
                 is_bitmap = part in _BITMAPS and kind == pa.list_(pa.string())
                 place = _free(_snake(part), taken)
                 found.append(_Column(place, (name, part), kind, is_bitmap))
@@ -125,7 +118,7 @@ def _free(name: str, taken: set[str]) -> str:
 def _wide_field(shape: Shape, times: Mapping[str, Times | None], name: str) -> pa.DataType:
     kind = _inside(shape)
     if name in times and times[name] is None and kind.kind == "long":
-        return _TIME
+        return TIME
     return _wide(shape, times.get(name))
 
 
@@ -414,7 +407,7 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
         items = _fitted(array.items, own.item_type, target.item_type)
         return pa.MapArray.from_arrays(_offsets(array), array.keys, items).cast(target)
     if pa.types.is_timestamp(target):
-        first, last = pa.scalar(_FIRST_TIME, pa.int64()), pa.scalar(_LAST_TIME, pa.int64())
+        first, last = pa.scalar(FIRST_TIME, pa.int64()), pa.scalar(LAST_TIME, pa.int64())
         held = pc.and_(pc.greater_equal(array, first), pc.less_equal(array, last))
         milliseconds = pc.if_else(held, array, pa.scalar(None, pa.int64()))
         return milliseconds.view(pa.timestamp("ms", tz="UTC")).cast(target)

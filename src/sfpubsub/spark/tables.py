@@ -16,13 +16,11 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME
 from sfpubsub.client.batch import Event
 from sfpubsub.errors import DecodeError, LocalProtocolError
 from sfpubsub.spark.dedupe import KEY_BYTES
 from sfpubsub.types import ReplayId
-
-# Times are in UTC by type: Spark shifts a time without a zone by the session's.
-_TIME = pa.timestamp("us", tz="UTC")
 
 SCHEMA = pa.schema(
     [
@@ -33,8 +31,8 @@ SCHEMA = pa.schema(
         ("subscription", pa.string()),
         ("schema_id", pa.string()),
         ("event_name", pa.string()),
-        ("event_time", _TIME),  # null where the event does not say, or not in a way Spark can hold
-        ("received_at", _TIME),
+        ("event_time", TIME),  # null where the event does not say, or not in a way Spark can hold
+        ("received_at", TIME),
         ("ingest_seq", pa.int64()),
         ("payload", pa.binary()),
         ("payload_json", pa.string()),  # null where the payload does not fit its schema
@@ -52,10 +50,6 @@ HOUR_SECONDS = 3600.0
 # Batches whose names a table remembers. A stream repeats its last batch only, so this is room for
 # as many streams that write to one table in turn.
 REMEMBERED_NAMES = 32
-
-# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
-_FIRST_TIME = -62_135_596_800_000
-_LAST_TIME = 253_402_300_799_999
 
 
 @runtime_checkable
@@ -171,7 +165,7 @@ def hour_start(hour: str) -> float:
 
 
 def _microseconds(milliseconds: int | None) -> int | None:
-    if milliseconds is None or not _FIRST_TIME <= milliseconds <= _LAST_TIME:
+    if milliseconds is None or not FIRST_TIME <= milliseconds <= LAST_TIME:
         return None
     return milliseconds * 1000
 
