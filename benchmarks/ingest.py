@@ -105,7 +105,6 @@ def ingest(spark: SparkSession, client: PubSubClient, path: Path) -> float:
             replay=TableReplayStore(writer),
             ack="manual",
             max_unacked=2 * arguments.batch + 1_000,
-            max_pending_count=arguments.batch,
         ) as subscription:
             job = IngestJob(
                 subscription,

@@ -46,9 +46,11 @@ class FakeSubscription:
         self.caught_up = False
         self.waiting_events = 0
         self.log: list[str] = []
+        self.timeouts: list[float] = []
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
         assert timeout is not None, "a job that sleeps for ever cannot be stopped"
+        self.timeouts.append(timeout)
         step = self.script.pop(0) if self.script else None
         if isinstance(step, BaseException):
             raise step

@@ -197,7 +197,7 @@ def test_only_events_older_than_the_window_or_without_a_time_are_looked_up():
         asked.extend(keys)
         return {key(1)}
 
-    times = [1_000_000, 999_999, None, 5_000_000]
+    times = [1_000_000_000, 999_999_999, None, 5_000_000_000]
     kept = drop_stored([key(n) for n in range(4)], times, oldest=1000.0, stored=stored)
     assert asked == [key(1), key(2)]
     assert kept == [0, 2, 3]
@@ -209,7 +209,7 @@ def test_a_batch_of_young_events_does_not_read_the_table():
     def stored(keys):
         raise AssertionError("not asked")
 
-    assert drop_stored([key(1)], [2_000_000], oldest=1000.0, stored=stored) == [0]
+    assert drop_stored([key(1)], [2_000_000_000], oldest=1000.0, stored=stored) == [0]
 
 
 class Table:

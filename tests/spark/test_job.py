@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import pytest
 
 from sfpubsub.errors import ReplayIdRejectedError, StreamUnavailableError, WriteError
@@ -9,6 +12,7 @@ from sfpubsub.spark.job import IngestJob
 from sfpubsub.spark.sisters import Commit
 from sfpubsub.spark.writer import WriteResult
 from sfpubsub.types import Gap
+from tests.conftest import until
 from tests.spark.fakes import Clock, FakeSubscription
 from tests.spark.sample_events import MANAGED, replay_id
 
@@ -19,14 +23,16 @@ class FakeWriter:
     def __init__(self, subscription: FakeSubscription) -> None:
         self.writes: list[list[str]] = []
         self.failure: Exception | None = None
+        self.hold: threading.Event | None = None
         self.dead = False
         self.subscription = subscription
 
-    def write(self, batches):
+    def write_read(self, rows):
+        if self.hold is not None:
+            assert self.hold.wait(10.0), "nobody let the write go on"
         if self.failure:
             raise self.failure
-        ids = [event.id for batch in batches for event in batch]
-        assert sum(map(len, batches)) == len(ids)
+        ids = rows.table()["event_id"].to_pylist()
         self.writes.append(ids)
         self.subscription.log.append("write")
         return WriteResult(len(ids), 0, 0, "b", 0, None)
@@ -193,6 +199,122 @@ def test_progress_is_told_after_each_write():
     )
     job.run()
     assert [(progress.rows, progress.batches) for progress in seen] == [(2, 1), (5, 2)]
+
+
+# A write beside the receiving.
+
+
+def let_go(writer: FakeWriter) -> Callable[[], None]:
+    """Return a step that lets a held write go on."""
+
+    def step() -> None:
+        assert writer.hold is not None
+        writer.hold.set()
+
+    return step
+
+
+def test_events_are_received_while_a_write_is_under_way():
+    """And none of them is acked, nor those that are being written."""
+    subscription = FakeSubscription([])
+    job, writer = job_of(subscription, batch_events=3, idle_timeout=5.0)
+    writer.hold = threading.Event()
+    seen: list[list[tuple[int, int]]] = []
+    subscription.script = [3, 1, lambda: seen.append(list(subscription.acked)), let_go(writer)]
+    assert job.run().progress.rows == 4
+    assert seen == [[]], "received a fourth event, and had acked nothing"
+    assert subscription.acked == [(0, 2), (3, 3)]
+    assert [len(write) for write in writer.writes] == [3, 1]
+
+
+def test_max_events_counts_what_is_being_written():
+    """Exact, wherever the events are."""
+    subscription = FakeSubscription([])
+    job, writer = job_of(subscription, batch_events=4, max_events=6)
+    writer.hold = threading.Event()
+    subscription.script = [4, 4, 4]
+
+    def let_go_after_the_second() -> None:
+        until(lambda: subscription.next_seq == 8)
+        let_go(writer)()
+
+    threading.Thread(target=let_go_after_the_second).start()
+    assert job.run().progress.received == 6
+    assert [len(write) for write in writer.writes] == [4, 2]
+
+
+def test_no_more_than_one_batch_is_gathered_behind_a_write():
+    """A Spark that is slow stops the receiving; memory is bounded by two batches."""
+    subscription = FakeSubscription([2, 2, 2, 2], patience=100.0)
+    job, writer = job_of(subscription, batch_events=2, idle_timeout=5.0)
+    writer.hold = threading.Event()
+    runner = threading.Thread(target=job.run, daemon=True)
+    runner.start()
+    until(lambda: subscription.next_seq == 4)
+    # It waits for the first write now; more cannot come until that is over.
+    assert (subscription.next_seq, subscription.acked) == (4, [])
+    writer.hold.set()
+    runner.join(10.0)
+    assert [len(write) for write in writer.writes] == [2, 2, 2, 2]
+
+
+def test_batches_that_wait_too_long_wait_for_the_write_before_them():
+    """Time bounds how long an event waits for others, not for the disk: no small batches."""
+    subscription = FakeSubscription([])
+    job, writer = job_of(subscription, batch_events=3, batch_seconds=1.0, idle_timeout=50.0)
+    writer.hold = threading.Event()
+    subscription.script = [3, 1, 30.0, 1, let_go(writer)]
+    job.run()
+    assert [len(write) for write in writer.writes] == [3, 2]
+    assert min(subscription.timeouts[:4]) > 0.1, "it looks for the write's end all the time"
+
+
+def test_a_subscription_that_fails_during_a_write_is_told_after_it():
+    """What was written is acked, what was only received is not."""
+    subscription = FakeSubscription([])
+    job, writer = job_of(subscription, batch_events=3)
+    writer.hold = threading.Event()
+    subscription.script = [3, 2, let_go(writer), StreamUnavailableError("gone")]
+    with pytest.raises(StreamUnavailableError):
+        job.run()
+    assert subscription.acked == [(0, 2)]
+    assert job.progress.rows == 3
+
+
+def test_a_write_that_fails_after_the_subscription_has_does_not_hide_it(caplog):
+    """The first failure is raised, the second one is logged, and nothing is acked."""
+    subscription = FakeSubscription([])
+    job, writer = job_of(subscription, batch_events=3)
+    writer.hold, writer.failure = threading.Event(), WriteError("disk full")
+
+    def fail() -> None:
+        assert writer.hold is not None
+        threading.Timer(0.0, writer.hold.set).start()
+        raise StreamUnavailableError("gone")
+
+    subscription.script = [3, fail]
+    with pytest.raises(StreamUnavailableError):
+        job.run()
+    assert "disk full" in caplog.text
+    assert subscription.acked == []
+
+
+def test_nothing_is_put_beside_the_table_while_a_write_is_under_way():
+    """Both may go to the same file system through the same Spark: one at a time."""
+    subscription = FakeSubscription([])
+    job, writer, sisters = beside(subscription, batch_events=3, idle_timeout=50.0)
+    writer.hold = threading.Event()
+    during: list[int] = []
+
+    def lose() -> None:
+        subscription.gaps = (Gap("repositioned", MANAGED),)
+
+    def look() -> None:
+        during.append(len(sisters.gaps))
+
+    subscription.script = [3, lose, 20.0, look, let_go(writer)]
+    job.run()
+    assert (during, len(sisters.gaps)) == ([0], 1)
 
 
 # The end of ``once``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -80,6 +81,9 @@ class Run:
             jobs = Streams(self.streams)
             opened.callback(jobs.join)  # before what they use is closed
             stop.tell(lambda: self._stop(jobs))
+            # What is there by now stays, and the collector need not go through it again and again:
+            # a tenth of the time.
+            gc.freeze()
             try:
                 jobs.run()
             except KeyboardInterrupt:  # the second Ctrl-C: not even a drain
@@ -167,10 +171,8 @@ class Run:
         source, batch = table.source, int(self._job_settings["batch_events"])
         options: dict[str, Any] = {
             "ack": "manual",
-            # A batch is acked as a whole, so all of it must be allowed to be on its way.
-            "max_unacked": max(Limits.max_unacked, batch + WINDOW),
-            # The next one comes in while Spark writes this one.
-            "max_pending_count": max(Limits.max_pending_count, batch),
+            # A batch is acked as a whole, and the next one comes in while Spark writes this one.
+            "max_unacked": max(Limits.max_unacked, 2 * batch + WINDOW),
         }
         if source.kind == "managed":
             return client.subscribe_managed(source.name, **options)

@@ -82,6 +82,16 @@ class Event:
             DecodeError: The payload does not fit its schema. The text says which event it is, and
                 where.
         """
+        return self.decode()
+
+    def decode(self) -> dict[str, Any]:
+        """Return what `value` is without keeping it, for those who keep many events.
+
+        Raises:
+            DecodeError: The payload does not fit its schema.
+        """
+        if "value" in self.__dict__:
+            return self.value
         try:
             return self.codec.decode(self._raw.payload)
         except DecodeError as error:
@@ -200,9 +210,9 @@ class Event:
         schema = change_schema(self.schema_id, self.codec.schema_json)
         return ChangeEvent(schema, self.value)
 
-    @cached_property
+    @property
     def dedupe_key(self) -> bytes:
-        """16 bytes that are equal whenever the same event is received again."""
+        """16 bytes that are equal whenever the same event is received again. Not kept."""
         return dedupe_key(self._raw.id, self._raw.schema_id, self._raw.payload)
 
     def to_json(self) -> str:

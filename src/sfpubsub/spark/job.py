@@ -1,23 +1,28 @@
-"""The ingest loop: take events, write them, ack them.
+"""The ingest loop: take events, decode them, write them, ack them.
 
 Decides when a batch is full and when the job is over. An event is acked only after its write has
-returned; whatever ends the loop otherwise acks nothing, and the events come again.
+returned; whatever ends the loop otherwise acks nothing, and the events come again. While one batch
+is written, in a thread of its own, the next one is received and decoded: Spark's work is done
+outside this process, which would wait for it otherwise.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Literal, Protocol, TypeAlias
 
 from sfpubsub.avro.codec import Codec
-from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
+from sfpubsub.spark.background import Background
 from sfpubsub.spark.confirmations import Commit, Unconfirmed
-from sfpubsub.spark.tables import Received
+from sfpubsub.spark.tables import EventRows
 from sfpubsub.spark.writer import WriteResult
 from sfpubsub.types import Gap, Health, ReplayId
 
@@ -69,8 +74,8 @@ class Subscription(Protocol):
 class Writer(Protocol):
     """What the loop needs of an `EventWriter`."""
 
-    def write(self, batches: list[Received]) -> WriteResult:
-        """Make the events durable."""
+    def write_read(self, received: EventRows) -> WriteResult:
+        """Make the events durable. Called in a thread of its own, for one batch at a time."""
         ...
 
     def check(self) -> None:
@@ -140,31 +145,53 @@ class Summary:
     """Every position that the subscription gave up: events may be missing there."""
 
 
-class _Taken:
-    """The first *count* events of a batch."""
+class _Gathered:
+    """Events that are, or will be, one write.
 
-    def __init__(self, batch: EventBatch, count: int) -> None:
-        self.batch = batch
-        self._count = count
-        self.received_at = batch.received_at
+    Of the responses themselves only the last one is kept; see `EventRows`.
+    """
 
-    def __len__(self) -> int:
-        return self._count
+    def __init__(self) -> None:
+        self.rows = EventRows()
+        self.bytes = 0
+        self.opened = 0.0
+        self.codecs: dict[str, Codec] = {}
+        self._last: tuple[EventBatch, int] | None = None
+        self._acks: list[Callable[[], None]] = []
 
-    def __iter__(self) -> Iterator[Event]:
-        return islice(self.batch, self._count)
+    def add(self, batch: EventBatch, count: int, now: float) -> None:
+        """Add the first *count* events of a response."""
+        if not self._acks:
+            self.opened = now
+        self.bytes += sum([len(raw.payload) for raw in batch.raw_events[:count]])
+        self.rows.extend(islice(batch, count), batch.received_at)
+        self.codecs.update(batch.codecs)
+        self._last = batch, count
+        self._acks.append(partial(batch.ack_range, batch.first_seq, batch.first_seq + count - 1))
+
+    def ack(self) -> None:
+        # Backwards: the acked prefix, and with it the position, moves once and to the end.
+        for ack in reversed(self._acks):
+            ack()
 
     @property
-    def bytes(self) -> int:
-        return sum([len(raw.payload) for raw in self.batch.raw_events[: self._count]])
+    def last(self) -> tuple[EventBatch, int]:
+        """The last response, and how many of its events there are."""
+        assert self._last is not None  # noqa: S101  # asked once there are events
+        return self._last
 
     @property
     def position(self) -> ReplayId:
-        return self.batch.raw_events[self._count - 1].replay_id
+        batch, count = self.last
+        return batch.raw_events[count - 1].replay_id
 
-    def ack(self) -> None:
-        first = self.batch.first_seq
-        self.batch.ack_range(first, first + self._count - 1)
+
+@dataclass
+class _Writing:
+    """A write under way."""
+
+    batch: _Gathered
+    result: Future[WriteResult]
 
 
 class IngestJob:
@@ -222,10 +249,9 @@ class IngestJob:
         self._stopping = False
         self._caught_up = False
         self._over = False
-        self._pending: list[_Taken] = []
-        self._pending_events = 0
-        self._pending_bytes = 0
-        self._opened = 0.0
+        self._pending = _Gathered()
+        self._background: Background[WriteResult] = Background(f"write {subscription.name}")
+        self._writing: _Writing | None = None
         self._active = 0.0
         self._checked = 0.0
         self._looked = 0.0
@@ -239,17 +265,18 @@ class IngestJob:
         self._stopping = True
 
     def run(self) -> Summary:
-        """Run until stopped, idle, or done.
+        """Run until stopped, idle, or done; once. No write is under way when this returns.
 
         Raises:
             WriteError: A batch was not written, or Spark has ended. Nothing of it was acked.
             SfPubSubError: The subscription failed. What was written before is acked.
         """
-        try:
-            return self._run()
-        except SfPubSubError as error:
-            self._keep_gaps_of_a_failure(error)
-            raise
+        with self._background:
+            try:
+                return self._run()
+            except SfPubSubError as error:
+                self._finish_after(error)
+                raise
 
     def settle(self) -> None:
         """Note the commits that have been confirmed since `run`; call it after the drain.
@@ -264,31 +291,35 @@ class IngestJob:
         while True:
             ending = self._ending()
             if ending is not None:
-                self._flush()
+                self._write()
+                self._finish()
                 health = self._look(self._clock())
                 return Summary(self.progress, ending, health.gaps)
             batch = self._subscription.next_batch(timeout=self._patience())
             now = self._clock()
             if batch is not None:
                 self._take(batch, now)
+            if self._writing is not None and self._writing.result.done():
+                self._finish()
             if batch is None or now - self._looked >= _POLL:
                 health = self._look(now)
                 if batch is None:
                     self._look_at_state(health, now)
-            if self._is_full(now):
-                self._flush()
-            elif now - self._checked >= _CHECK_EVERY:
+            if self._is_due(now):
+                self._write()
+            elif self._writing is None and now - self._checked >= _CHECK_EVERY:
                 self._writer.check()  # an idle job must not outlive its Spark unseen
                 self._checked = now
 
     def _look(self, now: float) -> Health:
         self._looked = now
         health = self._subscription.health()
-        if health.state not in _ENDED:  # or one may be what it failed with: see `run`
-            self._keep_gaps(health.gaps)
-        self._note_confirmed(health)
-        if self._beside is not None:
-            self._beside.look()
+        if self._writing is None:  # a write may put something beside the table as well
+            if health.state not in _ENDED:  # or one may be what it failed with: see `_finish_after`
+                self._keep_gaps(health.gaps)
+            self._note_confirmed(health)
+            if self._beside is not None:
+                self._beside.look()
         if self._on_look is not None:
             self._on_look(health)
         return health
@@ -306,8 +337,7 @@ class IngestJob:
             self._caught_up = True
 
     def _ending(self) -> Ending | None:
-        received = self.progress.received + self._pending_events
-        if self._max_events is not None and received >= self._max_events:
+        if self._max_events is not None and self._received() >= self._max_events:
             return "max-events"
         if self._stopping:
             return "stopped"
@@ -318,57 +348,73 @@ class IngestJob:
             return "idle"
         return None
 
+    def _received(self) -> int:
+        writing = 0 if self._writing is None else len(self._writing.batch.rows)
+        return self.progress.received + writing + len(self._pending.rows)
+
     def _patience(self) -> float:
-        if not self._pending:
+        if self._writing is not None or not self._pending.rows:
             return _POLL
-        return min(_POLL, max(0.0, self._opened + self._batch_seconds - self._clock()))
+        return min(_POLL, max(0.0, self._pending.opened + self._batch_seconds - self._clock()))
 
     def _take(self, batch: EventBatch, now: float) -> None:
         count = len(batch)
         if self._max_events is not None:
-            count = min(count, self._max_events - self.progress.received - self._pending_events)
-        if not self._pending:
-            self._opened = now
-        taken = _Taken(batch, count)
-        self._pending.append(taken)
-        self._pending_events += count
-        self._pending_bytes += taken.bytes
+            count = min(count, self._max_events - self._received())
+        self._pending.add(batch, count, now)
         self._active = now
         self._caught_up = False
 
-    def _is_full(self, now: float) -> bool:
-        return bool(self._pending) and (
-            self._pending_events >= self._batch_events
-            or self._pending_bytes >= self._batch_bytes
-            or now - self._opened >= self._batch_seconds
+    def _is_due(self, now: float) -> bool:
+        pending = self._pending
+        if len(pending.rows) >= self._batch_events or pending.bytes >= self._batch_bytes:
+            return True  # and if a write is under way, nothing more is taken until its end
+        return (
+            bool(pending.rows)
+            and self._writing is None
+            and now - pending.opened >= self._batch_seconds
         )
 
-    def _flush(self) -> None:
-        """Write, then ack; the order of these lines is what the package is for."""
-        if not self._pending:
+    def _write(self) -> None:
+        """Begin to write what was gathered, after the write that is under way."""
+        self._finish()
+        if not self._pending.rows:
             return
-        taken = self._pending
+        batch, self._pending = self._pending, _Gathered()
         if self._beside is not None:
-            self._keep_gaps(self._subscription.health().gaps)
-            for part in taken:
-                self._beside.keep_schemas(part.batch.codecs)
-        result = self._writer.write(list(taken))
-        # Backwards: the acked prefix, and with it the position, moves once and to the end.
-        for part in reversed(taken):
-            part.ack()
-        self._pending = []
-        self._pending_events = self._pending_bytes = 0
-        self._wrote(result, taken[-1])
+            health = self._subscription.health()
+            self._keep_gaps(health.gaps)
+            self._note_confirmed(health)
+            self._beside.keep_schemas(batch.codecs)
+        written = self._background.start(lambda: self._writer.write_read(batch.rows))
+        self._writing = _Writing(batch, written)
 
-    def _wrote(self, result: WriteResult, last: _Taken) -> None:
-        self.progress = self.progress.after(result, last.position)
+    def _finish(self) -> None:
+        """Wait for the write, then ack; the order of these lines is what the package is for."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        result = writing.result.result()
+        writing.batch.ack()
+        self._wrote(result, writing.batch)
+
+    def _finish_after(self, error: SfPubSubError) -> None:
+        """Do what a failure leaves to be done, and let nothing hide it."""
+        try:
+            self._finish()
+        except SfPubSubError as second:
+            _log.warning("%s", second)
+        self._keep_gaps_of_a_failure(error)
+
+    def _wrote(self, result: WriteResult, batch: _Gathered) -> None:
+        self.progress = self.progress.after(result, batch.position)
         if self._beside is not None:
-            self._unconfirmed.add(self.progress.received, result, last.position)
+            self._unconfirmed.add(self.progress.received, result, batch.position)
         self._active = self._checked = self._clock()
         if self._on_progress is not None:
             self._on_progress(self.progress)
         if self._on_acked is not None:
-            self._on_acked(last.batch, len(last))
+            self._on_acked(*batch.last)
 
     # What is kept beside the table.
 

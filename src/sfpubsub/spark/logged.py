@@ -25,12 +25,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.dedupe import KEY_BYTES
 from sfpubsub.spark.destination import STAGING_NAME, Destination, Source
 from sfpubsub.spark.frames import frame_of
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.state import State
-from sfpubsub.spark.tables import ADDED_COLUMNS, HOUR_SECONDS, SCHEMA, RawTable, hour_of, hour_start
+from sfpubsub.spark.tables import (
+    ADDED_COLUMNS,
+    HOUR_SECONDS,
+    SCHEMA,
+    RawTable,
+    hour_of,
+    hour_start,
+    joined_keys,
+)
 from sfpubsub.types import ReplayId
 
 # Tries to begin a table. Each fails only if another writer, or somebody's compaction, committed at
@@ -319,7 +326,4 @@ def _keys(rows: pa.Table) -> Iterator[tuple[float, bytes]]:
     """Yield the keys of each hour, in the order of hours."""
     for hour in sorted(pc.unique(rows["ingest_hour"]).to_pylist()):
         keys = rows.filter(pc.equal(rows["ingest_hour"], hour))["dedupe_key"]
-        for chunk in keys.cast(pa.binary(KEY_BYTES)).chunks:
-            start = chunk.offset * KEY_BYTES
-            data = memoryview(chunk.buffers()[1])[start : start + len(chunk) * KEY_BYTES]
-            yield hour_start(hour) + HOUR_SECONDS, bytes(data)
+        yield hour_start(hour) + HOUR_SECONDS, joined_keys(keys)

@@ -36,7 +36,6 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.dedupe import KEY_BYTES
 from sfpubsub.spark.destination import HOUR_PREFIX, POSITION_NAME, STAGING_NAME, Source
 from sfpubsub.spark.frames import frame_of
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
@@ -46,6 +45,7 @@ from sfpubsub.spark.tables import (
     RawTable,
     hour_of,
     hour_start,
+    joined_keys,
 )
 from sfpubsub.types import ReplayId
 
@@ -60,6 +60,10 @@ WRITE_OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
     # A minimum and a maximum would be an order, and replay ids have none.
     "parquet.column.statistics.enabled#replay_id": "false",
+} | {
+    # Hardly two rows have the same value, and to look for one takes a tenth of the write.
+    f"parquet.enable.dictionary#{name}": "false"
+    for name in ("event_id", "dedupe_key", "replay_id", "ingest_seq", "payload", "payload_json")
 }
 
 
@@ -335,6 +339,4 @@ def _scan_keys(files: Collection[Path]) -> Iterator[bytes]:
     if not files:
         return
     for batch in _keys_of(files).to_batches():
-        keys = batch.column(0).cast(pa.binary(KEY_BYTES))
-        start = keys.offset * KEY_BYTES
-        yield bytes(memoryview(keys.buffers()[1])[start : start + len(keys) * KEY_BYTES])
+        yield joined_keys(batch.column(0))

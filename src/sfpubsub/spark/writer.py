@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,7 +19,6 @@ from typing import Literal, TypeAlias, get_args
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from sfpubsub.client.batch import Event
 from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.client.undecodable import reason_of
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
@@ -35,12 +34,12 @@ from sfpubsub.spark.lease import Lease
 from sfpubsub.spark.parquet import ParquetTable
 from sfpubsub.spark.session import jvm_of
 from sfpubsub.spark.tables import (
+    EventRows,
     RawTable,
     Received,
     Row,
-    arrow_table,
     check_rows,
-    read,
+    joined_keys,
     renumbered,
 )
 from sfpubsub.types import ReplayId
@@ -148,8 +147,8 @@ class EventWriter:
     def write(self, batches: Received | Iterable[Received]) -> WriteResult:
         """Make the events of *batches* durable, each once.
 
-        1. Drop events whose key came before in these batches or is in the window.
-        2. Decode the others.
+        1. Decode the events.
+        2. Drop those whose key came before in these batches or is in the window.
         3. Ask the table for those whose own time is older than the window, and drop what it has.
            Those that cannot be decoded have no time, so it is asked for them as well.
         4. Put those that cannot be decoded into the quarantine, which makes them durable. They
@@ -169,30 +168,47 @@ class EventWriter:
             DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
             LocalProtocolError: The writer was closed.
         """
-        taken = [batches] if isinstance(batches, Received) else list(batches)
+        rows = EventRows()
+        for batch in [batches] if isinstance(batches, Received) else batches:
+            rows.extend(batch, batch.received_at)
+        return self.write_read(rows)
+
+    def write_read(self, received: EventRows) -> WriteResult:
+        """Do what `write` does after its first step, which may be done elsewhere meanwhile.
+
+        Args:
+            received: Events of this table's subscription.
+
+        Raises:
+            WriteError: Nothing is acked; the same events may be written again.
+            DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
+            LocalProtocolError: The writer was closed.
+        """
         self._begin()
         self._trusted = False  # until the last step is done
         now = self._now()
-        received = [(event, batch.received_at) for batch in taken for event in batch]
-        new = self._new_rows(received, now)
-        rows = self._undecodable.sort_out(new)
-        position = received[-1][0].replay_id if received and self.topic else None
+        table = received.table()
+        new = self._new(table, now)
+        bad = {index: row for index, row in received.undecodable if index in set(new)}
+        kept = new
+        if bad and not self._undecodable.keeps(list(bad.values())):
+            kept = [index for index in new if index not in bad]
+        position = ReplayId(table["replay_id"][-1].as_py()) if len(table) and self.topic else None
         first_seq = self._table.next_seq
         batch_id = None
-        if rows:
-            batch_id = self._table.append(arrow_table(rows, first_seq), position, now)
+        if kept:
+            batch_id = self._append(table, kept, position, now)
         elif position is not None and position != self._table.position:
             self._table.move(position)
-        self._window.add(b"".join(row.event.dedupe_key for row in rows), now)
         self._trusted = True
         return WriteResult(
-            rows=len(rows),
-            duplicates=len(received) - len(new),
-            undecodable=sum(row.error is not None for row in new),
+            rows=len(kept),
+            duplicates=len(table) - len(new),
+            undecodable=len(bad),
             batch_id=batch_id,
-            first_seq=first_seq if rows else None,
+            first_seq=first_seq if kept else None,
             position=position,
-            set_aside=len(new) - len(rows),
+            set_aside=len(new) - len(kept),
         )
 
     def write_rows(self, rows: pa.Table, *, name: str | None = None) -> WriteResult:
@@ -217,21 +233,16 @@ class EventWriter:
             return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
         self._trusted = False
         now = self._now()
-        keys = rows["dedupe_key"].to_pylist()
-        times = [None if t is None else t // 1000 for t in _microseconds(rows["event_time"])]
-        new = rows.take(pa.array(self._kept(keys, times, now), pa.int64()))
+        new = self._new(rows, now)
         first_seq = self._table.next_seq
-        batch_id = None
-        if len(new):
-            batch_id = self._table.append(renumbered(new, first_seq), None, now, name)
-        self._window.add(b"".join(new["dedupe_key"].to_pylist()), now)
+        batch_id = self._append(rows, new, None, now, name) if new else None
         self._trusted = True
         return WriteResult(
             rows=len(new),
             duplicates=len(rows) - len(new),
             undecodable=0,
             batch_id=batch_id,
-            first_seq=first_seq if len(new) else None,
+            first_seq=first_seq if new else None,
             position=self._table.position,
         )
 
@@ -281,19 +292,30 @@ class EventWriter:
     ) -> None:
         self.close()
 
-    def _new_rows(self, received: list[tuple[Event, float]], now: float) -> list[Row]:
+    def _new(self, rows: pa.Table, now: float) -> list[int]:
+        """Return the places of the rows whose keys are new."""
         self._window.expire(now)
-        kept = drop_repeats([event.dedupe_key for event, _ in received], self._window)
-        rows = [read(*received[index]) for index in kept]
-        keys = [row.event.dedupe_key for row in rows]
-        return [rows[i] for i in self._unknown(keys, [row.event_time for row in rows], now)]
+        keys = rows["dedupe_key"].to_pylist()
+        times = rows["event_time"].cast(pa.int64()).to_pylist()
+        first = drop_repeats(keys, self._window)
+        unknown = self._unknown([keys[i] for i in first], [times[i] for i in first], now)
+        return [first[i] for i in unknown]
 
-    def _kept(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
-        """Return the indices of the keys that are new."""
-        self._window.expire(now)
-        kept = drop_repeats(keys, self._window)
-        unknown = self._unknown([keys[i] for i in kept], [times[i] for i in kept], now)
-        return [kept[i] for i in unknown]
+    def _append(
+        self,
+        rows: pa.Table,
+        kept: list[int],
+        position: ReplayId | None,
+        now: float,
+        name: str | None = None,
+    ) -> str:
+        """Hand those of *rows* that are kept to the table, and remember their keys."""
+        if len(kept) < len(rows):
+            rows = rows.take(pa.array(kept, pa.int64()))
+        rows = renumbered(rows.combine_chunks(), self._table.next_seq)
+        batch_id = self._table.append(rows, position, now, name)
+        self._window.add(joined_keys(rows["dedupe_key"]), now)
+        return batch_id
 
     def _unknown(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
         """Return the indices of those of *keys*, new to the window, that the table lacks."""
@@ -306,7 +328,7 @@ class EventWriter:
             # year 1, as an unset date does, was not written before 1970.
             first = None
             if len(known) == len(suspects):
-                first = max(0.0, min(known) / 1000 - _CLOCK_MARGIN)
+                first = max(0.0, min(known) / 1_000_000 - _CLOCK_MARGIN)
             return self._table.stored(suspects, first, oldest)
 
         return drop_stored(keys, times, oldest=oldest, stored=stored)
@@ -349,24 +371,22 @@ class _Undecodable:
         self._policy = policy
         self._quarantine = quarantine
 
-    def sort_out(self, rows: list[Row]) -> list[Row]:
-        """Return the rows to write; what is not among them is durable elsewhere, or skipped.
+    def keeps(self, bad: Sequence[Row]) -> bool:
+        """Whether rows are written that have no JSON. If not, they are durable elsewhere, or gone.
 
         Raises:
             WriteError: The quarantine could not be written.
             DecodeError: The policy is ``fail``.
         """
-        bad = [(row, row.error) for row in rows if row.error is not None]
-        if not bad:
-            return rows
+        errors = [(row, row.error) for row in bad if row.error is not None]
         if self._policy == "fail":
-            raise bad[0][1]
+            raise errors[0][1]
         if self._quarantine is not None:
             self._quarantine.put(
-                [QuarantinedEvent.of(r.event, reason_of(e), r.received_at) for r, e in bad]
+                [QuarantinedEvent.of(r.event, reason_of(e), r.received_at) for r, e in errors]
             )
         became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
-        for row, error in bad:
+        for row, error in errors:
             _log.error(  # the reason is one sentence; a traceback says no more
                 "event %s at %s is %s: %s",
                 row.event.id,
@@ -374,7 +394,7 @@ class _Undecodable:
                 became,
                 reason_of(error),
             )
-        return rows if self._policy == "keep" else [row for row in rows if row.error is None]
+        return self._policy == "keep"
 
 
 def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawTable:
@@ -390,8 +410,3 @@ def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawT
         raise AssertionError("a parquet table has a directory")
     claim(place.local, source)
     return ParquetTable(spark, place.local, source)
-
-
-def _microseconds(times: pa.ChunkedArray) -> list[int | None]:
-    found: list[int | None] = times.cast(pa.int64()).to_pylist()
-    return found

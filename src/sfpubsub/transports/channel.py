@@ -7,6 +7,7 @@ method headers). The headers are asked for when a call starts and stay with it f
 from __future__ import annotations
 
 import queue
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -36,6 +37,11 @@ Answer = TypeVar("Answer")
 # Deadline of a unary call, in seconds. The service answers in well under one; a bogus token was
 # seen refused only after 11.
 UNARY_TIMEOUT = 30.0
+
+# Seconds that a sender lets go of the interpreter, so that grpc's own thread takes the request from
+# the queue and sends it. Measured with responses of 100 events, received and decoded: 0.78 times
+# the time. Many times what the hand-over needs, and a small part of what a response costs.
+_HAND_OVER = 50e-6
 
 OPTIONS: list[tuple[str, Any]] = [
     # 100 events of up to 1 MB exceed the default of 4 MB.
@@ -217,7 +223,10 @@ class GrpcStreamCall(StreamCall, Generic[Request]):
             return Failure(FailureKind.STOP, _about(self._target, error))
 
     def send(self, request: SendRequest) -> None:
+        # Then the service works on it while the application works on what came before. Without
+        # this the application's thread is as likely to run first, and grpc's to wait for it.
         self._requests.put(self._convert(self._target, request))
+        time.sleep(_HAND_OVER)
 
     def half_close(self) -> None:
         self._requests.put(None)

@@ -96,8 +96,14 @@ def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
 
 def _event(item: pb.ConsumerEvent) -> RawEvent:
     event = item.event
-    headers = tuple([(header.key, header.value) for header in event.headers])
-    return RawEvent(event.id, event.schema_id, event.payload, ReplayId(item.replay_id), headers)
+    headers = event.headers
+    return RawEvent(
+        event.id,
+        event.schema_id,
+        event.payload,
+        ReplayId(item.replay_id),
+        tuple([(header.key, header.value) for header in headers]) if headers else (),
+    )
 
 
 def _commit_answer(message: pb.CommitReplayResponse) -> CommitAnswer:
