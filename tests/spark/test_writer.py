@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter, parquet
-from sfpubsub.spark.tables import SCHEMA, arrow_table, read
+from sfpubsub.spark.tables import SCHEMA, arrow_table, hour_of, read
 from sfpubsub.types import ReplayId
 from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
@@ -169,6 +169,22 @@ def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
     result = open_writer().write(batch_of([*old, raw_event(0)]))
     assert (result.rows, result.duplicates) == (0, 4)
     assert ids_of(table) == ["event-0", "event-1", "event-7", "event-8"]
+
+
+def test_beyond_the_configured_keys_every_batch_is_looked_up_in_the_table(
+    open_writer, table, clock
+):
+    """With more keys than may be held, over hours, in an hour of no batch, and after a restart."""
+    writer = open_writer(window_keys=3)
+    for number in range(4):
+        clock.now += HOUR
+        (table / f"ingest_hour={hour_of(clock.now)}").mkdir()  # as of a write that died there
+        assert writer.write(batch_of([raw_event(number, at=clock.now)])).rows == 1
+    again = [raw_event(n, at=clock.now) for n in (0, 3, 4, 1, 4)]
+    result = writer.write(batch_of(again))
+    assert (result.rows, result.duplicates) == (1, 4)
+    assert open_writer(window_keys=3).write(batch_of(again)).duplicates == 5
+    assert ids_of(table) == [f"event-{n}" for n in range(5)]
 
 
 def test_an_unset_time_is_old_and_nothing_worse(open_writer, clock):

@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.destination import STAGING_NAME, Destination, Source
-from sfpubsub.spark.frames import frame_of
+from sfpubsub.spark.frames import frame_of, keys_among
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.state import State
 from sfpubsub.spark.tables import (
@@ -178,10 +178,7 @@ class LoggedTable(RawTable):
                 rows = rows.where(f.col("ingest_hour") >= hour_of(first))
             if last is not None:
                 rows = rows.where(f.col("ingest_hour") <= hour_of(last))
-            wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
-            asked = f.broadcast(self._spark.createDataFrame(wanted))
-            found = rows.join(asked, "dedupe_key", "left_semi").select("dedupe_key").distinct()
-            return set(found.toArrow()["dedupe_key"].to_pylist())
+            return keys_among(self._spark, rows, keys)
 
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
         try:

@@ -37,7 +37,8 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.destination import HOUR_PREFIX, POSITION_NAME, STAGING_NAME, Source
-from sfpubsub.spark.frames import frame_of
+from sfpubsub.spark.frames import frame_of, keys_among
+from sfpubsub.spark.raw_batches import EXACT_PATHS
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables import (
     HOUR_SECONDS,
@@ -51,6 +52,9 @@ from sfpubsub.types import ReplayId
 
 _BATCH = "batch="
 _NAME = "_name"
+
+# What a look-up reads of a row.
+_KEYS = "dedupe_key BINARY"
 
 _READ_ERRORS = (OSError, pa.ArrowException)
 
@@ -183,20 +187,21 @@ class ParquetTable(RawTable):
         """See `RawTable`."""
         earliest = HOUR_PREFIX if first is None else _hour_name(first)
         latest = None if last is None else _hour_name(last)
-        files = [
-            file
+        hours = [
+            f"file://{hour}"
             for hour in self._hours()
             if earliest <= hour.name and (latest is None or hour.name <= latest)
-            for file in _files(hour)
         ]
-        if not files or not keys:
+        if not hours or not keys:
             return set()
-        wanted = ds.field("dedupe_key").isin(pa.array(keys, pa.binary()))
         try:
-            found = _keys_of(files).to_table(filter=wanted)
-        except _READ_ERRORS as error:
-            raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
-        return set(found["dedupe_key"].to_pylist())
+            reader = self._spark.read.options(**EXACT_PATHS, basePath=f"file://{self.path}")
+            rows = reader.schema(_KEYS).parquet(*hours)
+            return keys_among(self._spark, rows, keys)
+        except SPARK_ERRORS as error:
+            raise WriteError(
+                f"the keys of {self.path} cannot be read: {first_line(error)}"
+            ) from error
 
     def append(
         self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
@@ -330,13 +335,10 @@ def _files(hour: Path) -> list[Path]:
     return [file for batch in _batches(hour) for file in batch.files]
 
 
-def _keys_of(files: Collection[Path]) -> ds.Dataset:
-    column = pa.schema([("dedupe_key", pa.binary())])
-    return ds.dataset([str(file) for file in files], schema=column, format="parquet")
-
-
 def _scan_keys(files: Collection[Path]) -> Iterator[bytes]:
     if not files:
         return
-    for batch in _keys_of(files).to_batches():
+    column = pa.schema([("dedupe_key", pa.binary())])
+    keys = ds.dataset([str(file) for file in files], schema=column, format="parquet")
+    for batch in keys.to_batches():
         yield joined_keys(batch.column(0))
