@@ -18,6 +18,7 @@ writer 4 times or more ``naive``. (Receiving and decoding cost both the same, an
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import operator
 import os
@@ -181,6 +182,7 @@ def main() -> None:
         spark_session() as spark,
         emulator_process(Path(place) / "org") as client,
     ):
+        gc.freeze()  # as `sfpubsub ingest` does
         figures = measure(spark, client, Path(place))
     print(
         json.dumps(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from sfpubsub.cli.main import cli
+from sfpubsub.cli.main import cli, run
 
 from .cli.test_cli import point_at
 from .client.test_managed import ACCOUNT, TOPIC, orders
@@ -60,6 +61,48 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
             exec(compile(code, "example", "exec"), {**namespace, "print": printed})
     else:
         exec(compile(code, "example", "exec"), namespace)
+
+
+EMULATOR_PAGE = ROOT / "docs" / "emulator.md"
+
+
+def test_the_emulators_change_events_are_published_and_read(
+    run_emulator, monkeypatch, tmp_path, capsys
+):
+    """The page's seed takes the page's event, and its facts are those that the page prints."""
+    _, seed, _ = blocks(EMULATOR_PAGE, "toml")
+    (tmp_path / "changes.toml").write_text(seed)
+    point_at(run_emulator(seed=tmp_path / "changes.toml"), monkeypatch)
+    (code,) = [code for code in blocks(EMULATOR_PAGE, "python") if "from_env" in code]
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    assert [capsys.readouterr().out] == blocks(EMULATOR_PAGE, "text")
+
+
+def test_the_emulators_settings_file_is_whole(run_emulator, monkeypatch, tmp_path, capsys):
+    """With the page's profile alone, over TLS, everything that `doctor` looks at is well."""
+    emulator = run_emulator(tls=True)
+    for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
+        monkeypatch.delenv(variable)
+    *_, text = blocks(EMULATOR_PAGE, "toml")
+    for shown, real in (
+        ("127.0.0.1:7011", emulator.grpc_target),
+        ("https://127.0.0.1:7012", emulator.http_url),
+        ("/tmp/emulator/ca.pem", str(emulator.ca_file)),
+    ):
+        assert shown in text
+        text = text.replace(shown, real)
+    file = tmp_path / "pubsub.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    (doctor,) = [
+        shlex.split(line)
+        for block in blocks(EMULATOR_PAGE, "sh")
+        for line in block.splitlines()
+        if "doctor" in line
+    ]
+    monkeypatch.chdir(tmp_path)
+    assert run(doctor[1:]) == 0, capsys.readouterr()
+    assert "ok      TLS" in capsys.readouterr().out
 
 
 def test_the_command_lines_of_the_readme_parse():

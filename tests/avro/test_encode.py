@@ -73,6 +73,12 @@ def test_the_corpus_is_written_as_fastavro_writes_it(name):
         ),
         (
             ORDERS,
+            {},
+            "Order_Event__e needs the fields 'CreatedDate', of type long; 'CreatedById', of type "
+            "string",
+        ),
+        (
+            ORDERS,
             {**VALUE, "Nope__c": 1},
             "Order_Event__e has no field 'Nope__c'; Order_Event__e has CreatedDate, CreatedById, "
             "City__c, Amount__c",

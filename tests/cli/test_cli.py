@@ -398,6 +398,27 @@ def test_bad_input_is_one_line_and_an_exit_code(
     assert committed(emulator) is None
 
 
+@pytest.mark.parametrize(
+    ("top", "missing"),
+    [("", "SFPUBSUB_ACCESS_TOKEN and"), ('auth = "client-credentials"\n', "SFPUBSUB_CLIENT_ID")],
+)
+def test_a_forgotten_profile_is_named(monkeypatch, tmp_path, capsys, top, missing):
+    """Whoever has only profiles and chose none is told which there are, by name alone."""
+    for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
+        monkeypatch.delenv(variable)
+    file = tmp_path / "pubsub.toml"
+    file.write_text(f'{top}[profile.uat]\nusername = "u@x"\n[profile.prod]\nclient_id = "x-key"\n')
+    file.chmod(0o600)
+    assert run(["topic", TOPIC, "--config", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert missing in said
+    assert "choose a profile of the file with --profile: uat, prod\n" in said
+    assert "u@x" not in said
+    assert "x-key" not in said
+    assert run(["topic", TOPIC, "--config", str(file), "--profile", "prod"]) == 1
+    assert "choose a profile" not in capsys.readouterr().err
+
+
 def test_an_unreachable_service_is_an_error_in_bounded_time(emulator, monkeypatch, capsys):
     """Nobody waits for ever for a service that is not there."""
     point_at(emulator, monkeypatch)

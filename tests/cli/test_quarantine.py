@@ -84,6 +84,43 @@ def test_list_and_show_tell_what_is_kept(kept, capsys):
         assert "quarantine list" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["redrive"]])
+def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys):
+    """Silence would say that nothing was quarantined. Nothing is put into the directory."""
+    table = tmp_path / "table"
+    missing = ["quarantine", *command, "--dir", str(table)]
+    assert run(missing) == 2
+    assert f"'{table}' does not exist" in capsys.readouterr().err
+    (table / "_quarantine").mkdir(parents=True)
+    (table / "_table.json").touch()
+    assert run(missing) == 1
+    said = capsys.readouterr().err
+    assert f"{table} is no quarantine" in said
+    assert f"name {table / '_quarantine'}" in said
+    (table / "_quarantine").rmdir()
+    assert run(missing) == 1
+    assert "'_table.json'): name another directory" in capsys.readouterr().err
+    assert [place.name for place in table.iterdir()] == ["_table.json"]
+
+
+def test_a_list_without_a_line_says_so(kept, capsys):
+    """An empty quarantine, also one whose events were removed, and one that is redriven."""
+    kept.directory.mkdir(parents=True)
+    for left in (".redrive.lock", "key.1.tmp", "key.done"):
+        (kept.directory / left).touch()
+        assert at(kept, "list") == 0
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err) == ("", f"no event in {kept.directory}\n")
+    put(kept, 1, 2, schema_json=SCHEMA)
+    assert at(kept, "redrive") == 0
+    capsys.readouterr()
+    assert at(kept, "list") == 0
+    assert "but 2 that --all shows: redriven" in capsys.readouterr().err
+    assert at(kept, "list", "--all") == 0
+    captured = capsys.readouterr()
+    assert (len(captured.out.splitlines()), captured.err) == (2, "")
+
+
 def test_redrive_writes_each_event_once(kept, capsys):
     """The same line as subscribe would have printed; a second run has nothing to do."""
     FileSchemaStore(kept.directory.parent / "_schemas").put(ID, SCHEMA)

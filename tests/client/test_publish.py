@@ -9,7 +9,7 @@ import time
 import pytest
 
 from sfpubsub.cli.main import run as run_cli
-from sfpubsub.errors import EncodeError
+from sfpubsub.errors import EncodeError, PermissionDeniedError
 
 from ..cli.test_cli import point_at
 from ..conftest import PATIENCE
@@ -19,14 +19,14 @@ from .test_managed import TOPIC
 USER = "005000000000001AAA"
 
 
-def publish(face: str, emulator, connect, events, **options):
+def publish(face: str, emulator, connect, events, topic=TOPIC, **options):
     """Publish by either face."""
     if face == "sync":
-        return connect(emulator).publish(TOPIC, events, **options)
+        return connect(emulator).publish(topic, events, **options)
 
     async def main():
         async with client_of(emulator) as client:
-            return await client.publish(TOPIC, events, **options)
+            return await client.publish(topic, events, **options)
 
     return asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
@@ -68,3 +68,40 @@ def test_the_command_fills_created_only_when_asked(run_emulator, connect, monkey
     assert run_cli(["publish", TOPIC, "--file", str(file), "--created-by", USER]) == 0
     (value,) = published(emulator, connect, 1)
     assert (value["CreatedById"], value["City__c"]) == (USER, "Bern")
+
+
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+@pytest.mark.parametrize("topic", ["/data/AccountChangeEvent", "/data/ChangeEvents"])
+def test_a_topic_that_takes_no_events_is_told_before_an_event_is_looked_at(
+    face, topic, run_emulator, connect
+):
+    """Who cannot publish is not sent to mend one field after the other first."""
+    with pytest.raises(PermissionDeniedError, match=f"{topic} cannot be published to.* org alone"):
+        publish(face, run_emulator(), connect, [{"Nope": 1}], topic)
+
+
+def test_the_command_says_that_a_topic_takes_no_events(run_emulator, monkeypatch, tmp_path, capsys):
+    """`publish` of a change event: the reason and exit code 3, and no word about fields."""
+    point_at(run_emulator(), monkeypatch)
+    file = tmp_path / "events.jsonl"
+    file.write_text('{"ChangeEventHeader": {}}')
+    assert run_cli(["publish", "/data/AccountChangeEvent", "--file", str(file)]) == 3
+    said = capsys.readouterr().err
+    assert "/data/AccountChangeEvent cannot be published to" in said
+    assert "ChangeEventHeader" not in said
+
+
+def test_the_command_names_the_lines_it_could_not_encode(
+    run_emulator, monkeypatch, tmp_path, capsys
+):
+    """One line or the lines of one request, as they are numbered in the file, blank ones too."""
+    point_at(run_emulator(), monkeypatch)
+    file = tmp_path / "events.jsonl"
+    for text, lines in (
+        ('\n{"Nope": 1}\n', "line 2 of"),
+        ('{"Nope": 1}\n\n{}', "lines 1 to 3 of"),
+        ('{"CreatedDate": 1, "CreatedById": "x"}\n' * 200 + '{"Nope": 1}', "line 201 of"),
+    ):
+        file.write_text(text)
+        assert run_cli(["publish", TOPIC, "--file", str(file)]) == 1
+        assert f"error: {lines} {file}, not published: " in capsys.readouterr().err

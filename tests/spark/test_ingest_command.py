@@ -69,10 +69,11 @@ def look():
     assert os.environ["SFPUBSUB_ACCESS_TOKEN"] == "s3cret"
 
 class Client:
-    def subscribe_managed(self, name, ack, max_unacked, max_pending_count):
-        assert ack == "manual" and max_unacked > max_pending_count > 100
+    def get_topic(self, name): pass
+    def subscribe_managed(self, name, ack, max_unacked):
+        assert ack == "manual" and max_unacked > 100
         return subscriptions.pop(0)
-    def subscribe(self, topic, replay, replay_fallback, ack, max_unacked, max_pending_count):
+    def subscribe(self, topic, replay, replay_fallback, ack, max_unacked):
         print("start", replay.get(topic), "fallback", replay_fallback, file=sys.stderr)
         subscription = subscriptions.pop(0)
         subscription.topic = topic
@@ -201,7 +202,7 @@ def test_several_sources_are_several_tables_of_one_application(tmp_path: Path):
     assert second["error"] == "topic /event/Order_Event__e: it broke"
     assert second["to"] == str(tmp_path / "lake" / "event_Order_Event__e")
     assert len(ids_of(tmp_path / "lake" / "My_Sub")) == 3
-    assert "managed subscription My_Sub: 3 rows in 1 batches" in done.stderr
+    assert "managed subscription My_Sub: 3 rows in 1 batch" in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     # What `sfpubsub lag` reads.
     found, _ = read_all(tmp_path / "state")
@@ -343,6 +344,25 @@ def test_a_wrong_destination_is_refused_before_spark_starts(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("mark", ["_table.json", "_delta_log/0.json", "metadata/v1.metadata.json"])
+def test_a_table_inside_a_table_is_refused_before_spark_starts(tmp_path: Path, monkeypatch, mark):
+    """Its files would look like the outer one's. With several sources the words say why."""
+    monkeypatch.setattr("sfpubsub.spark.session.spark_session", _must_not_start)
+    table = tmp_path / "orders"
+    (table / mark).parent.mkdir(parents=True)
+    (table / mark).touch()
+    deep = str(table / "a" / "b")
+    for arguments, message in (
+        (["--to", deep], f"would be in {table}, which is a table itself: name another directory"),
+        (["--to", deep, "--format", "delta"], f"would be in {table}, which is a table itself"),
+        (["--to", str(table), "--topic", "/event/B__e"], "with several sources --to is a dir"),
+    ):
+        result = CliRunner().invoke(ingest, ["--managed", "A", *arguments])
+        assert isinstance(result.exception, ConfigurationError)
+        assert message in str(result.exception)
+    assert not (table / "a").exists()
+
+
 def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path, monkeypatch):
     """Nothing is made, and nothing is waited for."""
     monkeypatch.setattr("sfpubsub.spark.session.spark_session", _must_not_start)
@@ -417,9 +437,9 @@ def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then(capsys):
     report.say("waiting: a reason", other)
     report.end()
     assert capsys.readouterr().err.splitlines() == [
-        "managed subscription A: 1 rows in 1 batches, 0 duplicates dropped",
+        "managed subscription A: 1 row in 1 batch, 0 duplicates dropped",
         "managed subscription A: 11 rows in 11 batches, 0 duplicates dropped",
-        "topic /event/B__e: 7 rows in 1 batches, 0 duplicates dropped, 2 not decoded",
+        "topic /event/B__e: 7 rows in 1 batch, 0 duplicates dropped, 2 not decoded",
         "topic /event/B__e: waiting: a reason",
         "managed subscription A: 20 rows in 20 batches, 0 duplicates dropped",
     ]
@@ -436,6 +456,6 @@ def test_progress_on_a_terminal_is_one_line(capsys, monkeypatch):
     report.end()
     one, two = ("0 duplicates dropped", "\r\033[K")
     assert capsys.readouterr().err == (
-        f"{two}1 rows in 1 batches, {one}{two}3 rows in 2 batches, {one}\n"
+        f"{two}1 row in 1 batch, {one}{two}3 rows in 2 batches, {one}\n"
         "managed subscription B: receiving again\n"
     )

@@ -166,3 +166,18 @@ def test_trailers_of_bytes_are_read():
     """Binary trailers do not crash the translator."""
     trailers = (("error-code", b"sfdc.platform.eventbus.grpc.service.unavailable"),)
     assert classify("x", Refusal(grpc.StatusCode.INTERNAL, "d", trailers)).kind is RETRY
+
+
+def test_the_cure_is_for_the_thing_that_failed():
+    """Change data capture is a word for its topics only; a stopped subscription is named."""
+
+    def said(what: str, suffix: str) -> str:
+        trailers = (("error-code", PREFIX + suffix),)
+        return str(classify(what, Refusal(grpc.StatusCode.NOT_FOUND, "no", trailers)).error)
+
+    assert "change data capture" in said("topic /data/AChangeEvent", "topic.not.found")
+    assert said("/event/A__e", "topic.not.found").endswith(
+        "; check the name, which is case-sensitive"
+    )
+    stopped = said("My_Sub", "managed.subscription.config.stopped")
+    assert "sfpubsub managed start My_Sub sets its state to RUN" in stopped

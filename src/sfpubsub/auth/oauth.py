@@ -290,15 +290,17 @@ def _check_complete(settings: Settings) -> None:
     if not missing:
         return
     names = " and ".join(f"SFPUBSUB_{name.upper()}" for name in missing)
+    profiles = ", ".join(settings.profiles)
+    choose = f", or choose a profile of the file with --profile: {profiles}" if profiles else ""
     if missing == ["login_url"]:
         raise ConfigurationError(
             "client credentials are taken by the org's own host only: set SFPUBSUB_LOGIN_URL to "
-            "its My Domain, https://NAME.my.salesforce.com"
+            f"its My Domain, https://NAME.my.salesforce.com{choose}"
         )
     hint = "" if "auth" in settings.sources else ", or another way to sign in with SFPUBSUB_AUTH"
     raise ConfigurationError(
         f"signing in by {settings.auth} is not possible without {names}: set "
-        f"{'it' if len(missing) == 1 else 'them'}{hint}"
+        f"{'it' if len(missing) == 1 else 'them'}{hint}{choose}"
     )
 
 

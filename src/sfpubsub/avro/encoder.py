@@ -87,15 +87,17 @@ class Encoder:
                     f"{_join(self._title, path)} has no field {key!r}; "
                     f"{name} has {', '.join(fields) or 'none'}"
                 )
+        needed = []
         for key, field in fields.items():
-            where = _join(path, key)
             if key in value:
-                self._check(value[key], field["type"], where)
+                self._check(value[key], field["type"], _join(path, key))
             elif "default" not in field:
-                raise EncodeError(
-                    f"{_join(self._title, path)} needs the field {key!r}, "
-                    f"of type {self._describe(field['type'])}"
-                )
+                needed.append(f"{key!r}, of type {self._describe(field['type'])}")
+        if needed:  # all at once: a change event's header has twelve such fields
+            raise EncodeError(
+                f"{_join(self._title, path)} needs the field{'s' if len(needed) > 1 else ''} "
+                f"{'; '.join(needed)}"
+            )
 
     def _check_union(self, value: Any, branches: Sequence[Any], path: str) -> None:
         problems: list[tuple[Any, EncodeError]] = []

@@ -16,6 +16,7 @@ import click
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.service import StopRequest
 from sfpubsub.cli.starting import start_spark
+from sfpubsub.cli.words import counted
 from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _derive(tables: TypedTables, total: Derived, stopping: threading.Event) -> D
     for step in tables.derive():
         total += step
         click.echo(
-            f"{total.batches} batches, {sum(total.rows.values())} rows, "
+            f"{counted(total.batches, 'batch')}, {counted(sum(total.rows.values()), 'row')}, "
             f"{total.undecodable} not decoded",
             err=True,
         )

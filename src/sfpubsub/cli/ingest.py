@@ -17,11 +17,14 @@ from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import Seconds
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.config import Settings
-from sfpubsub.errors import MissingExtraError
+from sfpubsub.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     from sfpubsub.spark.destination import Destination, Source
     from sfpubsub.spark.writer import OnUndecodable
+
+# What the directory of a raw table holds: parquet, delta, iceberg.
+_MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 
 
 @click.command("ingest")
@@ -195,5 +198,21 @@ def _tables(
     tables = {}
     for source, place in zip(sources, places, strict=True):
         tables[source] = Destination.parse(place, format_)
+        _refuse_nesting(tables[source], several=len(sources) > 1)
         tables[source].check(source)
     return tables
+
+
+def _refuse_nesting(table: Destination, *, several: bool) -> None:
+    """Make sure, for a local table, that it is not inside another one.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    for above in table.local.parents if table.local is not None else ():
+        if any(next(above.glob(mark), None) is not None for mark in _MARKS):
+            hint = ", as with several sources --to is a directory of tables" if several else ""
+            raise ConfigurationError(
+                f"{table} would be in {above}, which is a table itself: name another directory"
+                f"{hint}"
+            )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfpubsub.cli.words import counted
+
 if TYPE_CHECKING:
     from sfpubsub.spark.destination import Destination, Source
     from sfpubsub.spark.job import Progress
@@ -110,5 +112,6 @@ def _progress_text(all_progress: list[Progress]) -> str:
     batches = sum(progress.batches for progress in all_progress)
     duplicates = sum(progress.duplicates for progress in all_progress)
     undecodable = sum(progress.undecodable for progress in all_progress)
-    text = f"{rows} rows in {batches} batches, {duplicates} duplicates dropped"
+    text = f"{counted(rows, 'row')} in {counted(batches, 'batch')}, "
+    text += f"{counted(duplicates, 'duplicate')} dropped"
     return f"{text}, {undecodable} not decoded" if undecodable else text

@@ -19,6 +19,7 @@ from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import WINDOW, Limits, Settings
+from sfpubsub.errors import SfPubSubError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +46,9 @@ class Run:
     """Sources, their tables, and what becomes of them.
 
     Spark comes first (its JVM is started by a fork, which must not happen beside gRPC's threads),
-    the tables second (their positions say where to subscribe), the subscriptions last, so that they
-    are drained while the tables are still leased.
+    the client second (a topic that is not there must not leave a table behind), the tables third
+    (their positions say where to subscribe), the subscriptions last, so that they are drained while
+    the tables are still leased.
     """
 
     def __init__(
@@ -74,9 +76,12 @@ class Run:
             spark = self._spark(opened, master, stop)
             if stop.requested:
                 return
-            tables = [self._open(opened, spark, source) for source in self.tables]
-            schemas = _Schemas([table.sisters.schemas for table in tables])
+            schemas = _Schemas()
             client = opened.enter_context(connected_client(schemas, **service))
+            for source in self.tables:
+                _check_name(client, source)
+            tables = [self._open(opened, spark, source) for source in self.tables]
+            schemas.stores = [table.sisters.schemas for table in tables]
             self.streams += [self._stream(client, table) for table in tables]
             jobs = Streams(self.streams)
             opened.callback(jobs.join)  # before what they use is closed
@@ -192,17 +197,32 @@ def _block(subscription: Subscription, status: StatusFile) -> Iterator[None]:
             yield
 
 
+def _check_name(client: PubSubClient, source: Source) -> None:
+    """Ask for a topic, so that a wrong name leaves no table behind.
+
+    Of a managed subscription nothing can be asked but its events.
+    """
+    if source.kind != "topic":
+        return
+    try:
+        client.get_topic(source.name)
+    except SfPubSubError as error:
+        if not error.retryable:
+            raise
+        # The subscription will try again, for as long as it may.
+
+
 class _Schemas(SchemaStore):
     """What the client may look up before it asks the service: the schemas of all tables.
 
     It keeps none by itself: each job does, beside its own table, before it writes a row.
     """
 
-    def __init__(self, stores: list[SchemaStore]) -> None:
-        self._stores = stores
+    def __init__(self) -> None:
+        self.stores: list[SchemaStore] = []
 
     def get(self, schema_id: str) -> str | None:
-        found = (store.get(schema_id) for store in self._stores)
+        found = (store.get(schema_id) for store in self.stores)
         return next((schema for schema in found if schema is not None), None)
 
     def put(self, schema_id: str, schema_json: str) -> None:

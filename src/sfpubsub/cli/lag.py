@@ -10,6 +10,7 @@ import click
 
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.status import Kind, Status, read_all, state_dir
+from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError
 
 # Decimals of an age in seconds: the file is written about once a second.
@@ -108,13 +109,18 @@ def _page(record: dict[str, Any]) -> str:
         ("acked position", record["acked_position"] or "none"),
         ("committed position", record["committed_position"] or "none"),
         ("received position", record["received_position"] or "none"),
-        ("not acked yet", f"{record['pending'] + record['unacked']} events"),
-        ("delivered", f"{record['delivered']} events; {record['delivered_24h']} in the last 24 h"),
+        ("not acked yet", counted(record["pending"] + record["unacked"], "event")),
+        (
+            "delivered",
+            f"{counted(record['delivered'], 'event')}; {record['delivered_24h']} in the last 24 h",
+        ),
     ]
     if kind == "topic":  # nothing is committed for a plain subscription
         lines = [line for line in lines if "commit" not in line[0]]
     if record["gaps"] or record["quarantined"]:
-        lines.append(("look at", f"{record['gaps']} gaps, {record['quarantined']} quarantined"))
+        lines.append(
+            ("look at", f"{counted(record['gaps'], 'gap')}, {record['quarantined']} quarantined")
+        )
     return command + "\n" + "".join(f"  {name:<19} {text}\n" for name, text in lines)
 
 

@@ -10,6 +10,7 @@ import click
 
 from sfpubsub.cli.render import publish_line
 from sfpubsub.cli.service import connected_client, service_options
+from sfpubsub.cli.words import counted
 from sfpubsub.client.publisher import MAX_EVENTS
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
 from sfpubsub.types import PublishResult
@@ -40,11 +41,10 @@ def publish(topic: str, file: TextIO, created_by: str | None, **service: str | N
     """
     with connected_client(None, **service) as client:
         refused = 0
-        for first_line, part in _parts(file):
+        for lines, part in _parts(file):
             try:
                 results = client.publish(topic, part, created_by=created_by)
             except EncodeError as error:
-                lines = f"lines {first_line} to {first_line + len(part) - 1} of {file.name}"
                 raise EncodeError(f"{lines}, not published: {error}") from error
             except PublishError as error:
                 results = error.results
@@ -54,24 +54,31 @@ def publish(topic: str, file: TextIO, created_by: str | None, **service: str | N
                 refused += sum(not result.ok for result in results)
             _show(results)
         if refused:
-            raise PublishError(f"{topic}: {refused} events were refused; see the printed results")
+            raise PublishError(
+                f"{topic}: {counted(refused, 'event')} refused; see the printed results"
+            )
 
 
 def _show(results: list[PublishResult]) -> None:
     click.echo("".join(map(publish_line, results)), nl=False)
 
 
-def _parts(file: TextIO) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    part: list[dict[str, Any]] = []
-    number = first = 1
+def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the events of one request, and which lines they are."""
+    part: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(file, 1):
         if line.strip():
-            part.append(_event(line, f"line {number} of {file.name}"))
+            part[number] = _event(line, f"line {number} of {file.name}")
         if len(part) == MAX_EVENTS:
-            yield first, part
-            part, first = [], number + 1
+            yield _lines(part, file), list(part.values())
+            part = {}
     if part:
-        yield first, part
+        yield _lines(part, file), list(part.values())
+
+
+def _lines(part: dict[int, dict[str, Any]], file: TextIO) -> str:
+    first, last = min(part), max(part)
+    return f"line{f's {first} to' if last > first else ''} {last} of {file.name}"
 
 
 def _event(line: str, where: str) -> dict[str, Any]:

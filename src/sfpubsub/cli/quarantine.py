@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -24,8 +25,13 @@ from sfpubsub.errors import ConfigurationError, SchemaNotFoundError
 if TYPE_CHECKING:
     from sfpubsub.spark.destination import Source
 
-# What `ingest` calls the schema store next to a quarantine.
+# What `ingest` calls a table's quarantine, and the schema store next to it.
+_OF_A_TABLE = "_quarantine"
 _SCHEMAS_BESIDE = "_schemas"
+
+# What a quarantine calls an event, and what else it holds: locks, drafts, marks of removed ones.
+_ENTRY = re.compile(r"[0-9a-f]{32}\.json")
+_LEFT = re.compile(r"^\.|\.tmp$|\.done$")
 
 _dir_option = click.option(
     "--dir",
@@ -47,11 +53,18 @@ def quarantine() -> None:
 @click.option("--all", "all_", is_flag=True, help="Also those that were redriven.")
 def list_(directory: Path, all_: bool) -> None:
     """Print a JSON line for each event, in order of arrival."""
-    kept = FileQuarantine(directory)
+    kept = _quarantine_at(directory)
+    shown = left_out = 0
     for entry in kept.entries():
         redriven = kept.is_redriven(entry.key)
         if all_ or not redriven:
             click.echo(json_line({**_head(entry), "redriven": redriven}), nl=False)
+            shown += 1
+        else:
+            left_out += 1
+    if not shown:  # silence would look the same as a wrong directory
+        more = f" but {left_out} that --all shows: redriven" if left_out else ""
+        click.echo(f"no event in {directory}{more}", err=True)
 
 
 @quarantine.command()
@@ -59,11 +72,12 @@ def list_(directory: Path, all_: bool) -> None:
 @click.argument("key")
 def show(directory: Path, key: str) -> None:
     """Print all that is kept of the event KEY, as one JSON line."""
-    entry = _entry(FileQuarantine(directory), key)
+    kept = _quarantine_at(directory)
+    entry = _entry(kept, key)
     raw = entry.raw
     document = {
         **_head(entry),
-        "redriven": FileQuarantine(directory).is_redriven(key),
+        "redriven": kept.is_redriven(key),
         "headers": {name: base64.b64encode(value).decode() for name, value in raw.headers},
         "payload": base64.b64encode(raw.payload).decode(),
         "schema": _json_or_text(entry.schema_json),
@@ -117,7 +131,7 @@ def redrive(
     """
     if to is None and (format_ or master):
         raise click.UsageError("--format and --master go with --to")
-    kept = FileQuarantine(directory)
+    kept = _quarantine_at(directory)
     beside = [place for place in [directory.parent / _SCHEMAS_BESIDE] if place.is_dir()]
     with ExitStack() as opened:
         opened.enter_context(kept.redriving())
@@ -138,10 +152,28 @@ def redrive(
             client = opened.enter_context(connected_client(None, **service))
             sources.append(lambda schema_id: _asked(client.get_schema, schema_id))
         done, left = run_redrive(kept, entries, Decoder(sources), sink)
-    had = f" ({sink.duplicates} were in the table)" if isinstance(sink, Table) else ""
+    had = f" ({sink.duplicates} in the table before)" if isinstance(sink, Table) else ""
     click.echo(f"{done} redriven{had}, {left} left", err=True)
     if left:
         click.get_current_context().exit(1)
+
+
+def _quarantine_at(directory: Path) -> FileQuarantine:
+    """Return the quarantine there, which may be empty.
+
+    Raises:
+        ConfigurationError: The directory holds something else.
+        OSError: It cannot be read.
+    """
+    names = sorted(place.name for place in directory.iterdir())
+    foreign = [name for name in names if not _LEFT.search(name)]
+    if foreign and not any(map(_ENTRY.fullmatch, names)):
+        inner = (directory / _OF_A_TABLE).is_dir()
+        raise ConfigurationError(
+            f"{directory} is no quarantine (it holds {foreign[0]!r}): name "
+            + (f"{directory / _OF_A_TABLE}" if inner else "another directory")
+        )
+    return FileQuarantine(directory)
 
 
 def _open_table(

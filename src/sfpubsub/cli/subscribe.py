@@ -15,6 +15,7 @@ from sfpubsub.cli.render import event_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
+from sfpubsub.cli.words import counted
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.client.quarantine import FileQuarantine
@@ -110,7 +111,7 @@ def subscribe(
         _run(subscription, printer, stop, idle_timeout)
     quarantined = subscription.health().quarantined
     click.echo(
-        f"{printer.count} events" + (f", {quarantined} quarantined" if quarantined else ""),
+        counted(printer.count, "event") + (f", {quarantined} quarantined" if quarantined else ""),
         err=True,
     )
     if stop.interrupted:

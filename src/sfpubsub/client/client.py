@@ -150,6 +150,7 @@ class PubSubClient:
             One result an event, in order.
 
         Raises:
+            PermissionDeniedError: The topic cannot be published to.
             EncodeError: An event does not fit the schema; none was published.
             PublishError: Events were refused, or a later call failed; has the results so far.
             SfPubSubError: The first call failed.

@@ -96,8 +96,8 @@ class Connection:
         """Encode events by the topic's schema and call Publish as often as it takes."""
         return publish(
             events,
-            codec=lambda: self.schemas.get(self.get_topic(topic).schema_id),
-            topic=topic,
+            topic=self.get_topic(topic),
+            codec=self.schemas.get,
             created_by=created_by,
             send=lambda part: self._with_session(lambda: self.transport.publish(topic, part)),
         )

@@ -118,6 +118,11 @@ def from_file(
     return found
 
 
+def profiles_in(path: Path) -> tuple[str, ...]:
+    """Return the names of the profiles of a file that `from_file` has taken."""
+    return tuple(_read(path).get(PROFILE, {}))
+
+
 def _read(path: Path) -> dict[str, Any]:
     # Python 3.10 has no tomllib; tomli is the same one.
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

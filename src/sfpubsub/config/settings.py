@@ -24,6 +24,7 @@ from sfpubsub.config.places import (
     from_environment,
     from_file,
     near,
+    profiles_in,
 )
 from sfpubsub.errors import ConfigurationError
 
@@ -47,6 +48,9 @@ AUTH_WAYS: dict[str, tuple[str, ...]] = {
 SECRETS = ("access_token", "client_secret", "password", "refresh_token")
 FILES = ("ca_file", "private_key_file")
 NUMBERS = ("ping_interval", "ping_timeout")
+
+# Fields that say something about the settings and are none.
+_ABOUT = ("sources", "profiles")
 
 
 class Setting(NamedTuple):
@@ -105,6 +109,8 @@ class Settings:
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting comes from; missing is a default."""
+    profiles: tuple[str, ...] = field(default=(), compare=False)
+    """The profiles of the settings file, if none of them was chosen."""
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -156,7 +162,7 @@ class Settings:
 
     @classmethod
     def _load(cls, options: Mapping[str, str | None], environ: Mapping[str, str]) -> Settings:
-        names = [name for name in cls.__dataclass_fields__ if name != "sources"]
+        names = [name for name in cls.__dataclass_fields__ if name not in _ABOUT]
         given = {}
         for name, value in options.items():
             if name not in (*names, CONFIG, PROFILE):
@@ -165,22 +171,26 @@ class Settings:
                 given[name] = Given(value, f"option --{name.replace('_', '-')}")
         found = {**from_environment(environ, names), **given}
         config, profile = found.pop(CONFIG, None), found.pop(PROFILE, None)
+        unchosen: tuple[str, ...] = ()
         if config is not None:
+            file = expanded(config.value, config.source)
             kept = from_file(
-                expanded(config.value, config.source),
+                file,
                 profile.value if profile else None,
                 names,
                 secrets=SECRETS,
                 files=FILES,
             )
             found = {**kept, **found}
+            unchosen = () if profile else profiles_in(file)
         elif profile is not None:
             raise ConfigurationError(
                 f"profile {profile.value} ({profile.source}) is one of a settings file: name it "
                 f"with --config or SFPUBSUB_CONFIG"
             )
         values: dict[str, Any] = {name: item.value for name, item in found.items()}
-        return cls(**values, sources={name: item.source for name, item in found.items()})
+        sources = {name: item.source for name, item in found.items()}
+        return cls(**values, sources=sources, profiles=unchosen)
 
     @property
     def timings(self) -> Timings:
@@ -191,7 +201,7 @@ class Settings:
         """Return every setting with its source, as it may be shown: secrets are masked."""
         shown = []
         for name in self.__dataclass_fields__:
-            if name == "sources":
+            if name in _ABOUT:
                 continue
             value = getattr(self, name)
             if name in SECRETS:

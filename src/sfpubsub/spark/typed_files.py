@@ -13,7 +13,9 @@ import os
 import shutil
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -165,7 +167,9 @@ def last_derived(tables: Path) -> RawBatch | None:
 
 
 def claim(path: Path, source: Destination) -> None:
-    """Write on the directory which raw table it is derived from.
+    """Write on the directory which raw table it is derived from. Call under the lease.
+
+    A claim holds from the first columns on: before that a mistyped source must not keep a path.
 
     Raises:
         ConfigurationError: It is another's, or something else.
@@ -175,23 +179,35 @@ def claim(path: Path, source: Destination) -> None:
     try:
         found = json.loads(identity.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        # A first start that died may have left a draft of the identity.
-        ours = (LEASE_NAME, _IDENTITY_NAME)
-        foreign = sorted(name for name in os.listdir(path) if not name.startswith(ours))
-        if foreign:
-            raise ConfigurationError(
-                f"{path} is not empty and holds no typed tables of sfpubsub (it holds "
-                f"{foreign[0]!r}): name another directory"
-            ) from None
-        replace_file(identity, json.dumps(wanted))
-        return
+        found = None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{identity} cannot be read: {error}") from error
-    if found != wanted:
+    if found == wanted:
+        return
+    # A first start that died may have left a draft of the identity, and a later one its staging,
+    # which a directory that is not claimed would lose.
+    ours = (LEASE_NAME, _IDENTITY_NAME, *([STAGING_NAME] if found is not None else []))
+    derived = sorted(name for name in os.listdir(path) if not name.startswith(ours))
+    if not derived:
+        replace_file(identity, json.dumps(wanted))
+    elif found is None:
+        raise ConfigurationError(
+            f"{path} is not empty and holds no typed tables of sfpubsub (it holds "
+            f"{derived[0]!r}): name another directory"
+        )
+    elif not _is_same(found, wanted):
         raise ConfigurationError(
             f"{path} is derived from {found.get('raw')} ({found.get('format')}), layout "
             f"{found.get('layout')}: name another directory"
         )
+
+
+def _is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether two identities name one raw table, by different paths to it."""
+    if {**found, "raw": ""} != {**wanted, "raw": ""}:
+        return False
+    places = [str(found.get("raw")), wanted["raw"]]
+    return all(map(os.path.isabs, places)) and len(set(map(os.path.realpath, places))) == 1
 
 
 def spark_schema(spark: SparkSession, columns: pa.Schema) -> StructType:

@@ -41,7 +41,7 @@ class Rule:
     kind: FailureKind
     error: type[SfPubSubError]
     cure: str = ""
-    """What the user can do, where there is something."""
+    """What the user can do, where there is something; ``{what}`` is the thing that it is about."""
 
 
 _RETRY = Rule(FailureKind.RETRY, StreamUnavailableError)
@@ -54,7 +54,7 @@ _RENEW = Rule(
 _NO_TOPIC = Rule(
     FailureKind.STOP,
     TopicNotFoundError,
-    "check the name, which is case-sensitive, and that change data capture is on for the entity",
+    "check the name, which is case-sensitive",
 )
 _DENIED = Rule(FailureKind.STOP, PermissionDeniedError, "grant the integration user access to it")
 _NO_SUBSCRIPTION = Rule(
@@ -70,7 +70,7 @@ _NO_SCHEMA = Rule(FailureKind.STOP, SchemaNotFoundError, "check the schema id")
 _STOPPED = Rule(
     FailureKind.STOP,
     SubscriptionStoppedError,
-    "set its state to RUN; it starts again at its defaultReplay",
+    "sfpubsub managed start {what} sets its state to RUN; it starts again at its defaultReplay",
 )
 _HELD = Rule(FailureKind.SLOT_HELD, SubscriptionBusyError)
 
@@ -167,7 +167,9 @@ def classify(what: str, error: grpc.RpcError) -> Failure:
     message = f"{what}: {_RPC_ID.sub('', details)} ({code or status.name}"
     message += f", rpc id {rpc_id})" if rpc_id else ")"
     if rule.cure:
-        message += f"; {rule.cure}"
+        message += f"; {rule.cure.replace('{what}', what)}"
+    if rule is _NO_TOPIC and "/data/" in what:
+        message += ", and that change data capture is on for the entity"
     failed = rule.error(message, error_code=code, rpc_id=rpc_id)
     failed.__cause__ = error
     return Failure(rule.kind, failed)
