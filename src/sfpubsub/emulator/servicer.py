@@ -20,7 +20,6 @@ from sfpubsub.emulator.failures import PREFIX, Dropped, Refused
 from sfpubsub.emulator.mailbox import Mailbox
 from sfpubsub.emulator.managed_stream import Commit, ManagedFetch, ManagedStream
 from sfpubsub.emulator.publish_stream import PublishStream
-from sfpubsub.emulator.store import Event
 from sfpubsub.emulator.stream import Fetch, PlainStream, Preset, Reply, World
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
@@ -58,12 +57,13 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             stream = PlainStream(self._world, mailbox, _token(context))
             _feed(mailbox, request_iterator, _fetch, context)
             for reply in stream.run():
-                yield pb.FetchResponse(
-                    events=self._events(stream.topic.name, reply),
+                response = pb.FetchResponse(
                     latest_replay_id=reply.latest or b"",
                     rpc_id=_rpc_id(),
                     pending_num_requested=reply.pending or 0,
                 )
+                self._put_events(response, stream.topic.name, reply)
+                yield response
 
     def GetSchema(  # noqa: N802
         self, request: pb.SchemaRequest, context: grpc.ServicerContext
@@ -135,11 +135,11 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
     def _managed_response(self, topic: str, reply: Reply) -> pb.ManagedFetchResponse:
         response = pb.ManagedFetchResponse(
-            events=self._events(topic, reply),
             latest_replay_id=reply.latest or b"",
             rpc_id=_rpc_id(),
             pending_num_requested=reply.pending or 0,
         )
+        self._put_events(response, topic, reply)
         answer = reply.answer
         if answer is not None:
             response.commit_response.commit_request_id = answer.request_id
@@ -150,10 +150,21 @@ class PubSubServicer(pb_grpc.PubSubServicer):
                 response.commit_response.error.msg = answer.error
         return response
 
-    def _events(self, topic: str, reply: Reply) -> list[pb.ConsumerEvent]:
-        ids = topic.startswith("/event/") or self._world.settings.change_event_ids
+    def _put_events(
+        self, response: pb.FetchResponse | pb.ManagedFetchResponse, topic: str, reply: Reply
+    ) -> None:
+        with_ids = topic.startswith("/event/") or self._world.settings.change_event_ids
         mint = self._world.bus.ids.mint
-        return [_consumer_event(event, mint(event.position), ids) for event in reply.events]
+        # Filled where they are: made apart and copied into the response they take three times as
+        # long, and nothing else takes longer here.
+        add = response.events.add
+        for event in reply.events:
+            item = add(replay_id=mint(event.position))
+            sent = item.event
+            if with_ids:
+                sent.id = event.event_id
+            sent.schema_id = event.schema_id
+            sent.payload = event.payload
 
     def _publish(self, topic: str, request: pb.PublishRequest, rpc_id: str) -> pb.PublishResponse:
         if request.ByteSize() > self._world.settings.publish_request_bytes:
@@ -290,17 +301,6 @@ def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
         request.num_requested,
         request.auth_refresh,
         commit,
-    )
-
-
-def _consumer_event(event: Event, replay_id: bytes, with_id: bool) -> pb.ConsumerEvent:
-    return pb.ConsumerEvent(
-        event=pb.ProducerEvent(
-            id=event.event_id if with_id else "",
-            schema_id=event.schema_id,
-            payload=event.payload,
-        ),
-        replay_id=replay_id,
     )
 
 
