@@ -24,6 +24,7 @@ import fastavro
 from sfpubsub.avro.decoder import Unsupported, generate
 from sfpubsub.avro.encoder import Encoder
 from sfpubsub.avro.guard import check_payload
+from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
@@ -71,6 +72,7 @@ class Codec:
         self._encoder = Encoder(schema, self._named, self.name)
         # Made by the first payload: a publisher needs none. Two threads may both make one.
         self._read: Callable[[bytes], Any] | None = None
+        self._is_generated = False
         self._times: Times | None = None
 
     def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
@@ -86,16 +88,31 @@ class Codec:
         Raises:
             DecodeError: The payload does not fit the schema, or has bytes left over.
         """
+        value, _ = self._decode(payload)
+        if datetimes:
+            _set_datetimes(value, self.times)
+        return value
+
+    def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
+        """Return the event's fields by name, and `sfpubsub.avro.json.to_json` of them.
+
+        Takes less time than one after the other.
+
+        Raises:
+            DecodeError: The payload does not fit the schema, or has bytes left over.
+        """
+        value, is_finite = self._decode(payload)
+        return value, to_json(value, is_finite=is_finite)
+
+    def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
+        # Returns also whether all numbers are known to be finite.
         if type(payload) is not bytes:  # slices of the others are no bytes
             payload = bytes(payload)
         read = self._read or self._make_read()
         try:
-            value = read(payload)
+            return read(payload), self._is_generated
         except Exception:  # noqa: BLE001 - of any type: the careful reading says what is wrong
-            value = self._decode_carefully(payload)
-        if datetimes:
-            _set_datetimes(value, self.times)
-        return value  # type: ignore[no-any-return]  # a record, as checked in the constructor
+            return self._decode_carefully(payload), False
 
     @property
     def times(self) -> Times:
@@ -106,7 +123,9 @@ class Codec:
 
     def _make_read(self) -> Callable[[bytes], Any]:
         try:
-            self._read = generate(self._schema, self._named)
+            read = generate(self._schema, self._named)
+            self._is_generated = True  # before it can be called
+            self._read = read
         except (Unsupported, RecursionError, MemoryError, SyntaxError):
             self._read = self._decode_carefully
         return self._read
@@ -175,8 +194,7 @@ class NoCodec(Codec):
         self.is_change_event = False  # not known
         self.error = error
 
-    def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
-        """Raise a DecodeError."""
+    def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
         raise DecodeError(
             str(self.error), error_code=self.error.error_code, rpc_id=self.error.rpc_id
         ) from self.error

@@ -44,7 +44,7 @@ def generate(schema: Any, named: Mapping[str, Any]) -> Callable[[bytes], Any]:
     """Return a function that decodes a payload of *schema*.
 
     The function raises an exception of any type for a payload that it cannot take. Its time and
-    memory are bounded by the payload's size.
+    memory are bounded by the payload's size. Every number that it returns is finite.
 
     Args:
         schema: A record, as `fastavro.parse_schema` returns it.
@@ -263,6 +263,11 @@ _SIX = (
 )
 
 
+# NaN and the infinities have no word in JSON. What is returned has none of them, so that whoever
+# makes JSON of it need not look.
+_FINITE = ("if x - x:", "    raise Odd", "= x")
+
+
 def _scalars(at: int) -> dict[str, tuple[str, ...]]:
     # Lines that read one value *at* bytes behind p; the one after "= " is the value itself.
     first = f"b[p + {at}]" if at else "b[p]"
@@ -274,8 +279,8 @@ def _scalars(at: int) -> dict[str, tuple[str, ...]]:
         "boolean": (f"= booleans[{first}]", f"p += {at + 1}"),  # 2 and more: IndexError
         "int": (*number, call, "    if x >> 32:", "        raise Odd", zigzag),
         "long": (*number, *_SIX, "    else:", f"    {call}", zigzag),
-        "float": (f"= float_at(b, p + {at})[0]", f"p += {at + 4}"),
-        "double": (f"= double_at(b, p + {at})[0]", f"p += {at + 8}"),
+        "float": (f"x = float_at(b, p + {at})[0]", *_FINITE, f"p += {at + 4}"),
+        "double": (f"x = double_at(b, p + {at})[0]", *_FINITE, f"p += {at + 8}"),
     }
     for kind, decode in (("bytes", ""), ("string", ".decode()")):
         found[kind] = (

@@ -38,16 +38,18 @@ _ORJSON_OPTIONS = (
 )
 
 
-def to_json(value: Any) -> str:
+def to_json(value: Any, *, is_finite: bool = False) -> str:
     """Return *value* as one line of JSON text.
 
     Args:
         value: What `Codec.decode` returned, or a structure with such values in it.
+        is_finite: Whether it is known to have no NaN and no infinity in it.
 
     Raises:
         TypeError: Something in it has no JSON form.
     """
-    if _orjson is not None and not _has_odd_float(value):  # orjson would make it a null
+    # Of an odd float orjson would make a null.
+    if _orjson is not None and (is_finite or not _has_odd_float(value)):
         try:
             text: str = _orjson.dumps(value, _text, _ORJSON_OPTIONS).decode()
         except TypeError:  # an integer beyond 64 bits, a key that is not text, half a surrogate

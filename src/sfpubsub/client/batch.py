@@ -8,8 +8,7 @@ fetched before it was handed out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from sfpubsub.avro.bitmaps import change_schema
 from sfpubsub.avro.change_events import ChangeEvent, FieldChange
@@ -18,42 +17,50 @@ from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError, LocalProtocolError
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
+T = TypeVar("T")
+
 
 class Event:
     """One event. Not thread-safe, but each event may be handled by a thread of its own."""
 
+    # Thousands of these live at a time.
+    __slots__ = ("_batch", "_facts", "_value", "codec", "delivery_seq", "raw")
+
     def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:
-        self._raw = raw
+        self.raw = raw
+        """As it was received."""
         self.codec = codec
         """Decodes payloads of the event's schema; holds the schema and its name."""
         self._batch = batch
         self.delivery_seq = delivery_seq
         """Order of arrival within this subscription object; replay ids have no order."""
+        self._value: dict[str, Any] | None = None
+        self._facts: ChangeEvent | None = None
 
     @property
     def id(self) -> str:
         """``ProducerEvent.id``; may be empty on change events."""
-        return self._raw.id
+        return self.raw.id
 
     @property
     def schema_id(self) -> str:
         """The schema that the payload was written with."""
-        return self._raw.schema_id
+        return self.raw.schema_id
 
     @property
     def payload(self) -> bytes:
         """The Avro bytes as received."""
-        return self._raw.payload
+        return self.raw.payload
 
     @property
     def replay_id(self) -> ReplayId:
         """The event's position. Opaque."""
-        return self._raw.replay_id
+        return self.raw.replay_id
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
         """``ProducerEvent.headers``."""
-        return self._raw.headers
+        return self.raw.headers
 
     @property
     def subscription(self) -> str:
@@ -74,7 +81,7 @@ class Event:
         """The API name of the event type: the name of its Avro record."""
         return self.codec.name
 
-    @cached_property
+    @property
     def value(self) -> dict[str, Any]:
         """The decoded fields by name. Times are integers, in milliseconds since 1970 UTC.
 
@@ -82,25 +89,9 @@ class Event:
             DecodeError: The payload does not fit its schema. The text says which event it is, and
                 where.
         """
-        return self.decode()
-
-    def decode(self) -> dict[str, Any]:
-        """Return what `value` is without keeping it, for those who keep many events.
-
-        Raises:
-            DecodeError: The payload does not fit its schema.
-        """
-        if "value" in self.__dict__:
-            return self.value
-        try:
-            return self.codec.decode(self._raw.payload)
-        except DecodeError as error:
-            raise DecodeError(
-                f"event {self.id or '(without an id)'} at position {self.replay_id.hex()} of "
-                f"{self.subscription} cannot be decoded: {error}",
-                error_code=error.error_code,
-                rpc_id=error.rpc_id,
-            ) from error
+        if self._value is None:
+            self._value = self._decoded_by(self.codec.decode)
+        return self._value
 
     @property
     def event_time(self) -> int | None:
@@ -110,6 +101,32 @@ class Event:
             DecodeError: The payload does not fit its schema.
         """
         return self.codec.event_time(self.value)
+
+    def time_and_json(self) -> tuple[int | None, str]:
+        """Return `event_time` and `to_json`, and do not keep `value`.
+
+        For those who keep many events: this takes less time, and leaves the garbage collector less
+        to go through.
+
+        Raises:
+            DecodeError: The payload does not fit its schema.
+        """
+        if self._value is not None:
+            value, text = self._value, to_json(self._value)
+        else:
+            value, text = self._decoded_by(self.codec.decode_with_json)
+        return self.codec.event_time(value), text
+
+    def _decoded_by(self, decode: Callable[[bytes], T]) -> T:
+        try:
+            return decode(self.raw.payload)
+        except DecodeError as error:
+            raise DecodeError(
+                f"event {self.id or '(without an id)'} at position {self.replay_id.hex()} of "
+                f"{self.subscription} cannot be decoded: {error}",
+                error_code=error.error_code,
+                rpc_id=error.rpc_id,
+            ) from error
 
     # Change events. The facts are asked of change events only: on another event they raise
     # LocalProtocolError. A payload that does not fit its schema is a DecodeError everywhere.
@@ -201,19 +218,21 @@ class Event:
         """
         return self._change.change(name)
 
-    @cached_property
+    @property
     def _change(self) -> ChangeEvent:
-        if not self.is_change_event:
-            raise LocalProtocolError(
-                f"{self.event_name} is not a change event: ask event.is_change_event first"
-            )
-        schema = change_schema(self.schema_id, self.codec.schema_json)
-        return ChangeEvent(schema, self.value)
+        if self._facts is None:
+            if not self.is_change_event:
+                raise LocalProtocolError(
+                    f"{self.event_name} is not a change event: ask event.is_change_event first"
+                )
+            schema = change_schema(self.schema_id, self.codec.schema_json)
+            self._facts = ChangeEvent(schema, self.value)
+        return self._facts
 
     @property
     def dedupe_key(self) -> bytes:
         """16 bytes that are equal whenever the same event is received again. Not kept."""
-        return dedupe_key(self._raw.id, self._raw.schema_id, self._raw.payload)
+        return dedupe_key(self.raw.id, self.raw.schema_id, self.raw.payload)
 
     def to_json(self) -> str:
         """Return `value` as one line of JSON text.
@@ -275,7 +294,7 @@ class EventBatch:
         for place, raw in enumerate(self.raw_events):
             event = Event(raw, self.codecs[raw.schema_id], self, self.first_seq + place)
             if place in self._decoded:
-                event.__dict__["value"] = self._decoded.pop(place)
+                event._value = self._decoded.pop(place)
             yield event
 
     def __len__(self) -> int:

@@ -37,11 +37,15 @@ class ReplayIds:
 
     def __init__(self, length: int) -> None:
         self._length = length
+        size = length - _NUMBER_BYTES
+        # What every id ends with: the two zero bytes of the usual form. None for a digest.
+        self._end = bytes(size) if size <= 2 else None
 
     def mint(self, position: int) -> bytes:
         """The id of a position."""
         number = (position * _FACTOR + _SHIFT) % _DOMAIN
-        return number.to_bytes(_NUMBER_BYTES, "big") + self._tail(position)
+        end = self._digest(position) if self._end is None else self._end
+        return number.to_bytes(_NUMBER_BYTES, "big") + end
 
     def read(self, replay_id: bytes) -> int | None:
         """The position of an id; None for bytes that can be no id.
@@ -59,9 +63,7 @@ class ReplayIds:
         bare = self._length in (8, 10) and len(replay_id) == _NUMBER_BYTES
         return position if bare else None
 
-    def _tail(self, position: int) -> bytes:
-        size = self._length - _NUMBER_BYTES
-        if size <= 2:  # the two zero bytes of the usual form
-            return bytes(size)
-        digest = hashlib.blake2b(position.to_bytes(_NUMBER_BYTES, "big"), digest_size=size - 2)
+    def _digest(self, position: int) -> bytes:
+        size = self._length - _NUMBER_BYTES - 2
+        digest = hashlib.blake2b(position.to_bytes(_NUMBER_BYTES, "big"), digest_size=size)
         return b"\xff\x00" + digest.digest()

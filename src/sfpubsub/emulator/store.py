@@ -166,7 +166,7 @@ class Store:
             position,
             limit,
         )
-        return [Event(*row) for row in found]
+        return list(map(Event._make, found))
 
     def purge(self, at: float) -> int | None:
         """Forget events and marks made at `at` or before.

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME
-from sfpubsub.avro.json import to_json
 from sfpubsub.client.batch import Event
 from sfpubsub.errors import DecodeError, LocalProtocolError
 from sfpubsub.spark.dedupe import KEY_BYTES
@@ -90,12 +89,10 @@ def read(event: Event, received_at: float) -> Row:
     """Decode an event. One that cannot be decoded becomes a row without JSON."""
     key = event.dedupe_key
     try:
-        # Not `event.value`: ten thousand of these would live until the write is over, and the
-        # garbage collector would go through them again and again.
-        value = event.decode()
+        time, text = event.time_and_json()
     except DecodeError as error:
         return Row(event, key, received_at, None, None, error)
-    return Row(event, key, received_at, event.codec.event_time(value), to_json(value))
+    return Row(event, key, received_at, time, text)
 
 
 def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
@@ -106,18 +103,22 @@ def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
         first_seq: ``ingest_seq`` of the first one.
     """
     events = [row.event for row in rows]
+    raws = [event.raw for event in events]
     columns = {
-        "event_id": [event.id for event in events],
+        "event_id": [raw.id for raw in raws],
         "dedupe_key": [row.key for row in rows],
-        "replay_id": [bytes(event.replay_id) for event in events],
+        "replay_id": [bytes(raw.replay_id) for raw in raws],
         "topic": [event.topic for event in events],
         "subscription": [event.subscription for event in events],
-        "schema_id": [event.schema_id for event in events],
-        "event_name": [event.event_name for event in events],
-        "event_time": [_microseconds(row.event_time) for row in rows],
+        "schema_id": [raw.schema_id for raw in raws],
+        "event_name": [event.codec.name for event in events],
+        "event_time": [
+            None if time is None or not FIRST_TIME <= time <= LAST_TIME else time * 1000
+            for time in [row.event_time for row in rows]
+        ],
         "received_at": [round(row.received_at * 1_000_000) for row in rows],
         "ingest_seq": range(first_seq, first_seq + len(rows)),
-        "payload": [event.payload for event in events],
+        "payload": [raw.payload for raw in raws],
         "payload_json": [row.payload_json for row in rows],
     }
     return pa.Table.from_pydict(columns, schema=SCHEMA)
@@ -219,12 +220,6 @@ def hour_start(hour: str) -> float:
         ValueError: It is none.
     """
     return datetime.strptime(hour, _HOUR_FORMAT).replace(tzinfo=timezone.utc).timestamp()
-
-
-def _microseconds(milliseconds: int | None) -> int | None:
-    if milliseconds is None or not FIRST_TIME <= milliseconds <= LAST_TIME:
-        return None
-    return milliseconds * 1000
 
 
 class RawTable(ABC):
