@@ -1,6 +1,6 @@
 """How fast events get from a service into a raw table, beside Spark alone: one JSON line.
 
-    python benchmarks/ingest.py [--events 50000] [--batch 10000] [--rounds 7] [--schema order_event]
+    python benchmarks/ingest.py [--events 200000] [--batch 10000] [--rounds 5] [--schema order_event]
 
 ``ingest`` is the whole path: `IngestJob`, `EventWriter` and client take events from an emulator
 that holds them already, a process of its own on loopback without TLS, and write them into a new
@@ -203,9 +203,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--events", type=int, default=50_000)
+    parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--schema", choices=TOPICS, default="order_event")
     parser.add_argument("--serve", metavar="DIR", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

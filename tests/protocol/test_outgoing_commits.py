@@ -46,8 +46,7 @@ def test_credit_and_commit_share_a_request() -> None:
     script.read(events(*range(2, 42), pending=60))
     script.protocol.acked(1, 40, script.now)
     settle(script)
-    (request,) = script.respond(events(*range(42, 52), pending=50))[-1:]
-    assert isinstance(request, SendRequest)
+    (request,) = of(SendRequest, script.respond(events(*range(42, 52), pending=50)))
     assert request.num_requested == 50
 
     script = Script()

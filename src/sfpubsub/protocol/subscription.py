@@ -192,7 +192,8 @@ class SubscriptionProtocol:
             self._paused = f"{self._intake.queued_bytes} bytes wait to be read"
             self._step(Signal.OVERFULL)
             return [*out, CancelStream(self._stream)]
-        return out + self._request(now)
+        # First, so that the service works on it while the application works on the events.
+        return self._request(now) + out
 
     def ended(
         self, stream: int, failure: Failure | None, now: float, jitter: float

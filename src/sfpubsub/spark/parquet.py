@@ -53,6 +53,9 @@ from sfpubsub.types import ReplayId
 _BATCH = "batch="
 _NAME = "_name"
 
+# Where Hadoop's committer of files has the tasks of a first attempt write; it removes that again.
+_HADOOP_STAGING = Path("_temporary", "0", "_temporary")
+
 # What a look-up reads of a row.
 _KEYS = "dedupe_key BINARY"
 
@@ -258,11 +261,13 @@ class ParquetTable(RawTable):
         self._position = position
 
     def _stage(self, rows: pa.Table, staged: Path) -> None:
-        staged.parent.mkdir(exist_ok=True)
+        # Each directory that Hadoop makes costs it a process of its own, for the mode; in all a
+        # tenth of the write. Those that are there already are taken as they are.
+        (staged / _HADOOP_STAGING).mkdir(parents=True)
         with frame_of(self._spark, rows, scratch=staged.parent) as frame:
             # With its scheme, or a cluster's default file system would take the path. Spark does
             # not decode it, so this is no percent-encoded URL.
-            frame.write.options(**WRITE_OPTIONS).mode("error").parquet(f"file://{staged}")
+            frame.write.options(**WRITE_OPTIONS).mode("append").parquet(f"file://{staged}")
 
     def _publish(self, staged: Path, target: Path) -> None:
         hour = target.parent
