@@ -21,7 +21,7 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     from sfpubsub.spark.destination import Destination, Source
-    from sfpubsub.spark.writer import OnUndecodable
+    from sfpubsub.spark.undecodable import OnUndecodable
 
 # What the directory of a raw table holds: parquet, delta, iceberg.
 _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from sfpubsub.spark.destination import Destination, Source
     from sfpubsub.spark.sisters import Sisters
     from sfpubsub.spark.streams import Stream, Streams
-    from sfpubsub.spark.writer import EventWriter, OnUndecodable
+    from sfpubsub.spark.undecodable import OnUndecodable
+    from sfpubsub.spark.writer import EventWriter
     from sfpubsub.types import Health
 
 

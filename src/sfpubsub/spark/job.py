@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from typing import Literal, Protocol, TypeAlias
 
 from sfpubsub.avro.codec import Codec
@@ -22,6 +20,7 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
 from sfpubsub.spark.background import Background
 from sfpubsub.spark.confirmations import Commit, Unconfirmed
+from sfpubsub.spark.gathered import Gathered
 from sfpubsub.spark.tables import EventRows
 from sfpubsub.spark.writer import WriteResult
 from sfpubsub.types import Gap, Health, ReplayId
@@ -145,52 +144,11 @@ class Summary:
     """Every position that the subscription gave up: events may be missing there."""
 
 
-class _Gathered:
-    """Events that are, or will be, one write.
-
-    Of the responses themselves only the last one is kept; see `EventRows`.
-    """
-
-    def __init__(self) -> None:
-        self.rows = EventRows()
-        self.bytes = 0
-        self.opened = 0.0
-        self.codecs: dict[str, Codec] = {}
-        self._last: tuple[EventBatch, int] | None = None
-        self._acks: list[Callable[[], None]] = []
-
-    def add(self, batch: EventBatch, count: int, now: float) -> None:
-        """Add the first *count* events of a response."""
-        if not self._acks:
-            self.opened = now
-        self.bytes += sum([len(raw.payload) for raw in batch.raw_events[:count]])
-        self.rows.extend(islice(batch, count), batch.received_at)
-        self.codecs.update(batch.codecs)
-        self._last = batch, count
-        self._acks.append(partial(batch.ack_range, batch.first_seq, batch.first_seq + count - 1))
-
-    def ack(self) -> None:
-        # Backwards: the acked prefix, and with it the position, moves once and to the end.
-        for ack in reversed(self._acks):
-            ack()
-
-    @property
-    def last(self) -> tuple[EventBatch, int]:
-        """The last response, and how many of its events there are."""
-        assert self._last is not None  # noqa: S101  # asked once there are events
-        return self._last
-
-    @property
-    def position(self) -> ReplayId:
-        batch, count = self.last
-        return batch.raw_events[count - 1].replay_id
-
-
 @dataclass
 class _Writing:
     """A write under way."""
 
-    batch: _Gathered
+    batch: Gathered
     result: Future[WriteResult]
 
 
@@ -249,7 +207,7 @@ class IngestJob:
         self._stopping = False
         self._caught_up = False
         self._over = False
-        self._pending = _Gathered()
+        self._pending = Gathered()
         self._background: Background[WriteResult] = Background(f"write {subscription.name}")
         self._writing: _Writing | None = None
         self._active = 0.0
@@ -380,7 +338,7 @@ class IngestJob:
         self._finish()
         if not self._pending.rows:
             return
-        batch, self._pending = self._pending, _Gathered()
+        batch, self._pending = self._pending, Gathered()
         if self._beside is not None:
             health = self._subscription.health()
             self._keep_gaps(health.gaps)
@@ -406,7 +364,7 @@ class IngestJob:
             _log.warning("%s", second)
         self._keep_gaps_of_a_failure(error)
 
-    def _wrote(self, result: WriteResult, batch: _Gathered) -> None:
+    def _wrote(self, result: WriteResult, batch: Gathered) -> None:
         self.progress = self.progress.after(result, batch.position)
         if self._beside is not None:
             self._unconfirmed.add(self.progress.received, result, batch.position)

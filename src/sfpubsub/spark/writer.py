@@ -7,21 +7,18 @@ returned.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, TypeAlias, get_args
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
-from sfpubsub.client.undecodable import reason_of
-from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
+from sfpubsub.client.quarantine import Quarantine
+from sfpubsub.errors import LocalProtocolError, WriteError
 from sfpubsub.spark.dedupe import (
     DEFAULT_WINDOW,
     DEFAULT_WINDOW_KEYS,
@@ -37,20 +34,16 @@ from sfpubsub.spark.tables import (
     EventRows,
     RawTable,
     Received,
-    Row,
     check_rows,
     joined_keys,
     renumbered,
 )
+from sfpubsub.spark.undecodable import OnUndecodable, Undecodable
 from sfpubsub.types import ReplayId
-
-_log = logging.getLogger("sfpubsub.spark")
 
 # Seconds that an event may say to be younger than it was when it arrived: publishers set its time
 # themselves, with their own clocks. A look-up in the table begins so much earlier.
 _CLOCK_MARGIN = 24 * 3600.0
-
-OnUndecodable: TypeAlias = Literal["keep", "quarantine", "skip", "fail"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class EventWriter:
     ) -> None:
         place = Destination.parse(path, format)
         source = Source.choose(subscription, topic)
-        self._undecodable = _Undecodable(on_undecodable, quarantine)
+        self._undecodable = Undecodable(on_undecodable, quarantine)
         self.topic = topic
         self.destination = place
         self._trusted = False  # whether window, numbers and position are those of the table
@@ -356,45 +349,6 @@ class EventWriter:
         """Read the clock, which must not go back: a batch's hour says where its keys are found."""
         self._latest = max(self._latest, self._table.newest_time, self._clock())
         return self._latest
-
-
-class _Undecodable:
-    """Applies the policy to rows that could not be decoded."""
-
-    def __init__(self, policy: OnUndecodable, quarantine: Quarantine | None) -> None:
-        if policy not in get_args(OnUndecodable):
-            raise ConfigurationError(
-                f"on_undecodable is one of {', '.join(get_args(OnUndecodable))}, not {policy!r}"
-            )
-        if (policy == "quarantine") != (quarantine is not None):
-            raise ConfigurationError("on_undecodable='quarantine' and quarantine=… go together")
-        self._policy = policy
-        self._quarantine = quarantine
-
-    def keeps(self, bad: Sequence[Row]) -> bool:
-        """Whether rows are written that have no JSON. If not, they are durable elsewhere, or gone.
-
-        Raises:
-            WriteError: The quarantine could not be written.
-            DecodeError: The policy is ``fail``.
-        """
-        errors = [(row, row.error) for row in bad if row.error is not None]
-        if self._policy == "fail":
-            raise errors[0][1]
-        if self._quarantine is not None:
-            self._quarantine.put(
-                [QuarantinedEvent.of(r.event, reason_of(e), r.received_at) for r, e in errors]
-            )
-        became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
-        for row, error in errors:
-            _log.error(  # the reason is one sentence; a traceback says no more
-                "event %s at %s is %s: %s",
-                row.event.id,
-                row.event.replay_id.hex(),
-                became,
-                reason_of(error),
-            )
-        return self._policy == "keep"
 
 
 def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawTable:
