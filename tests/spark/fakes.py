@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from sfpubsub.client.batch import EventBatch
@@ -59,6 +60,7 @@ class FakeSubscription:
         if callable(step):
             step()
         self.clock.now += step if isinstance(step, float) else timeout
+        time.sleep(0.0005)  # a write in another thread needs some real time as well
         self.patience -= timeout
         assert self.patience > 0, "the job did not end"
         return None

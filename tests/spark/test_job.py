@@ -299,6 +299,47 @@ def test_a_write_that_fails_after_the_subscription_has_does_not_hide_it(caplog):
     assert subscription.acked == []
 
 
+def test_a_long_write_is_no_idleness():
+    """A ledger that is full until the ack keeps events away, and they come after it."""
+    subscription = FakeSubscription([])
+    job, writer = job_of(subscription, batch_events=3, idle_timeout=5.0)
+    writer.hold = threading.Event()
+    subscription.script = [3, 20.0, let_go(writer), 2]
+    assert job.run().progress.rows == 5
+
+
+def test_a_fault_in_a_callback_does_not_hide_a_failed_write(caplog):
+    """Nobody asks for the result any more; it is logged."""
+    subscription = FakeSubscription([])
+    job, writer = job_of(subscription, batch_events=3)
+    writer.hold, writer.failure = threading.Event(), WriteError("disk full")
+
+    def fault() -> None:
+        let_go(writer)()
+        raise KeyError("somebody's")
+
+    subscription.script = [3, fault]
+    with pytest.raises(KeyError):
+        job.run()
+    assert "disk full" in caplog.text
+    assert subscription.acked == []
+
+
+def test_a_gap_that_ended_the_subscription_is_left_to_the_failure():
+    """Though a batch that came before it is written after it was known."""
+    passed, ahead = Gap("unanchored", "/event/X__e"), Gap("rejected", "/event/X__e")
+
+    def refuse() -> None:
+        subscription.gaps, subscription.state = (passed, ahead), "closed"
+
+    subscription = FakeSubscription([refuse, 2, ReplayIdRejectedError("refused", gap=ahead)])
+    job, writer, sisters = beside(subscription, batch_events=2)
+    with pytest.raises(ReplayIdRejectedError):
+        job.run()
+    assert sisters.gaps == [passed]
+    assert len(writer.writes) == 1
+
+
 def test_nothing_is_put_beside_the_table_while_a_write_is_under_way():
     """Both may go to the same file system through the same Spark: one at a time."""
     subscription = FakeSubscription([])

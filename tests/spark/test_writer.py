@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -207,6 +208,37 @@ def test_no_age_falls_between_window_and_table(open_writer, table, clock, age):
     clock.now += age * HOUR
     writer.write(batch_of([raw_event(1, at=clock.now)]))
     assert writer.write(batch_of([raw_event(0, at=NOW - HOUR)])).duplicates == 1
+
+
+def test_a_write_in_another_thread_is_waited_for_by_nobody_and_keeps_the_lease(
+    open_writer, spark, table, clock, monkeypatch
+):
+    """Neither a second write nor a new writer comes in between, even if this one is closed."""
+    writer = open_writer()
+    begun, release = threading.Event(), threading.Event()
+    stage = parquet.ParquetTable._stage
+
+    def wait(self, rows, staged):
+        begun.set()
+        assert release.wait(60.0)
+        stage(self, rows, staged)
+
+    monkeypatch.setattr(parquet.ParquetTable, "_stage", wait)
+    thread = threading.Thread(target=writer.write, args=(batch_of(range(2)),))
+    thread.start()
+    assert begun.wait(60.0)
+    with pytest.raises(LocalProtocolError, match="writing in another thread"):
+        writer.write(batch_of(range(2)))
+    with pytest.raises(LocalProtocolError, match="writing in another thread"):
+        writer.move(ReplayId(b"12345678"))
+    writer.close()
+    with pytest.raises(ConfigurationError, match=r"lease|writer|process"):
+        EventWriter(spark, table, topic=TOPIC, clock=clock)
+    release.set()
+    thread.join(60.0)
+    assert ids_of(table) == ["event-0", "event-1"]
+    monkeypatch.undo()
+    writer._lease.release()  # as the end of the process would
 
 
 def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypatch):

@@ -235,6 +235,9 @@ class IngestJob:
             except SfPubSubError as error:
                 self._finish_after(error)
                 raise
+            except BaseException:  # Ctrl-C, or a fault in somebody's function
+                self._let_end()
+                raise
 
     def settle(self) -> None:
         """Note the commits that have been confirmed since `run`; call it after the drain.
@@ -302,7 +305,8 @@ class IngestJob:
         if self._caught_up and self._until_caught_up:
             return "caught-up"
         idle = self._clock() - self._active
-        if self._idle_timeout is not None and idle >= self._idle_timeout:
+        # During a write a full ledger may be what keeps events away.
+        if self._idle_timeout is not None and idle >= self._idle_timeout and not self._writing:
             return "idle"
         return None
 
@@ -341,7 +345,9 @@ class IngestJob:
         batch, self._pending = self._pending, Gathered()
         if self._beside is not None:
             health = self._subscription.health()
-            self._keep_gaps(health.gaps)
+            # The last one of a subscription that has ended may be what it failed with: a failure
+            # sorts that out, and all that is gathered came before it.
+            self._keep_gaps(health.gaps[:-1] if health.state in _ENDED else health.gaps)
             self._note_confirmed(health)
             self._beside.keep_schemas(batch.codecs)
         written = self._background.start(lambda: self._writer.write_read(batch.rows))
@@ -363,6 +369,17 @@ class IngestJob:
         except SfPubSubError as second:
             _log.warning("%s", second)
         self._keep_gaps_of_a_failure(error)
+
+    def _let_end(self) -> None:
+        """Say so if the write under way, which nobody waits for any more, fails as well."""
+
+        def tell(written: Future[WriteResult]) -> None:
+            error = written.exception()
+            if error is not None:
+                _log.warning("%s", error)
+
+        if self._writing is not None:
+            self._writing.result.add_done_callback(tell)
 
     def _wrote(self, result: WriteResult, batch: Gathered) -> None:
         self.progress = self.progress.after(result, batch.position)

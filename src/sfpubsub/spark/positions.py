@@ -34,7 +34,8 @@ class PositionKeeper(Protocol):
 class TableReplayStore(ReplayStore):
     """Gives ``client.subscribe(topic, replay=…)`` the position of a writer's table.
 
-    Use it in the thread that writes.
+    For a subscription whose events go into this table by manual acks: then there is nothing to
+    store while a write is under way, and a position that came to it would be an error.
 
     Args:
         writer: The `EventWriter` that takes the subscription's events.

@@ -8,9 +8,10 @@ returned.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -69,7 +70,7 @@ class WriteResult:
 
 
 class EventWriter:
-    """The one writer of one raw table. A context manager; not thread-safe.
+    """The one writer of one raw table. A context manager; one thread at a time may write.
 
     Making it takes the table over: for a directory of this machine by a lease, for table formats by
     a transaction that ends every older writer. It removes what a dead writer left, and reads the
@@ -120,6 +121,7 @@ class EventWriter:
         self.destination = place
         self._trusted = False  # whether window, numbers and position are those of the table
         self._is_closed = False
+        self._busy = threading.Lock()  # held while the table may change
         self._clock = clock
         self._window = BoundedWindow(
             window, window_keys, lambda keys, since: self._table.stored(keys, since, None)
@@ -159,7 +161,7 @@ class EventWriter:
         Raises:
             WriteError: Nothing is acked; the same batches may be written again.
             DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
-            LocalProtocolError: The writer was closed.
+            LocalProtocolError: The writer was closed, or is writing in another thread.
         """
         rows = EventRows()
         for batch in [batches] if isinstance(batches, Received) else batches:
@@ -175,25 +177,26 @@ class EventWriter:
         Raises:
             WriteError: Nothing is acked; the same events may be written again.
             DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
-            LocalProtocolError: The writer was closed.
+            LocalProtocolError: The writer was closed, or is writing in another thread.
         """
-        self._begin()
-        self._trusted = False  # until the last step is done
-        now = self._now()
-        table = received.table()
-        new = self._new(table, now)
-        bad = {index: row for index, row in received.undecodable if index in set(new)}
-        kept = new
-        if bad and not self._undecodable.keeps(list(bad.values())):
-            kept = [index for index in new if index not in bad]
-        position = ReplayId(table["replay_id"][-1].as_py()) if len(table) and self.topic else None
-        first_seq = self._table.next_seq
-        batch_id = None
-        if kept:
-            batch_id = self._append(table, kept, position, now)
-        elif position is not None and position != self._table.position:
-            self._table.move(position)
-        self._trusted = True
+        with self._turn():
+            now = self._now()
+            table = received.table()
+            new = self._new(table, now)
+            news = set(new) if received.undecodable else set()
+            bad = {index: row for index, row in received.undecodable if index in news}
+            kept = new
+            if bad and not self._undecodable.keeps(list(bad.values())):
+                kept = [index for index in new if index not in bad]
+            position = (
+                ReplayId(table["replay_id"][-1].as_py()) if len(table) and self.topic else None
+            )
+            first_seq = self._table.next_seq
+            batch_id = None
+            if kept:
+                batch_id = self._append(table, kept, position, now)
+            elif position is not None and position != self._table.position:
+                self._table.move(position)
         return WriteResult(
             rows=len(kept),
             duplicates=len(table) - len(new),
@@ -221,15 +224,13 @@ class EventWriter:
             WriteError: Whether the rows are in the table is unknown; write them again.
         """
         rows = check_rows(rows)
-        self._begin()
-        if name is not None and name in self._table.names:
-            return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
-        self._trusted = False
-        now = self._now()
-        new = self._new(rows, now)
-        first_seq = self._table.next_seq
-        batch_id = self._append(rows, new, None, now, name) if new else None
-        self._trusted = True
+        with self._turn():
+            if name is not None and name in self._table.names:
+                return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
+            now = self._now()
+            new = self._new(rows, now)
+            first_seq = self._table.next_seq
+            batch_id = self._append(rows, new, None, now, name) if new else None
         return WriteResult(
             rows=len(new),
             duplicates=len(rows) - len(new),
@@ -254,10 +255,8 @@ class EventWriter:
         """
         if self.topic is None:
             raise LocalProtocolError("the position of a managed subscription is the service's")
-        self._begin()
-        self._trusted = False
-        self._table.move(position)
-        self._trusted = True
+        with self._turn():
+            self._table.move(position)
 
     def check(self) -> None:
         """Make sure that Spark can still write. Cheap.
@@ -269,9 +268,13 @@ class EventWriter:
             raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has ended")
 
     def close(self) -> None:
-        """Give the table up; nothing can be written after that. Does nothing the second time."""
+        """Give the table up; nothing can be written after that. Does nothing the second time.
+
+        If a write is under way in another thread the lease stays, and ends with this process.
+        """
         self._is_closed = True
-        if self._lease is not None:
+        # Kept from now on: a write that was about to begin finds it taken.
+        if self._lease is not None and self._busy.acquire(blocking=False):
             self._lease.release()
 
     def __enter__(self) -> EventWriter:
@@ -326,14 +329,26 @@ class EventWriter:
 
         return drop_stored(keys, times, oldest=oldest, stored=stored)
 
-    def _begin(self) -> None:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the table for one write, and know it before."""
         if self._is_closed:  # the next writer relies on that: what this one knows is of the past
             raise LocalProtocolError(
                 f"the writer of {self.destination} was closed, and others may write by now: make "
                 f"another one"
             )
-        if not self._trusted:
-            self._recover()
+        if not self._busy.acquire(blocking=False):
+            raise LocalProtocolError(
+                f"the writer of {self.destination} is writing in another thread: one at a time"
+            )
+        try:
+            if not self._trusted:
+                self._recover()
+            self._trusted = False  # until all is done
+            yield
+            self._trusted = True
+        finally:
+            self._busy.release()
 
     def _recover(self) -> None:
         self._trusted = False
