@@ -133,7 +133,7 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
         killer.later(wait)
 
     if moment == "receive":
-        _before(writer.EventWriter, "write", now)
+        _before(writer.EventWriter, "write_read", now)
     elif moment == "write":
         _before(table, written, in_a_while)
     elif moment == "ack":
