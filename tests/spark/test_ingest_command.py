@@ -24,7 +24,8 @@ from sfpubsub.cli.status import read_all
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.errors import ConfigurationError, MissingExtraError, WriteError
 from sfpubsub.spark.destination import Destination, Source
-from sfpubsub.spark.job import Ending, IngestJob, Progress
+from sfpubsub.spark.job import IngestJob
+from sfpubsub.spark.progress import Ending, Progress
 from sfpubsub.spark.sisters import COLUMNS
 from sfpubsub.spark.streams import Stream
 

@@ -10,7 +10,7 @@ import pytest
 from sfpubsub import FileQuarantine
 from sfpubsub.errors import ConfigurationError, DecodeError, WriteError
 from sfpubsub.spark import EventWriter, parquet
-from sfpubsub.spark.job import Progress
+from sfpubsub.spark.progress import Progress
 from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
 BAD = b"\xff\xff"

@@ -15,7 +15,7 @@ from sfpubsub.cli.words import counted
 
 if TYPE_CHECKING:
     from sfpubsub.spark.destination import Destination, Source
-    from sfpubsub.spark.job import Progress
+    from sfpubsub.spark.progress import Progress
     from sfpubsub.spark.streams import Stream
 
 # Seconds between two lines of progress of one source, where stderr is no terminal: a log of a day

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
@@ -21,9 +21,10 @@ from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
 from sfpubsub.spark.background import Background
 from sfpubsub.spark.confirmations import Commit, Unconfirmed
 from sfpubsub.spark.gathered import Gathered
+from sfpubsub.spark.progress import Ending, Progress, Summary
 from sfpubsub.spark.tables import EventRows
 from sfpubsub.spark.writer import WriteResult
-from sfpubsub.types import Gap, Health, ReplayId
+from sfpubsub.types import Gap, Health
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -49,8 +50,6 @@ _CHECK_EVERY = 1.0
 # Subscription states (protocol/states.py) in which nothing can arrive, however much there is.
 _NOT_LISTENING = frozenset({"new", "waiting", "renewing", "paused"})
 _ENDED = frozenset({"draining", "closing", "closed"})
-
-Ending: TypeAlias = Literal["idle", "caught-up", "max-events", "stopped"]
 
 
 class Subscription(Protocol):
@@ -100,48 +99,6 @@ class Beside(Protocol):
     def look(self) -> None:
         """Write what has waited long enough."""
         ...
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a job has done so far. Counts are of this run."""
-
-    received: int = 0
-    """Events taken from the subscription and done with: `rows`, `duplicates` and `set_aside`."""
-    rows: int = 0
-    """Events written."""
-    duplicates: int = 0
-    """Events that the table had already."""
-    undecodable: int = 0
-    """Events that could not be decoded: rows without JSON, or `set_aside`."""
-    set_aside: int = 0
-    """Events that have no row because they could not be decoded: quarantined or skipped."""
-    batches: int = 0
-    """Batches published."""
-    position: ReplayId | None = None
-    """The last event's position that was made durable."""
-
-    def after(self, result: WriteResult, position: ReplayId | None) -> Progress:
-        """Return the progress with one more write."""
-        return Progress(
-            received=self.received + result.rows + result.duplicates + result.set_aside,
-            rows=self.rows + result.rows,
-            duplicates=self.duplicates + result.duplicates,
-            undecodable=self.undecodable + result.undecodable,
-            set_aside=self.set_aside + result.set_aside,
-            batches=self.batches + (result.batch_id is not None),
-            position=position or self.position,
-        )
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a job ended."""
-
-    progress: Progress
-    ending: Ending
-    gaps: tuple[Gap, ...]
-    """Every position that the subscription gave up: events may be missing there."""
 
 
 @dataclass

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.spark.destination import Source
-from sfpubsub.spark.job import IngestJob, Summary
+from sfpubsub.spark.job import IngestJob
+from sfpubsub.spark.progress import Summary
 from sfpubsub.types import Health
 
 _log = logging.getLogger("sfpubsub.spark")
