@@ -19,7 +19,7 @@ from sfpubsub.auth.oauth import (
     session_provider,
 )
 from sfpubsub.auth.refusals import REFUSALS, find, refused
-from sfpubsub.auth.session import Session
+from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.config import Settings
 from sfpubsub.errors import (
     AuthenticationError,
@@ -207,6 +207,51 @@ def test_an_encrypted_private_key(tmp_path, key_file):
     )
     with pytest.raises(ConfigurationError, match="is encrypted"):
         JwtBearer("k", "u", str(locked)).get_session(None)
+
+
+def _pem(tmp_path, content: bytes):
+    file = tmp_path / "other.pem"
+    file.touch(mode=0o600)
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("public", "holds a public key or a certificate: name the file with the private key"),
+        ("openssh public", "holds a public key or a certificate"),
+        ("certificate", "holds a public key or a certificate"),
+        ("elliptic", "is not RSA: the JWT flow signs with RS256"),
+        ("empty", "holds no RSA private key in PEM form"),
+    ],
+)
+def test_a_key_of_another_kind_is_named_for_what_it_is(tmp_path, key_file, kind, says):
+    """A setting that is wrong, with what to give instead; never "the session provider failed"."""
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    private = form.load_pem_private_key(key_file.read_bytes(), None)
+    if kind == "elliptic":
+        content = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+        )
+    elif kind == "public":
+        content = private.public_key().public_bytes(
+            form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo
+        )
+    elif kind == "openssh public":
+        content = private.public_key().public_bytes(
+            form.Encoding.OpenSSH, form.PublicFormat.OpenSSH
+        )
+    else:
+        begin = b"-----BEGIN CERTIFICATE-----\n"
+        content = b"" if kind == "empty" else begin + b"AAAA\n-----END CERTIFICATE-----\n"
+    login = JwtBearer("k", "u", str(_pem(tmp_path, content)))
+    with pytest.raises(ConfigurationError, match=r"other\.pem") as caught:
+        CurrentSession(login).get()
+    assert says in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 def test_the_token_url_can_be_another_one(host, http):

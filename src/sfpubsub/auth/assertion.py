@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sfpubsub.config.places import warn_if_readable_by_others
 from sfpubsub.errors import ConfigurationError, MissingExtraError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 # How long an assertion is good, in seconds. The service's bound is told as 3 and as 5 minutes; less
 # than the shorter leaves room for a clock that is ahead.
@@ -18,6 +22,10 @@ AUDIENCES = (
     (".sandbox.my.salesforce.com", "https://test.salesforce.com"),
     (".my.salesforce.com", "https://login.salesforce.com"),
 )
+
+# What the other half of a key pair says of itself: the public key, OpenSSH's form of it, and the
+# certificate that is uploaded to the connected app.
+_PUBLIC = (b"PUBLIC KEY-----", b"ssh-rsa ", b"BEGIN CERTIFICATE-----")
 
 
 def make_assertion(client_id: str, username: str, audience: str, private_key_file: str) -> str:
@@ -40,12 +48,30 @@ def make_assertion(client_id: str, username: str, audience: str, private_key_fil
         raise ConfigurationError(f"the private key file {path} cannot be read: {error}") from error
     expires = int(time.time() + LIFETIME)
     claims = {"iss": client_id, "sub": username, "aud": audience, "exp": expires}
-    problem = "is encrypted: write it without a pass phrase, readable by its owner only"
-    try:
-        return jwt.encode(claims, key, algorithm="RS256")
-    except TypeError:  # the word of cryptography for a pass phrase that is missing
-        pass
-    except (ValueError, jwt.PyJWTError):
-        problem = "holds no RSA private key in PEM form"
+    private, problem = _private_key(key)
+    if private is not None:
+        try:
+            return jwt.encode(claims, private, algorithm="RS256")
+        except (ValueError, jwt.PyJWTError):
+            problem = "holds an RSA key that cannot sign: make one of 2,048 bits"
     # Outside the block and not chained: those errors may have the key with them.
     raise ConfigurationError(f"the private key file {path} {problem}")
+
+
+def _private_key(pem: bytes) -> tuple[RSAPrivateKey | None, str]:
+    """Return the key; or None, and what is wrong with the file, as the end of a sentence."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(pem, None)
+    except TypeError:  # the word of cryptography for a pass phrase that is missing
+        return None, "is encrypted: write it without a pass phrase, readable by its owner only"
+    except (ValueError, UnsupportedAlgorithm):
+        if any(mark in pem for mark in _PUBLIC):
+            return None, "holds a public key or a certificate: name the file with the private key"
+        return None, "holds no RSA private key in PEM form"
+    if not isinstance(key, RSAPrivateKey):
+        return None, "holds a private key that is not RSA: the JWT flow signs with RS256"
+    return key, ""
