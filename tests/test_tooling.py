@@ -25,7 +25,7 @@ from sfpubsub.errors import (
     SessionExpiredError,
     SfPubSubError,
     StreamUnavailableError,
-    TopicNotFoundError,
+    SubscriptionNotFoundError,
 )
 from sfpubsub.tooling import ManagedEventSubscription, Tooling, wait_until
 from sfpubsub.tooling.records import check_topic, quoted
@@ -157,7 +157,7 @@ def test_a_life_of_a_record(serve):
     assert tooling.delete("Orders") == changed
     assert not org.rows
     for act in (tooling.show, tooling.start, tooling.stop, tooling.update, tooling.delete):
-        with pytest.raises(TopicNotFoundError, match="no managed subscription Orders"):
+        with pytest.raises(SubscriptionNotFoundError, match="no managed subscription Orders"):
             act("Orders")
 
 

@@ -14,7 +14,8 @@
      │    ├── StreamUnavailableError   network, restart, overload: the same call may work later
      │    ├── StreamStalledError       no sign of life, or nobody acked, for too long
      │    ├── ReplayIdRejectedError    the service does not accept the position (has a Gap)
-     │    ├── TopicNotFoundError       no such topic, managed subscription or channel
+     │    ├── TopicNotFoundError       no such topic or channel
+     │    ├── SubscriptionNotFoundError  no such managed subscription
      │    ├── PermissionDeniedError    the user or the org may not do this
      │    ├── QuotaExceededError       an allocation of the org is used up
      │    ├── SubscriptionStoppedError an administrator stopped or deleted the subscription
@@ -137,7 +138,11 @@ class ReplayIdRejectedError(StreamError):
 
 
 class TopicNotFoundError(StreamError):
-    """There is no such topic, channel or managed subscription."""
+    """There is no such topic or channel."""
+
+
+class SubscriptionNotFoundError(StreamError):
+    """There is no such managed subscription, or the service does not know of it yet."""
 
 
 class PermissionDeniedError(StreamError):

@@ -13,7 +13,7 @@ from sfpubsub.errors import (
     CommitError,
     LocalProtocolError,
     SubscriptionBusyError,
-    TopicNotFoundError,
+    SubscriptionNotFoundError,
 )
 
 from ..conftest import PATIENCE, until
@@ -227,7 +227,7 @@ def test_an_unknown_name_is_an_error_and_not_a_retry(run_emulator, connect):
     """A wrong name ends the subscription with what to do about it."""
     emulator = run_emulator()
     with (
-        pytest.raises(TopicNotFoundError, match="Nobody"),
+        pytest.raises(SubscriptionNotFoundError, match="Nobody"),
         connect(emulator).subscribe_managed("Nobody") as subscription,
     ):
         subscription.next_batch(PATIENCE)

@@ -22,6 +22,7 @@ from sfpubsub.errors import (
     ReplayIdRejectedError,
     SessionExpiredError,
     SubscriptionBusyError,
+    SubscriptionNotFoundError,
     SubscriptionStoppedError,
     TopicNotFoundError,
 )
@@ -258,7 +259,7 @@ def test_a_deleted_subscription_ends_with_its_reason(start: Start):
     with pytest.raises(SubscriptionStoppedError):
         held.next()
     late = face.managed(NAME)
-    with pytest.raises(TopicNotFoundError):
+    with pytest.raises(SubscriptionNotFoundError):
         late.next()
 
 

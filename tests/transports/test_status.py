@@ -15,6 +15,7 @@ from sfpubsub.errors import (
     StreamError,
     StreamUnavailableError,
     SubscriptionBusyError,
+    SubscriptionNotFoundError,
     SubscriptionStoppedError,
     TopicNotFoundError,
 )
@@ -88,8 +89,8 @@ CODES = [
     ("managed.subscription.already.active", HELD, SubscriptionBusyError),
     ("managed.subscription.config.stopped", STOP, SubscriptionStoppedError),
     ("managed.subscription.config.deleted", STOP, SubscriptionStoppedError),
-    ("managed.subscription.developer.name.not.found", STOP, TopicNotFoundError),
-    ("managed.subscription.subscription.id.not.found", STOP, TopicNotFoundError),
+    ("managed.subscription.developer.name.not.found", STOP, SubscriptionNotFoundError),
+    ("managed.subscription.subscription.id.not.found", STOP, SubscriptionNotFoundError),
 ]
 
 
@@ -155,6 +156,25 @@ def test_an_unknown_code_is_judged_by_its_status():
     assert isinstance(failure.error, StreamError)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "managed", "error"),
+    [
+        ("", True, SubscriptionNotFoundError),
+        ("new.thing", True, SubscriptionNotFoundError),
+        ("topic.not.found", True, TopicNotFoundError),  # of the subscription: it was deleted
+        ("", False, TopicNotFoundError),
+    ],
+)
+def test_what_was_not_found_is_said_by_type(suffix, managed, error):
+    """A managed subscription is no topic: whoever handles one of the two must not catch both."""
+    trailers = (("error-code", PREFIX + suffix),) if suffix else ()
+    refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", trailers)
+    failure = classify("Orders", refusal, managed=managed)
+    assert type(failure.error) is error
+    assert failure.kind is STOP
+    assert not issubclass(SubscriptionNotFoundError, TopicNotFoundError)
+
+
 def test_the_rpc_id_is_found_in_the_text_alone():
     """Trailers may be lost on the way; the text ends with the id as well."""
     failure = classify("Orders", Refusal(grpc.StatusCode.INTERNAL, "Broken. rpcId: 1234-5"))
@@ -177,7 +197,7 @@ def test_the_cure_is_for_the_thing_that_failed():
 
     assert "change data capture" in said("topic /data/AChangeEvent", "topic.not.found")
     assert said("/event/A__e", "topic.not.found").endswith(
-        "; check the name, which is case-sensitive"
+        "; check the name, which is case-sensitive and begins with /event/ or /data/"
     )
     stopped = said("My_Sub", "managed.subscription.config.stopped")
     assert "sfpubsub managed start My_Sub sets its state to RUN" in stopped

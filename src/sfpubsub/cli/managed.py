@@ -17,8 +17,8 @@ from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.errors import (
     StreamUnavailableError,
+    SubscriptionNotFoundError,
     SubscriptionStoppedError,
-    TopicNotFoundError,
 )
 from sfpubsub.tooling import (
     CHECK_EVERY,
@@ -297,5 +297,5 @@ def _is_served(client: PubSubClient, name: str) -> bool:
                 if now >= (deadline if health.reason is None else deadline + ACCEPTED):
                     return True
                 subscription.next_batch(_POLL)
-    except (TopicNotFoundError, SubscriptionStoppedError, StreamUnavailableError):
+    except (SubscriptionNotFoundError, SubscriptionStoppedError, StreamUnavailableError):
         return False

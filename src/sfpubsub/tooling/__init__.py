@@ -26,7 +26,7 @@ from sfpubsub.errors import (
     RemoteProtocolError,
     RequestRefusedError,
     StreamUnavailableError,
-    TopicNotFoundError,
+    SubscriptionNotFoundError,
 )
 from sfpubsub.tooling import records
 from sfpubsub.tooling.records import ManagedEventSubscription
@@ -131,7 +131,7 @@ class Tooling:
 
         Raises:
             ConfigurationError: It is neither.
-            TopicNotFoundError: There is no such record.
+            SubscriptionNotFoundError: There is no such record.
         """
         if records.is_id(name_or_id):
             record = self._find("Id", name_or_id)
@@ -214,7 +214,7 @@ class Tooling:
 
         Raises:
             ConfigurationError: A preset is not one.
-            TopicNotFoundError: There is no such record.
+            SubscriptionNotFoundError: There is no such record.
         """
         if default_replay is not None:
             records.check_preset("the default replay", default_replay)
@@ -333,8 +333,8 @@ def wait_until(
         sleep(every)
 
 
-def _missing(name_or_id: str) -> TopicNotFoundError:
-    return TopicNotFoundError(
+def _missing(name_or_id: str) -> SubscriptionNotFoundError:
+    return SubscriptionNotFoundError(
         f"the org has no managed subscription {name_or_id}: see sfpubsub managed list"
     )
 

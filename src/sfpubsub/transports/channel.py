@@ -223,7 +223,7 @@ class GrpcStreamCall(StreamCall, Generic[Request]):
             return None
         except grpc.RpcError as error:
             self.half_close()
-            return classify(self._target.name, error)
+            return classify(self._target.name, error, managed=self._target.managed)
         except RemoteProtocolError as error:
             self.cancel()
             return Failure(FailureKind.STOP, _about(self._target, error))

@@ -26,6 +26,7 @@ from sfpubsub.errors import (
     StreamError,
     StreamUnavailableError,
     SubscriptionBusyError,
+    SubscriptionNotFoundError,
     SubscriptionStoppedError,
     TopicNotFoundError,
 )
@@ -54,13 +55,14 @@ _RENEW = Rule(
 _NO_TOPIC = Rule(
     FailureKind.STOP,
     TopicNotFoundError,
-    "check the name, which is case-sensitive",
+    "check the name, which is case-sensitive and begins with /event/ or /data/",
 )
 _DENIED = Rule(FailureKind.STOP, PermissionDeniedError, "grant the integration user access to it")
 _NO_SUBSCRIPTION = Rule(
     FailureKind.STOP,
-    TopicNotFoundError,
-    "check the name; a new managed subscription takes some minutes to be known",
+    SubscriptionNotFoundError,
+    "check the name in sfpubsub managed list; a new managed subscription takes some minutes to be "
+    "known",
 )
 _REJECTED = Rule(FailureKind.POSITION_REJECTED, ReplayIdRejectedError)
 _QUOTA = Rule(
@@ -149,12 +151,13 @@ BY_STATUS: dict[grpc.StatusCode, Rule] = {
 _RPC_ID = re.compile(r"[\s.]*rpcId: (\S+)\s*$")
 
 
-def classify(what: str, error: grpc.RpcError) -> Failure:
+def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failure:
     """Return what the failure of a call means.
 
     Args:
         what: The thing that the call was about, for the message.
         error: What grpc raised.
+        managed: Whether that thing is a managed subscription, and not a topic or a schema.
     """
     call = cast("grpc.Call", error)  # what a stub raises is always both
     status = call.code()
@@ -163,7 +166,10 @@ def classify(what: str, error: grpc.RpcError) -> Failure:
     code = trailers.get("error-code")
     in_text = _RPC_ID.search(details)
     rpc_id = trailers.get("rpc-id") or (in_text.group(1) if in_text else None)
-    rule = BY_CODE.get((code or "").removeprefix(PREFIX)) or BY_STATUS[status]
+    by_status = BY_STATUS[status]
+    if managed and status is grpc.StatusCode.NOT_FOUND:
+        by_status = _NO_SUBSCRIPTION
+    rule = BY_CODE.get((code or "").removeprefix(PREFIX)) or by_status
     message = f"{what}: {_RPC_ID.sub('', details)} ({code or status.name}"
     message += f", rpc id {rpc_id})" if rpc_id else ")"
     if rule.cure:
