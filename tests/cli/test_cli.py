@@ -14,6 +14,8 @@ import time
 import pytest
 
 from sfpubsub.cli.main import COMMANDS, run
+from sfpubsub.cli.output import Output
+from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.config import Settings as ClientSettings
@@ -145,22 +147,6 @@ def test_a_signal_drains_and_the_next_run_continues(emulator, number, code, caps
     assert len(set(printed + rest)) == len(printed + rest) == 300
 
 
-def test_a_closed_pipe_acks_nothing_that_was_not_written(emulator):
-    """sfpubsub subscribe | head: what head did not take comes again."""
-    emulator.publish(TOPIC, orders(100))
-    process = spawn(emulator, "subscribe", "--managed", NAME)
-    first = json.loads(process.stdout.readline())
-    process.stdout.close()
-    emulator.publish(TOPIC, orders(50, first=100))
-    assert process.wait(PATIENCE) == 1
-    err = process.stderr.read()
-    process.stderr.close()
-    assert "Traceback" not in err
-    assert first["payload"]["Order_Number__c"] == "0"
-    position = committed(emulator)
-    assert position != emulator.publish(TOPIC, orders(1))[0].replay_id
-
-
 @pytest.fixture
 def quick_slot(monkeypatch):
     """The client asks for a held slot again at once."""
@@ -225,12 +211,17 @@ def test_a_state_is_told_once(capsys):
         ("paused", "7 bytes wait to be read", "no"),
         ("streaming", None, "yes"),
         ("streaming", None, "yes"),
+        ("waiting", "X: held (ALREADY_EXISTS, rpc id 4)", "no"),
+        ("opening", None, "yes"),  # accepted, and nothing has come yet
+        ("streaming", None, "yes"),
     ]
     for now, (state, reason, listening) in enumerate(story):
         health = dataclasses.replace(HEALTH, state=state, reason=reason)
         assert waiting.look(health, now) == listening, (state, reason)
     assert capsys.readouterr().err.splitlines() == [
         "waiting: X: down (UNAVAILABLE)",
+        "waiting: X: held (ALREADY_EXISTS)",
+        "receiving again",
         "waiting: X: held (ALREADY_EXISTS)",
         "receiving again",
     ]
@@ -273,7 +264,7 @@ def test_idle_time_begins_when_an_event_could_come(state):
 
     subscription = Told((state, 60), ("streaming", 1))
     status = StatusFile("subscribe", "topic", TOPIC, ClientSettings())
-    printer = _Printer(sys.stdout, status, raw=False, max_events=None)
+    printer = _Printer(Output(sys.stdout), status, Progress("X"), raw=False, max_events=None)
     _run(subscription, printer, StopRequest(), idle_timeout=0.2)
     assert subscription.looks > 60, "it ended before there was a stream"
     if state != "opening":  # an attempt may have been a quiet stream all the time
@@ -381,6 +372,16 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["subscribe", "--managed", NAME, "--idle-timeout", "nan"], {}, 2, "finite"),
         (["subscribe", "--managed", NAME, "--idle-timeout", "inf"], {}, 2, "finite"),
         (["subscribe", "--managed", NAME, "--idle-timeout", "-1"], {}, 2, "--idle-timeout"),
+        (["subscribe", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
+        (["subscribe", NAME], {}, 2, f"did you mean --managed {NAME}?"),
+        (["subscribe", "--managed", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
+        (["lag", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
+        (["ingest", "--to", "t", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
+        (["subscribe", "--topic", "Order_Event__e"], {}, 2, f"did you mean {TOPIC}?"),
+        (["topic", "event/Order_Event__e"], {}, 2, f"did you mean {TOPIC}?"),
+        (["publish", "AccountChangeEvent"], {}, 2, "did you mean /data/AccountChangeEvent?"),
+        (["lag", "--topic", "All__chn"], {}, 2, "/event/All__chn or /data/All__chn?"),
+        (["schema", "Order_Event__e"], {}, 1, f"did you mean the topic {TOPIC}?"),
         (["nothing"], {}, 2, "nothing"),
         (["schema", "AAAAAAAAAAAAAAAAAAAAAA"], {}, 1, "no schema AAAAAAAAAAAAAAAAAAAAAA"),
         (["topic", TOPIC], {"SFPUBSUB_ENDPOINT": "nonsense"}, 1, "host:port"),
@@ -425,7 +426,7 @@ def test_an_unreachable_service_is_an_error_in_bounded_time(emulator, monkeypatc
     emulator.stop()
     monkeypatch.setattr("sfpubsub.cli.service.CONNECT_TIMEOUT", 0.2)
     assert run(["subscribe", "--managed", NAME]) == 1
-    assert_one_line_error(capsys, "could not be reached")
+    assert_one_line_error(capsys, "could not be reached", "SFPUBSUB_INSECURE=1")
 
 
 def test_an_undecodable_event_ends_subscribe_behind_what_was_printed(emulator, capsys):

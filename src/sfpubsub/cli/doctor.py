@@ -18,6 +18,7 @@ from sfpubsub.auth.organisation import organisation_of
 from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.cli import probes
 from sfpubsub.cli.main import NOT_ALLOWED
+from sfpubsub.cli.params import ManagedName, Topic
 from sfpubsub.cli.probes import ProbeError, Way
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import client_of, service_options
@@ -43,8 +44,18 @@ _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
 
 
 @click.command()
-@click.option("--topic", metavar="TOPIC", help="Also whether one can subscribe to this topic.")
-@click.option("--managed", metavar="NAME_OR_ID", help="Also the state of this subscription.")
+@click.option(
+    "--topic",
+    type=Topic(),
+    metavar="TOPIC",
+    help="Also whether one can subscribe to this topic.",
+)
+@click.option(
+    "--managed",
+    type=ManagedName(),
+    metavar="NAME_OR_ID",
+    help="Also the state of this subscription.",
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON line for each setting and check."
 )

@@ -14,7 +14,7 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.cli.ingest_report import summary_line
 from sfpubsub.cli.ingest_run import Run
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.params import Seconds
+from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.config import Settings
 from sfpubsub.errors import ConfigurationError, MissingExtraError
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 
 
-@click.command("ingest")
+@click.command("ingest", cls=ReadingCommand)
 @click.option(
     "--managed",
+    type=ManagedName(),
     metavar="NAME",
     multiple=True,
     help="Managed subscription to read, by name or id; can be repeated.",
 )
 @click.option(
     "--topic",
+    type=Topic(),
     metavar="TOPIC",
     multiple=True,
     help="Topic to read, its position lives in the table; can be repeated.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfpubsub.cli.ingest_report import Report
+from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.service import StopRequest, connected_client
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
@@ -148,9 +149,12 @@ class Run:
             "ingest", source.kind, source.name, self._settings, into=self.tables[source].address
         )
         waiting = Waiting(partial(self.report.say, source=source))
+        progress = Progress(source.name)
 
         def look(health: Health) -> None:
-            waiting.look(health, time.monotonic())
+            now = time.monotonic()
+            progress.look(health, now)
+            waiting.look(health, now)
             status.look()
 
         job = IngestJob(

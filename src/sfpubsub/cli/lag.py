@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from sfpubsub.cli.params import ManagedName, ReadingCommand, Topic
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.status import Kind, Status, read_all, state_dir
 from sfpubsub.cli.words import counted
@@ -17,9 +18,14 @@ from sfpubsub.errors import ConfigurationError
 _DECIMALS = 1
 
 
-@click.command()
-@click.option("--managed", metavar="NAME_OR_ID", help="Only of this one, as it was given there.")
-@click.option("--topic", metavar="TOPIC", help="Only of this topic.")
+@click.command(cls=ReadingCommand)
+@click.option(
+    "--managed",
+    type=ManagedName(),
+    metavar="NAME_OR_ID",
+    help="Only of this one, as it was given there.",
+)
+@click.option("--topic", type=Topic(), metavar="TOPIC", help="Only of this topic.")
 @click.option("--endpoint", metavar="HOST:PORT", help="Only of this service.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each.")
 def lag(managed: str | None, topic: str | None, endpoint: str | None, as_json: bool) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import click
 
+from sfpubsub.cli.params import Topic, full_names
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.errors import SchemaNotFoundError
 
+# What names of events and channels end with, and ids of schemas do not.
+_EVENT = re.compile(r"__e$|__chn$|ChangeEvents?$")
+
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=Topic())
 @service_options
 def topic(name: str, **service: str | None) -> None:
     """Show a topic: its schema, and whether you may publish and subscribe."""
@@ -35,6 +40,16 @@ def schema(id_or_topic: str, **service: str | None) -> None:
                     f"{id_or_topic} carries several event types; ask for the topic of one, or by "
                     f"the schema id of an event"
                 )
-        info = client.get_schema(schema_id)
+        try:
+            info = client.get_schema(schema_id)
+        except SchemaNotFoundError as error:
+            if not _EVENT.search(id_or_topic):
+                raise
+            full = " or ".join(full_names(id_or_topic))
+            raise SchemaNotFoundError(
+                f"{error}; did you mean the topic {full}?",
+                error_code=error.error_code,
+                rpc_id=error.rpc_id,
+            ) from error
         document = {"schema_id": info.schema_id, "schema": json.loads(info.schema_json)}
         click.echo(json_line(document), nl=False)

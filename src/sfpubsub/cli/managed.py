@@ -12,6 +12,7 @@ import time
 
 import click
 
+from sfpubsub.cli.params import Topic
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.client.client import PubSubClient
@@ -80,7 +81,9 @@ def show(name_or_id: str, **service: str | None) -> None:
 
 @managed.command()
 @click.argument("name")
-@click.option("--topic", metavar="TOPIC", required=True, help="What it reads, for good.")
+@click.option(
+    "--topic", type=Topic(), metavar="TOPIC", required=True, help="What it reads, for good."
+)
 @click.option("--label", metavar="TEXT", help="For people.  [default: NAME]")
 @click.option(
     "--default-replay",

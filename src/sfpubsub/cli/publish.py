@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 import click
 
+from sfpubsub.cli.params import Topic
 from sfpubsub.cli.render import publish_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.cli.words import counted
@@ -17,7 +18,7 @@ from sfpubsub.types import PublishResult
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=Topic())
 @click.option(
     "--file",
     "file",

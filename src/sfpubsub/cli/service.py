@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from sfpubsub.client.client import PubSubClient
 from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import DEFAULT_ENDPOINT, Settings
 from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL
+
+logger = logging.getLogger("sfpubsub.cli")
 
 # How long a command waits for the service to be reached, in seconds: several attempts of a
 # connection, and short enough for a person.
@@ -83,7 +86,8 @@ def connected_client(
     sessions = sessions or CurrentSession(session_provider(settings))
     with client_of(settings, sessions, schema_store) as client:
         client.connect(CONNECT_TIMEOUT)
-        sessions.get()  # a wrong login host is an error now, and not a silent wait
+        session = sessions.get()  # a wrong login host is an error now, and not a silent wait
+        logger.info("signed in at %s, org %s", session.instance_url, session.tenant_id)
         yield client
 
 

@@ -1,16 +1,19 @@
-"""``sfpubsub subscribe``: events as JSON lines, acked once they are flushed."""
+"""``sfpubsub subscribe``: events as JSON lines, acked once they are read."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections import deque
 from contextlib import ExitStack
-from typing import TextIO
 
 import click
 
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.params import Seconds
+from sfpubsub.cli.output import Output
+from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
+from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.render import event_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
@@ -30,10 +33,22 @@ from sfpubsub.types import start_position
 # A signal sets a flag and cannot wake a waiting thread.
 _POLL = 0.2
 
+# Bytes that are written before we look what was read: what a pipe holds on Linux.
+_PIECE = 65_536
 
-@click.command()
-@click.option("--managed", metavar="NAME_OR_ID", help="A managed subscription.")
-@click.option("--topic", metavar="TOPIC", help="A topic, such as /event/Order_Event__e.")
+# Seconds between two looks whether the last lines were read: nothing can be waited on.
+_LOOK = 0.02
+
+# Seconds that the last lines have to be read, once a signal has asked to stop: a reader that lives
+# takes what is in a pipe in milliseconds, one that has stopped never does.
+_GRACE = 3.0
+
+
+@click.command(cls=ReadingCommand)
+@click.option("--managed", type=ManagedName(), metavar="NAME_OR_ID", help="A managed subscription.")
+@click.option(
+    "--topic", type=Topic(), metavar="TOPIC", help="A topic, such as /event/Order_Event__e."
+)
 @click.option("--max-events", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @click.option(
     "--idle-timeout",
@@ -83,8 +98,9 @@ def subscribe(
     """Print events as JSON lines on stdout.
 
     With --managed the service keeps the position, with --replay-store a file does: an event is
-    acked once its line is flushed, and the next run goes on behind it. Ctrl-C ends in order; a
-    second one ends at once.
+    acked once its line was written, into a pipe once it was read there, and the next run goes on
+    behind it. Ctrl-C ends in order, and so does a reader that has enough, such as `head`; a second
+    Ctrl-C ends at once.
     """
     if (managed is None) == (topic is None):
         raise click.UsageError("give either --managed or --topic")
@@ -94,6 +110,7 @@ def subscribe(
             "position of --managed"
         )
     _check_replay(replay)
+    out = Output(sys.stdout)
     kept = None if quarantine_dir is None else FileQuarantine(quarantine_dir)
     first = "latest" if replay is None else replay
     with ExitStack() as opened:
@@ -107,13 +124,15 @@ def subscribe(
         status = opened.enter_context(_status_file(managed, topic, service))
         subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
         status.follow(subscription)
-        printer = _Printer(sys.stdout, status, raw=raw, max_events=max_events)
+        progress = Progress(subscription.name)
+        printer = _Printer(out, status, progress, raw=raw, max_events=max_events)
         _run(subscription, printer, stop, idle_timeout)
+    progress.end(subscription.health(), time.monotonic())
+    said = counted(printer.count, "event")
+    if printer.unread:
+        said += f", {printer.unread} more written and not read"
     quarantined = subscription.health().quarantined
-    click.echo(
-        counted(printer.count, "event") + (f", {quarantined} quarantined" if quarantined else ""),
-        err=True,
-    )
+    click.echo(f"{said}, {quarantined} quarantined" if quarantined else said, err=True)
     if stop.interrupted:
         ctx.exit(INTERRUPTED)
 
@@ -160,53 +179,112 @@ def _open(
 
 
 class _Printer:
-    """Writes events and acks what it has written."""
+    """Writes events as lines, and acks those that were read."""
 
     def __init__(
-        self, out: TextIO, status: StatusFile, *, raw: bool, max_events: int | None
+        self,
+        out: Output,
+        status: StatusFile,
+        progress: Progress,
+        *,
+        raw: bool,
+        max_events: int | None,
     ) -> None:
-        self._out = out
+        self.out = out
         self.status = status
+        self.progress = progress
         self._raw = raw
         self._max = max_events
+        self._written = 0
+        # Of each line that is not known to be read: where it ends in the output, and its event.
+        self._unread: deque[tuple[int, EventBatch, int]] = deque()
         self.count = 0
+        """Events that were read and acked."""
+
+    @property
+    def unread(self) -> int:
+        """Events whose lines were written and not read."""
+        return len(self._unread)
 
     @property
     def done(self) -> bool:
-        return self._max is not None and self.count >= self._max
+        return self._max is not None and self._written >= self._max
 
     def write(self, batch: EventBatch) -> None:
         events = list(batch)
         if self._max is not None:
-            events = events[: self._max - self.count]
-        lines: list[str] = []
+            events = events[: self._max - self._written]
+        lines: list[bytes] = []
         try:
             # An event that cannot be decoded ends this; those before it are printed and acked.
-            lines.extend(event_line(event, raw=self._raw) for event in events)
+            lines.extend(self.out.encoded(event_line(event, raw=self._raw)) for event in events)
         finally:
-            if lines:
-                # One write a response; on a broken pipe none of it is acked.
-                self._out.write("".join(lines))
-                self._out.flush()
-                batch.ack_range(batch.first_seq, batch.first_seq + len(lines) - 1)
-                self.status.acked(batch, len(lines))
-                self.count += len(lines)
+            end = self.out.written
+            for place, line in enumerate(lines):
+                end += len(line)
+                self._unread.append((end, batch, place))
+            self._written += len(lines)
+            text = b"".join(lines)
+            for start in range(0, len(text), _PIECE):
+                self.out.write(text[start : start + _PIECE])
+                self.ack_read()
+
+    def ack_read(self) -> None:
+        """Ack the events whose lines were read."""
+        if not self._unread:
+            return
+        taken = self.out.taken()
+        while self._unread and self._unread[0][0] <= taken:
+            _, batch, first = self._unread.popleft()
+            last = first
+            while self._unread and self._unread[0][0] <= taken and self._unread[0][1] is batch:
+                _, _, last = self._unread.popleft()
+            batch.ack_range(batch.first_seq + first, batch.first_seq + last)
+            self.status.acked(batch, last + 1)
+            self.count += last + 1 - first
 
 
 def _run(
     subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
 ) -> None:
+    try:
+        _print(subscription, printer, stop, idle_timeout)
+    except Exception:
+        _wait_for_reader(subscription, printer, stop)
+        raise
+    _wait_for_reader(subscription, printer, stop)
+
+
+def _print(
+    subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
+) -> None:
     waiting = Waiting()
     silent_since = time.monotonic()
-    while not stop.requested and not printer.done:
+    while not (stop.requested or printer.done or printer.out.is_gone()):
         batch = subscription.next_batch(_POLL)
         now = time.monotonic()
         if batch is not None:
             printer.write(batch)
-        listening = waiting.look(subscription.health(), now)
+        printer.ack_read()
+        health = subscription.health()
+        printer.progress.look(health, now)
+        listening = waiting.look(health, now)
         if batch is not None or listening == "no":
             silent_since = now
         silence = now - silent_since
         if idle_timeout is not None and listening == "yes" and silence >= idle_timeout:
             return
         printer.status.look()
+
+
+def _wait_for_reader(subscription: Subscription, printer: _Printer, stop: StopRequest) -> None:
+    """Wait until what was written is read, as long as there is anyone to read it."""
+    deadline = math.inf
+    while printer.unread and not printer.out.is_gone(_LOOK):
+        printer.ack_read()
+        printer.status.look()
+        if stop.requested and deadline == math.inf:
+            deadline = time.monotonic() + _GRACE
+        if time.monotonic() >= deadline or subscription.health().state == "closed":
+            break
+    printer.ack_read()

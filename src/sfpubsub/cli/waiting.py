@@ -59,7 +59,7 @@ class Waiting:
         retrying = health.state == "opening" and health.reason is not None
         if retrying or health.state in ("waiting", "renewing"):
             self._tell(health.reason or "no reason is known")
-        elif health.state == "streaming" and self._told is not None:
+        elif health.state in ("opening", "streaming") and self._told is not None:
             self._say("receiving again")
             self._told = None
         if not retrying:

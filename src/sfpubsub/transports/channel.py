@@ -6,6 +6,7 @@ method headers). The headers are asked for when a call starts and stay with it f
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 import uuid
@@ -30,6 +31,8 @@ from sfpubsub.transports.base import Headers, StreamCall, Target, Transport
 from sfpubsub.transports.status import classify
 from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
 from sfpubsub_grpc import pubsub_api_pb2_grpc
+
+logger = logging.getLogger("sfpubsub.transport")
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -131,14 +134,22 @@ class GrpcTransport(Transport):
         try:
             ready.result(timeout)
         except grpc.FutureTimeoutError:
+            host, _ = network.split_endpoint(self._endpoint)
+            cure = "check the address and the network, and whether it speaks TLS"
+            if network.is_loopback(host):  # a service without TLS, such as the emulator
+                cure = (
+                    "check that it runs, and whether it speaks TLS: if not, set "
+                    "SFPUBSUB_INSECURE=1; if so, leave that unset"
+                )
             raise StreamUnavailableError(
-                f"{self._endpoint} could not be reached within {timeout:g} s: check the address "
-                f"and the network, and whether it speaks TLS"
+                f"{self._endpoint} could not be reached within {timeout:g} s: {cure}"
             ) from None
         finally:
             ready.cancel()
+        logger.info("connected to %s", self._endpoint)
 
     def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
+        logger.info("subscribing to %s, asking for %d events", target.name, opening.num_requested)
         if target.managed:
             return GrpcStreamCall(
                 target,
@@ -156,10 +167,13 @@ class GrpcTransport(Transport):
         )
 
     def _unary(self, what: str, method: Callable[..., Answer], request: object) -> Answer:
+        begun = time.monotonic()
         try:
-            return method(request, timeout=UNARY_TIMEOUT, metadata=_traced(self._headers()))
+            answer = method(request, timeout=UNARY_TIMEOUT, metadata=_traced(self._headers()))
         except grpc.RpcError as error:
             raise classify(what, error).error from error
+        logger.debug("%s: answered after %.3f s", what, time.monotonic() - begun)
+        return answer
 
     def get_topic(self, name: str) -> TopicInfo:
         request = wire.topic_request(name)
@@ -204,6 +218,9 @@ class GrpcStreamCall(StreamCall, Generic[Request]):
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._requests.put(opening)
         self._has_sent = False
+        self._opened = time.monotonic()
+        self._has_received = False
+        self._debug = logger.isEnabledFor(logging.DEBUG)
         self._call = method(self._take_requests(), metadata=_traced(headers))
 
     def _take_requests(self) -> Iterator[Request]:
@@ -217,7 +234,7 @@ class GrpcStreamCall(StreamCall, Generic[Request]):
             self._has_sent = False
             time.sleep(_HAND_OVER)
         try:
-            return wire.response(next(self._call))
+            response = wire.response(next(self._call))
         except StopIteration:
             self.half_close()  # lets grpc's own thread go, which waits for the next request
             return None
@@ -227,8 +244,34 @@ class GrpcStreamCall(StreamCall, Generic[Request]):
         except RemoteProtocolError as error:
             self.cancel()
             return Failure(FailureKind.STOP, _about(self._target, error))
+        self._log(response)
+        return response
+
+    def _log(self, response: Response) -> None:
+        # By counts: what an event says stays out of the log, as do the headers.
+        if not self._has_received:
+            self._has_received = True
+            waited = time.monotonic() - self._opened
+            logger.info("first response of %s after %.3f s", self._target.name, waited)
+        if self._debug:
+            answer = response.commit
+            logger.debug(
+                "response of %s: %d events, %d more asked for%s",
+                self._target.name,
+                len(response.events),
+                response.pending,
+                "" if answer is None else f"; commit {answer.error or 'confirmed'}",
+            )
 
     def send(self, request: SendRequest) -> None:
+        if self._debug:
+            commit = request.commit
+            logger.debug(
+                "request to %s: %d events%s",
+                self._target.name,
+                request.num_requested,
+                "" if commit is None else f"; commit of {commit.replay_id.hex()}",
+            )
         self._requests.put(self._convert(self._target, request))
         self._has_sent = True
 
