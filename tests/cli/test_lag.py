@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.cli import status_file
+from sfpubsub.cli.demo import _Demo
 from sfpubsub.cli.main import run
 from sfpubsub.cli.status import Status, read_all, state_dir
 from sfpubsub.cli.status_file import StatusFile
@@ -194,32 +198,101 @@ def test_deliveries_are_counted_by_the_hour_over_several_runs(state):
     ]
 
 
-def test_a_run_that_gets_nowhere_keeps_what_is_known(state):
-    """A run that cannot sign in does not make the position of the one before it unknown."""
+def test_a_run_says_nothing_of_the_one_before(state):
+    """A new process shows its own times and positions, or none; the old run's entry is gone."""
     clock, subscription = Clock(), Subscription()
     with keep(clock) as status:
         status.follow(subscription)
         subscription.becomes(responses=1, delivered=1, committed=ReplayId(b"\x09"))
         status.acked(batch_of(NOW - 60))
+    before = only(state)
+    assert (before.acked_position, before.committed_position) == ("00", "09")
     clock.now += 100
     with keep(clock) as status:
-        status.follow(Subscription())
-    said = only(state)
-    assert (said.started_at, said.delivered) == (NOW + 100, 0)
-    assert (said.acked_position, said.committed_position) == ("00", "09")
-    assert (said.acked_event_at, said.last_commit_at) == (NOW - 60, NOW)
-    assert said.delivered_lately(clock.now) == 1
+        status.follow(subscription := Subscription())
+        status.look()
+        old, new = sorted(read_all(state)[0], key=lambda said: said.started_at)
+        assert old == before  # until the new one has shown that it gets somewhere
+        assert (new.last_message_at, new.acked_position, new.acked_at) == (None, None, None)
+        subscription.becomes(responses=1)
+        status._due = 0.0
+        status.look()
+        said = only(state)
+        assert said.run == new.run != before.run
+        assert (said.started_at, said.last_message_at, said.delivered) == (NOW + 100, NOW + 100, 0)
+        assert (said.committed_position, said.last_commit_at) == (None, None)
+        assert (said.acked_position, said.acked_event_at) == (None, None)
+        assert said.delivered_lately(clock.now) == 1  # the one count that is of all runs
 
 
-def test_two_at_once_have_a_file_each_and_a_place_is_used_again(state):
-    """Two readers of one topic do not overwrite each other; what has ended gives its place up."""
+def test_a_run_that_gets_nowhere_leaves_what_is_known(state):
+    """One that cannot sign in, or whose name is misspelt, leaves no entry and replaces none."""
+    clock, subscription = Clock(), Subscription()
+    with keep(clock) as status:
+        status.follow(subscription)
+        subscription.becomes(responses=1, committed=ReplayId(b"\x09"))
+    before = only(state)
+    refused = Subscription()
+    refused.becomes(state="closed", reason="no such name")
+    with contextlib.suppress(ValueError), keep(clock) as status:
+        status.follow(refused)
+        raise ValueError("refused")
+    with keep(clock) as status:  # interrupted while it waited for the network
+        status.follow(refused)
+    with keep(clock):  # before there was a subscription at all
+        pass
+    assert only(state) == before
+
+
+def test_a_run_that_was_killed_before_it_got_anywhere_is_not_shown(state, monkeypatch):
+    """Its file says nothing; the next command removes it."""
+    lost = keep(Clock())
+    lost.__enter__()
+    assert len(read_all(state)[0]) == 1  # while it lives: it may wait for the slot
+    monkeypatch.setattr("sfpubsub.spark.lease.Process.alive", lambda _self: False)
+    assert read_all(state)[0] == []
+    assert len(list(state.iterdir())) == 1
+    with keep(Clock()):
+        pass
+    assert list(state.iterdir()) == []
+
+
+def test_two_at_once_have_an_entry_each_until_the_next_run(state):
+    """Two readers of one topic do not overwrite each other; what has ended is replaced."""
     with keep(Clock()) as first, keep(Clock()) as second:
         first.follow(Subscription())
         second.follow(Subscription())
-        assert len(read_all(state)[0]) == 2
+        assert len({said.run for said in read_all(state)[0]}) == 2
     with keep(Clock()) as third:
         third.follow(Subscription())
-    assert len(read_all(state)[0]) == 2
+    assert only(state).run == third.status.run
+
+
+def test_a_reason_that_is_over_is_not_shown_any_longer(state):
+    """`lag` repeats what `health` says, also while no event comes."""
+    clock, subscription = Clock(), Subscription()
+    subscription.becomes(state="waiting", reason="another stream holds it")
+    with keep(clock) as status:
+        status.follow(subscription)
+        status.look()
+        assert (only(state).state, only(state).reason) == ("waiting", "another stream holds it")
+        subscription.becomes(state="opening", reason=None)
+        status._due = 0.0
+        status.look()
+        assert (only(state).state, only(state).reason) == ("opening", None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["subscribe", "--managed", "My_Mangaed_Subscription"],
+        ["subscribe", "--topic", "/event/Oder_Event__e"],
+    ],
+)
+def test_a_misspelt_name_leaves_no_entry(emulator, state, arguments):
+    """`lag` shows what has run, not what was tried."""
+    assert run(arguments) == 1
+    assert list(state.iterdir()) == []
 
 
 def test_orgs_and_services_are_kept_apart(state):
@@ -274,7 +347,7 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(state, capsys):
         "cut": file.read_text()[:100],
         "empty": "",
         "list": "[]",
-        "version": json.dumps({**values, "format": 2}),
+        "version": json.dumps({**values, "format": 1}),
         "kind": json.dumps({**values, "pid": "x"}),
         "missing": json.dumps({name: values[name] for name in values if name != "state"}),
         "nan": json.dumps({**values, "updated_at": float("nan")}),
@@ -317,6 +390,8 @@ def test_lag_of_what_subscribe_printed(emulator, capsys):
     assert (said["alive"], said["state"], said["command"]) == (False, "closed", "subscribe")
     assert said["last_acked_event_s"] == pytest.approx(time.time() - 1, abs=120)
     assert 0 <= said["last_commit_s"] <= said["last_message_s"] + 1 < 120
+    assert said["run"]
+    assert 0 <= said["ended_s"] <= said["started_s"] < 120
     assert run(["lag"]) == 0
     page = capsys.readouterr().out
     assert f"subscribe of {NAME}" in page
@@ -378,6 +453,23 @@ def test_nothing_on_file_is_an_error_in_one_line(arguments, code, says, capsys):
             status.follow(Subscription())
     assert run(["lag", *arguments]) == code
     assert_one_line_error(capsys, says)
+
+
+def test_the_demo_keeps_its_runs_to_itself(tmp_path, state):
+    """What the demo reads does not stand among the user's own subscriptions."""
+    demo = _Demo(tmp_path / "demo", 1)
+    with demo._emulator():
+        demo._publish(1)
+        done = subprocess.run(
+            [sys.executable, "-m", "sfpubsub", "subscribe", "--managed", NAME, "--max-events", "1"],
+            env=demo._env,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.returncode == 0
+    assert not state.exists()
+    assert only(tmp_path / "demo" / "state").name == NAME
 
 
 def test_no_secret_is_in_the_file(emulator, state):

@@ -233,6 +233,7 @@ class Ingest:
                 env={
                     **os.environ,
                     **environment,
+                    "SFPUBSUB_STATE_DIR": str(table.parent / "state"),  # not the user's own
                     # Starts in half the time; the figures of a killed job are of no interest.
                     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
                 },

@@ -103,6 +103,7 @@ class Job:
                 env={
                     **os.environ,
                     **environment,
+                    "SFPUBSUB_STATE_DIR": str(log.parent / "state"),  # not the user's own
                     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
                 },
                 stdout=subprocess.PIPE,

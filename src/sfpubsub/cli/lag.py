@@ -31,8 +31,9 @@ _DECIMALS = 1
 def lag(managed: str | None, topic: str | None, endpoint: str | None, as_json: bool) -> None:
     """Show how far `subscribe` and `ingest` have got on this machine.
 
-    Each keeps a small file about itself, also after its end; this reads those files and asks the
-    service nothing. The newest comes first. Nothing on file is exit code 1.
+    Each run keeps a small file about itself, until a later run of the same replaces it; this reads
+    those files and asks the service nothing. The newest comes first. Nothing on file is exit
+    code 1.
     """
     if managed is not None and topic is not None:
         raise click.UsageError("give --managed or --topic, not both")
@@ -77,9 +78,11 @@ def _record(status: Status, now: float) -> dict[str, Any]:
         "org": status.org,
         "command": status.command,
         "into": status.into,
+        "run": status.run,
         "pid": status.pid,
         "host": status.host,
         "alive": status.is_alive(),
+        "started_s": age(status.started_at),
         "ended_s": age(status.ended_at),
         "updated_s": age(status.updated_at),
         "state": status.state,
@@ -131,7 +134,7 @@ def _page(record: dict[str, Any]) -> str:
 
 
 def _process(record: dict[str, Any]) -> str:
-    who = f"pid {record['pid']}"
+    who = f"pid {record['pid']}, started {_ago(record['started_s'])}"
     if record["ended_s"] is not None:
         return f"{who}, ended {_ago(record['ended_s'])}"
     if record["alive"] is None:

@@ -28,7 +28,7 @@ SUFFIX = ".status.json"
 _MOST = 1e13
 
 # Of the file's form; files of another are not read.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass
@@ -50,10 +50,14 @@ class Status:
     """When that process began, as its system tells it; tells it from later ones with its pid."""
     host: str
     """The machine that it runs on."""
+    run: str
+    """Tells this run from every other one of the same subscription."""
     started_at: float
     updated_at: float
     into: str | None = None
     """Where the events go, if they go to a table."""
+    connected: bool = False
+    """Whether the service has accepted the subscription in this run."""
     ended_at: float | None = None
     """When the command ended in order; None while it runs, and if it was killed."""
     state: str = "new"
@@ -92,6 +96,10 @@ class Status:
             return None
         return Process(self.pid, self.process).alive()
 
+    def is_shown(self) -> bool:
+        """Whether it says anything: a run that was killed before it was accepted does not."""
+        return self.connected or self.is_alive() is not False
+
 
 def state_dir() -> Path:
     """Return the directory of the status files; ``SFPUBSUB_STATE_DIR`` goes before the default."""
@@ -100,15 +108,18 @@ def state_dir() -> Path:
 
 
 def read_all(directory: Path) -> tuple[list[Status], list[str]]:
-    """Return what all files of *directory* say, and a sentence for each that cannot be read."""
+    """Return what the runs on file say, and a sentence for each file that cannot be read."""
     found, unreadable = [], []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
-            found.append(read(path))
+            status = read(path)
         except FileNotFoundError:
             continue  # pruned by another command just now
         except (OSError, ValueError) as error:
             unreadable.append(f"{path} cannot be read: {error}")
+        else:
+            if status.is_shown():
+                found.append(status)
     return found, unreadable
 
 
@@ -166,9 +177,11 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "pid": _INT,
     "process": _STR,
     "host": _STR,
+    "run": _STR,
     "started_at": _TIME,
     "updated_at": _TIME,
     "into": _OPTIONAL_STR,
+    "connected": (bool,),
     "ended_at": _OPTIONAL_TIME,
     "state": _STR,
     "reason": _OPTIONAL_STR,

@@ -4,8 +4,10 @@
 costs the service nothing. It is informative: no decision is made from it, it is not flushed to the
 disk, and a file that cannot be written ends nothing. It holds no secret and no content of an event.
 
-Each command takes the first file of its subscription that no living process keeps, and carries its
-positions and its count of the last hours on.
+Each run has a file of its own and says nothing of another. Once the service has accepted its
+subscription, it replaces the files of earlier runs that have ended, and takes over only what is
+counted over all runs: the events of the last hours. A run that was never accepted, because the name
+was misspelt or nobody could sign in, removes its file at its end and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import json
 import logging
 import os
 import re
+import secrets
 import socket
 import time
-from collections.abc import Callable
-from itertools import count, islice
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -40,19 +44,6 @@ EVERY = 1.0
 
 # Seconds after which the file of a dead process is removed: long past every retention.
 _KEPT = 30 * 86_400.0
-
-# What is still true when the next process begins: a run that cannot even sign in has not lost the
-# position.
-_CARRIED_ON = (
-    "acked_position",
-    "received_position",
-    "committed_position",
-    "last_message_at",
-    "last_commit_at",
-    "acked_event_at",
-    "acked_at",
-    "hours",
-)
 
 # End of the name of a file that is being written.
 _DRAFT = ".status.tmp"
@@ -118,6 +109,7 @@ class StatusFile:
             pid=os.getpid(),
             process=own.started if own else "",
             host=socket.gethostname(),
+            run=secrets.token_hex(4),  # in one directory, of one subscription: enough
             started_at=now,
             updated_at=now,
             into=into,
@@ -128,12 +120,10 @@ class StatusFile:
             directory = state_dir()
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _prune(directory, self._clock())
-            self._path, before = _take_place(directory, self._key)
-            for name in _CARRIED_ON if before is not None else ():
-                setattr(self.status, name, getattr(before, name))
+            self._path = directory / f"{self._key}-{self.status.run}{SUFFIX}"
 
         self._guarded(begin)
-        self._update()  # the place is taken
+        self._update()
         return self
 
     def __exit__(
@@ -142,8 +132,13 @@ class StatusFile:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if exc_type is None and self._watched is not None and not self._watched.health().reason:
+            self._accepted()  # ended before anything came, and was not refused
         self.status.ended_at = self._clock()
         self._update()
+        path = self._path
+        if path is not None and not self.status.connected:
+            self._guarded(lambda: path.unlink(missing_ok=True))
 
     def follow(self, subscription: Watched) -> None:
         """Watch *subscription* from now on."""
@@ -174,6 +169,7 @@ class StatusFile:
         status, seen, now = self.status, self._seen, self.status.updated_at
         self._seen = health
         if health.responses != seen.responses:
+            self._accepted()
             status.last_message_at = now
         if health.committed is not None and health.committed != seen.committed:
             status.last_commit_at = now
@@ -189,6 +185,19 @@ class StatusFile:
         if events:
             hour = str(int(now) // HOUR)
             status.hours[hour] = status.hours.get(hour, 0) + events
+
+    def _accepted(self) -> None:
+        path = self._path
+        if self.status.connected or path is None:
+            return
+        self.status.connected = True
+
+        def replace_ended() -> None:
+            for hours in _remove_ended(path.parent, self._key):
+                for hour, events in hours.items():
+                    self.status.hours[hour] = self.status.hours.get(hour, 0) + events
+
+        self._guarded(replace_ended)
 
     def _note_acked(self) -> None:
         if self._acked is None:
@@ -229,26 +238,28 @@ def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
     return f"{readable}-{digest[:12]}"
 
 
-def _take_place(directory: Path, key: str) -> tuple[Path, Status | None]:
-    # Two that start in the same moment may take the same one; then the last to write is shown.
-    for number in count(1):
-        path = directory / f"{key}-{number}{SUFFIX}"
-        try:
-            before = read(path)
-        except (FileNotFoundError, ValueError):  # a damaged one is of no use to anyone
-            return path, None
-        if not before.is_alive():
-            return path, before
-    raise AssertionError("count() ended")
+def _remove_ended(directory: Path, key: str) -> Iterator[dict[str, int]]:
+    """Remove the files of a subscription's runs that have ended; yield what each has counted."""
+    for path in directory.glob(f"{key}-*{SUFFIX}"):
+        with suppress(FileNotFoundError, ValueError):  # removed just now; damaged, and so nobody's
+            status = read(path)
+            if status.is_alive() is False:
+                path.unlink()  # of two that try, the one that succeeds takes the counts over
+                yield status.hours
 
 
 def _prune(directory: Path, now: float) -> None:
     for path in [*directory.glob(f"*{SUFFIX}"), *directory.glob(f"*{_DRAFT}")]:
-        try:
-            if path.stat().st_mtime < now - _KEPT:
+        with suppress(FileNotFoundError):  # removed by another command just now
+            if path.stat().st_mtime < now - _KEPT or _says_nothing(path):
                 path.unlink()
-        except FileNotFoundError:
-            continue  # by another command just now
+
+
+def _says_nothing(path: Path) -> bool:
+    try:
+        return not read(path).is_shown()
+    except ValueError:  # damaged, or a draft that is being written
+        return False
 
 
 def _replace(path: Path, status: Status) -> None:
