@@ -187,7 +187,7 @@ def test_deliveries_are_counted_by_the_hour_over_several_runs(state):
         subscription = Subscription()
         with keep(clock) as status:
             status.follow(subscription)
-            subscription.becomes(delivered=delivered, redelivered=redelivered)
+            subscription.becomes(responses=1, delivered=delivered, redelivered=redelivered)
     said = only(state)
     assert said.delivered == 1
     assert [said.delivered_lately(NOW + hours * HOUR) for hours in (23, 25, 36, 50)] == [
@@ -225,6 +225,18 @@ def test_a_run_says_nothing_of_the_one_before(state):
         assert said.delivered_lately(clock.now) == 1  # the one count that is of all runs
 
 
+def test_a_run_that_was_sent_nothing_leaves_the_last_one_that_was(state):
+    """A quiet night does not make the position of the day before unknown, nor fill the list."""
+    clock = Clock()
+    for responses in (1, 0, 0, 0):
+        clock.now += 100
+        with keep(clock) as status:
+            status.follow(subscription := Subscription())
+            subscription.becomes(responses=responses)
+    found = sorted(said.started_at for said in read_all(state)[0])
+    assert found == [NOW + 100, NOW + 400]
+
+
 def test_a_run_that_gets_nowhere_leaves_what_is_known(state):
     """One that cannot sign in, or whose name is misspelt, leaves no entry and replaces none."""
     clock, subscription = Clock(), Subscription()
@@ -242,6 +254,7 @@ def test_a_run_that_gets_nowhere_leaves_what_is_known(state):
     with keep(clock):  # before there was a subscription at all
         pass
     assert only(state) == before
+    assert len(list(state.iterdir())) == 1
 
 
 def test_a_run_that_was_killed_before_it_got_anywhere_is_not_shown(state, monkeypatch):

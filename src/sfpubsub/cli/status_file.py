@@ -4,10 +4,11 @@
 costs the service nothing. It is informative: no decision is made from it, it is not flushed to the
 disk, and a file that cannot be written ends nothing. It holds no secret and no content of an event.
 
-Each run has a file of its own and says nothing of another. Once the service has accepted its
-subscription, it replaces the files of earlier runs that have ended, and takes over only what is
-counted over all runs: the events of the last hours. A run that was never accepted, because the name
-was misspelt or nobody could sign in, removes its file at its end and leaves the others alone.
+Each run has a file of its own and says nothing of another. Once the service has sent it something,
+it replaces the files of earlier runs that have ended, and takes over only what is counted over all
+runs: the events of the last hours. A run that ends in order and was sent nothing replaces only such
+as were sent nothing either. One that was never accepted, because the name was misspelt or nobody
+could sign in, removes its file at its end.
 """
 
 from __future__ import annotations
@@ -132,8 +133,10 @@ class StatusFile:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc_type is None and self._watched is not None and not self._watched.health().reason:
-            self._accepted()  # ended before anything came, and was not refused
+        if exc_type is None and self._watched is not None:
+            health = self._watched.health()
+            if health.responses or not health.reason:  # or ended before anything could come
+                self._accepted(health)
         self.status.ended_at = self._clock()
         self._update()
         path = self._path
@@ -169,7 +172,7 @@ class StatusFile:
         status, seen, now = self.status, self._seen, self.status.updated_at
         self._seen = health
         if health.responses != seen.responses:
-            self._accepted()
+            self._accepted(health)
             status.last_message_at = now
         if health.committed is not None and health.committed != seen.committed:
             status.last_commit_at = now
@@ -186,14 +189,14 @@ class StatusFile:
             hour = str(int(now) // HOUR)
             status.hours[hour] = status.hours.get(hour, 0) + events
 
-    def _accepted(self) -> None:
+    def _accepted(self, health: Health) -> None:
         path = self._path
         if self.status.connected or path is None:
             return
         self.status.connected = True
 
         def replace_ended() -> None:
-            for hours in _remove_ended(path.parent, self._key):
+            for hours in _remove_ended(path.parent, self._key, silent=not health.responses):
                 for hour, events in hours.items():
                     self.status.hours[hour] = self.status.hours.get(hour, 0) + events
 
@@ -238,12 +241,18 @@ def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
     return f"{readable}-{digest[:12]}"
 
 
-def _remove_ended(directory: Path, key: str) -> Iterator[dict[str, int]]:
-    """Remove the files of a subscription's runs that have ended; yield what each has counted."""
+def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[str, int]]:
+    """Remove the files of a subscription's runs that have ended; yield what each has counted.
+
+    Args:
+        directory: Of the files.
+        key: Of the subscription.
+        silent: Only those that were sent nothing.
+    """
     for path in directory.glob(f"{key}-*{SUFFIX}"):
         with suppress(FileNotFoundError, ValueError):  # removed just now; damaged, and so nobody's
             status = read(path)
-            if status.is_alive() is False:
+            if status.is_alive() is False and not (silent and status.last_message_at):
                 path.unlink()  # of two that try, the one that succeeds takes the counts over
                 yield status.hours
 
