@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sfpubsub.cli.main import cli, run
+from sfpubsub.config import Settings
 
 from .cli.test_cli import point_at
-from .client.test_managed import ACCOUNT, TOPIC, orders
+from .client.test_managed import ACCOUNT, NAME, TOPIC, orders
+from .conftest import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -103,6 +112,117 @@ def test_the_emulators_settings_file_is_whole(run_emulator, monkeypatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     assert run(doctor[1:]) == 0, capsys.readouterr()
     assert "ok      TLS" in capsys.readouterr().out
+
+
+README = ROOT / "README.md"
+
+# Longest that the tour's second terminal may take, in seconds: it starts Spark twice, which takes a
+# busy machine half a minute each.
+TOUR = 240.0
+
+
+def test_the_readmes_tour_ends_with_rows(tmp_path, free_ports):
+    """Both terminals, copied as they stand: every command does its work, and the rows are there."""
+    _, first, second, show, *_ = blocks(README, "sh")
+    (expected,) = [text for text in blocks(README, "text") if text.startswith("A-1")]
+    with terminal(first, tmp_path, free_ports) as emulator:
+        assert json.loads(emulator.stdout.readline())["grpc"].endswith(f":{free_ports['7011']}")
+        with terminal(f"set -e\n{second}{show}", tmp_path, free_ports) as tour:
+            out, err = tour.communicate(timeout=TOUR)
+    assert tour.returncode == 0, err
+    assert out.endswith(expected)
+    assert "Traceback" not in err
+    printed = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [line["payload"]["Order_Number__c"] for line in printed if "payload" in line] == [
+        "A-1",
+        "A-2",
+    ]
+    assert [line["rows"] for line in printed if "rows" in line] == [2, {"Order_Event__e": 2}]
+    assert f"ingest of {NAME} into {tmp_path}/home/sfpubsub-tour/orders" in out
+
+
+@pytest.fixture
+def free_ports() -> dict[str, str]:
+    """Ports of this machine for those that the page names."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        return {"7011": str(one.getsockname()[1]), "7012": str(other.getsockname()[1])}
+
+
+@contextlib.contextmanager
+def terminal(block: str, tmp_path: Path, ports: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a block of shell commands in a stand-in for the clone, with a home of its own."""
+    clone, home = tmp_path / "clone", tmp_path / "home"
+    (clone / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)
+    python = Path(sys.executable).parent
+    (clone / ".venv" / "bin" / "activate").write_text(f"export PATH={python}:$PATH\n")
+    for shown, real in ports.items():
+        block = block.replace(shown, real)
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SFPUBSUB_", "XDG_"))}
+    quick = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # half the start
+    process = subprocess.Popen(
+        ["bash", "-c", block],
+        cwd=clone,
+        env={**environ, **quick, "HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process.stdout, process.stderr:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all of it has ended
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(PATIENCE)
+
+
+def test_the_readmes_settings_file_is_one(tmp_path, monkeypatch):
+    """Every setting of the file in the README is known."""
+    for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
+        monkeypatch.delenv(variable)
+    (text,) = blocks(README, "toml")
+    file = tmp_path / "pubsub.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    assert Settings.load({"config": str(file)}).auth == "client-credentials"
+
+
+OPERATIONS = ROOT / "docs" / "operations.md"
+
+
+def test_the_commands_of_the_operations_page_run(run_emulator, monkeypatch, tmp_path, capsys):
+    """As they stand there, in their order; what `lag` prints has the lines and keys of the page."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    emulator.publish(TOPIC, orders(3))
+    assert run(["subscribe", "--managed", NAME, "--max-events", "3"]) == 0
+    printed = {}
+    for line in "".join(blocks(OPERATIONS, "sh")).splitlines():
+        capsys.readouterr()
+        if "|" in line:
+            subprocess.run(["bash", "-o", "pipefail", "-c", line], check=True, timeout=PATIENCE)
+        else:
+            assert run(shlex.split(line)[1:]) == 0, line
+            printed[line] = capsys.readouterr().out
+    head = f"subscribe of {NAME}\n"
+    (shown,) = [text for text in blocks(OPERATIONS, "text") if text.startswith(head)]
+    (page,) = [part for part in printed["sfpubsub lag"].split("\n\n") if part.startswith(head)]
+    assert _names(page) == _names(shown)
+    (keys,) = [json.loads(out) for line, out in printed.items() if line.endswith("--json")]
+    _, _, table = OPERATIONS.read_text().partition("| key of `--json` |")
+    told = [row.split("|")[1] for row in table.partition("\n\n")[0].splitlines()[2:]]
+    assert set(keys) == set(re.findall(r"`(\w+)`", " ".join(told))) - {"topic"}
+
+
+def _names(page: str) -> list[str]:
+    return [line[2:22].strip() for line in page.splitlines()[1:]]
 
 
 def test_the_command_lines_of_the_readme_parse():
