@@ -89,6 +89,18 @@ def test_an_unreachable_service_is_said_in_bounded_time():
     transport.close()
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "is_named"), [("127.0.0.1:9", True), ("api.pubsub.salesforce.com:7443", False)]
+)
+def test_plaintext_is_suggested_for_loopback_alone(endpoint, is_named):
+    """Whoever runs the emulator hears of SFPUBSUB_INSECURE; nobody does of the real service."""
+    transport = GrpcTransport(open_channel("127.0.0.1:9", insecure="1"), endpoint, lambda: ())
+    with pytest.raises(StreamUnavailableError, match="TLS") as caught:
+        transport.connect(0.1)
+    assert ("SFPUBSUB_INSECURE=1" in str(caught.value)) is is_named
+    transport.close()
+
+
 # The proxy.
 
 
