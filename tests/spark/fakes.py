@@ -92,6 +92,7 @@ class FakeSubscription:
             gaps=self.gaps,
             confirmed=self.confirmed,
             caught_up=self.caught_up,
+            responses=self.next_seq,  # what is handed out was received
         )
 
     def __enter__(self) -> FakeSubscription:
