@@ -227,7 +227,7 @@ def test_the_page_runs(emulator, capsys):
         (["show", "not a name"], {}, 1, "developer name"),
         (["start", "Nobody"], {}, 1, "managed list"),
         (["create", "1st", "--topic", TOPIC], {}, 1, "developer name"),
-        (["create", NEW, "--topic", "Order_Event__e"], {}, 1, "/event/NAME__e"),
+        (["create", NEW, "--topic", "Order_Event__e"], {}, 2, f"did you mean {TOPIC}?"),
         (["create", NEW, "--topic", "/event/Nothing__e"], {}, 1, "topicName"),
         (["create", NAME, "--topic", TOPIC], {}, 1, "already"),
         (["create", NEW], {}, 2, "--topic"),

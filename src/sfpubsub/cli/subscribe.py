@@ -130,7 +130,7 @@ def subscribe(
     progress.end(subscription.health(), time.monotonic())
     said = counted(printer.count, "event")
     if printer.unread:
-        said += f", {printer.unread} more written and not read"
+        said += f", {printer.unread} more not read"
     quarantined = subscription.health().quarantined
     click.echo(f"{said}, {quarantined} quarantined" if quarantined else said, err=True)
     if stop.interrupted:
@@ -203,7 +203,7 @@ class _Printer:
 
     @property
     def unread(self) -> int:
-        """Events whose lines were written and not read."""
+        """Events that were printed, at least in part, and are not known to be read."""
         return len(self._unread)
 
     @property
