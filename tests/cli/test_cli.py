@@ -213,7 +213,6 @@ def test_a_state_is_told_once(capsys):
         ("streaming", None, "yes"),
         ("waiting", "X: held (ALREADY_EXISTS, rpc id 4)", "no"),
         ("opening", None, "yes"),  # accepted, and nothing has come yet
-        ("streaming", None, "yes"),
     ]
     for now, (state, reason, listening) in enumerate(story):
         health = dataclasses.replace(HEALTH, state=state, reason=reason)
