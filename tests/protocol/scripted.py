@@ -23,6 +23,7 @@ from sfpubsub.protocol.commands import (
     SendRequest,
     SettleCommit,
 )
+from sfpubsub.protocol.commits import Commits
 from sfpubsub.protocol.events import CommitAnswer, Failure, FailureKind, Response
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.types import Gap, RawEvent, ReplayId, StartPosition
@@ -85,10 +86,12 @@ class Script:
         options: Of `SubscriptionProtocol`.
     """
 
+    make = SubscriptionProtocol
+
     def __init__(
         self, start: StartPosition | None = None, *, limits: Limits | None = None, **options: Any
     ) -> None:
-        self.protocol = SubscriptionProtocol(NAME, start=start, limits=limits, **options)
+        self.protocol = self.make(NAME, start=start, limits=limits, **options)
         self.now = 1000.0
         self.stream = 0
         self.inbox: deque[Deliver] = deque()
@@ -192,9 +195,15 @@ def streaming(start: StartPosition | None = None, **options: Any) -> Script:
 
 def settle(script: Script) -> None:
     """Answer the commit that is out."""
-    out = script.protocol._commits.unanswered
+    out = commits_of(script.protocol).unanswered
     assert out is not None
     script.respond(answer(CommitRequest(out.request_id, out.replay_id)))
+
+
+def commits_of(protocol: SubscriptionProtocol) -> Commits:
+    """Return the commits of a managed subscription."""
+    assert protocol._standing is not None
+    return protocol._standing._commits
 
 
 def commits(commands: list[Command]) -> list[CommitRequest]:

@@ -15,7 +15,7 @@ def event(number: int) -> RawEvent:
 
 def test_only_a_keepalive_behind_everything_says_that_nothing_is_left():
     """Not one before further events, and none of an earlier stream."""
-    intake = Intake("t", Limits(), Ledger(), None, None)
+    intake = Intake(Limits(), Ledger(), None)
     keepalive = Response(latest_replay_id=ReplayId(b"k"), pending=5)
     assert not intake.caught_up
     intake.take_in(keepalive)
@@ -30,7 +30,7 @@ def test_only_a_keepalive_behind_everything_says_that_nothing_is_left():
 def test_confirmed_events_are_counted_once_each_without_keepalives():
     """A position behind which nothing was acked counts nothing."""
     ledger = Ledger()
-    intake = Intake("t", Limits(), ledger, None, None)
+    intake = Intake(Limits(), ledger, None)
     intake.take_in(Response(events=(event(1), event(2)), pending=5))
     intake.take_in(Response(latest_replay_id=ReplayId(b"k"), pending=5))
     intake.take_in(Response(events=(event(3),), pending=5))
@@ -42,4 +42,4 @@ def test_confirmed_events_are_counted_once_each_without_keepalives():
     ledger.confirm(4)
     ledger.confirm(4)
     assert intake.confirmed == 3
-    assert Intake("t", Limits(), None, None, None).confirmed == 0
+    assert Intake(Limits(), None, None).confirmed == 0

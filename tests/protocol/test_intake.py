@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from sfpubsub.config import Limits, Timings
-from sfpubsub.protocol.commands import Deliver, ReportGap, Wake
-from sfpubsub.protocol.commits import Commits
+from sfpubsub.config import Limits
+from sfpubsub.protocol.commands import Deliver, Wake
 from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.intake import Intake
 from sfpubsub.protocol.ledger import Ledger
 from sfpubsub.protocol.resume import Resume
-from sfpubsub.types import Gap, StartPosition
-from tests.protocol.scripted import NAME, event, events, keepalive, of, rid
+from sfpubsub.types import StartPosition
+from tests.protocol.scripted import NAME, event, events, keepalive, rid
 
 
 class Managed:
-    """An intake with its ledger and commits, on stream 1."""
+    """An intake with its ledger, on stream 1."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.ledger = Ledger()
-        self.commits = Commits(Timings())
-        self.intake = Intake(NAME, limits or Limits(), self.ledger, None, self.commits)
+        self.intake = Intake(limits or Limits(), self.ledger, None)
         self.stream = 0
         self.new_stream()
 
@@ -27,12 +25,11 @@ class Managed:
         self.stream += 1
         self.intake.new_stream()
         self.ledger.new_stream(self.stream)
-        self.commits.new_stream(self.stream, 0.0)
 
 
 def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
     resume, ledger = Resume(NAME, StartPosition.latest(), None), Ledger()
-    return Intake(NAME, Limits(), ledger if tracked else None, resume, None), resume, ledger
+    return Intake(Limits(), ledger if tracked else None, resume), resume, ledger
 
 
 def test_events_are_delivered_in_order_of_arrival() -> None:
@@ -74,15 +71,12 @@ def test_an_event_that_stands_twice_in_a_response_is_delivered_once() -> None:
 
 
 def test_a_response_without_position_changes_nothing() -> None:
-    """A bare commit answer or an odd empty message is no beginning of a stream."""
+    """A bare commit answer or an odd empty message."""
     managed = Managed()
     managed.intake.take_in(events(1))
-    managed.new_stream()
 
     assert managed.intake.take_in(Response()) == []
     assert managed.intake.last_position == rid(1)
-    assert managed.intake.take_in(events(9)) != [], "the first position is still checked"
-    assert managed.intake.gaps
 
 
 def test_a_keepalive_of_a_stored_subscription_wakes_the_application() -> None:
@@ -145,36 +139,3 @@ def test_unacked_events_bound_what_waits() -> None:
     managed.ledger.ack(1, 1)
 
     assert not managed.intake.full
-
-
-def test_a_stream_that_begins_right_after_the_confirmed_position_is_in_order() -> None:
-    """Nothing was moved."""
-    managed = Managed()
-    managed.intake.take_in(events(1, 2))
-    managed.new_stream()
-
-    assert of(ReportGap, managed.intake.take_in(events(1))) == []
-
-
-def test_a_stream_that_begins_elsewhere_was_moved() -> None:
-    """The service gave up the position: that is said, with what is known."""
-    managed = Managed()
-    managed.intake.take_in(events(1, 2))
-    managed.new_stream()
-
-    (gap,) = of(ReportGap, managed.intake.take_in(events(7)))
-
-    assert gap.gap == Gap("repositioned", NAME, None, rid(7), rpc_id="rpc-7")
-    assert managed.intake.gaps == [gap.gap]
-    assert of(ReportGap, managed.intake.take_in(events(20))) == [], "once a stream"
-
-
-def test_a_stream_that_begins_with_a_keepalive_over_open_events_was_moved() -> None:
-    """A keepalive says that nothing is left to send, though the ledger holds an event."""
-    managed = Managed()
-    managed.intake.take_in(events(1))
-    managed.new_stream()
-
-    (gap,) = of(ReportGap, managed.intake.take_in(keepalive(9)))
-
-    assert gap.gap.before == rid(9)

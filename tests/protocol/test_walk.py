@@ -46,7 +46,7 @@ from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.states import State
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.types import ReplayId, StartPosition
-from tests.protocol.scripted import NAME
+from tests.protocol.scripted import NAME, commits_of
 from tests.protocol.service import Service, position
 
 SEED = int(os.environ.get("SFPUBSUB_WALK_SEED", "20260801"))
@@ -246,7 +246,7 @@ class Walk:
     def commit(self) -> None:
         if not self.managed or self.protocol.state is State.CLOSED:
             return
-        ledger, receipt = self.protocol._ledger, self.protocol._commits.receipt
+        ledger, receipt = self.protocol._ledger, commits_of(self.protocol).receipt
         if ledger.newest_done is not None or receipt is not None:
             ticket, commands = self.protocol.commit(self.now)
             self.tickets.add(ticket)

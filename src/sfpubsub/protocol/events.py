@@ -43,6 +43,11 @@ class Response:
             return None
         return self.latest_replay_id
 
+    @property
+    def position(self) -> ReplayId | None:
+        """Where the stream stands behind this message; None where it does not say."""
+        return self.events[-1].replay_id if self.events else self.keepalive
+
 
 class FailureKind(enum.Enum):
     """What to do about the end of a stream."""

@@ -20,10 +20,11 @@ The end has two ways. ABORT is at once, from anywhere. DRAIN is orderly: DRAININ
 acked and waits for the answer, CLOSING has said that nothing more is asked for and waits for the
 service to end the stream. Without an open stream there is nothing to drain. A stream that ends
 while it is drained ends the subscription. FATAL is an end that no retry mends; the subscription's
-error says why. CLOSED absorbs everything but a START, since words of a cancelled call may still
-arrive.
+error says why. Nothing follows CLOSED.
 
-An illegal pair raises and leaves the state as it was.
+The table holds exactly the pairs that can happen. Words of a call that is no longer the current one
+may come at any time; they are known by their stream's number and never become a signal. Any other
+pair raises and leaves the state as it was.
 """
 
 from __future__ import annotations
@@ -108,7 +109,6 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
     },
     State.DRAINING: {
         Signal.RESPONSE: State.DRAINING,
-        Signal.DRAIN: State.DRAINING,
         Signal.SETTLED: State.CLOSING,
         Signal.ENDED: State.CLOSED,
         Signal.FATAL: State.CLOSED,
@@ -116,12 +116,11 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
     },
     State.CLOSING: {
         Signal.RESPONSE: State.CLOSING,
-        Signal.DRAIN: State.CLOSING,
         Signal.ENDED: State.CLOSED,
         Signal.FATAL: State.CLOSED,
         Signal.ABORT: State.CLOSED,
     },
-    State.CLOSED: dict.fromkeys(set(Signal) - {Signal.START}, State.CLOSED),
+    State.CLOSED: {},
 }
 
 # States in which a call is alive.

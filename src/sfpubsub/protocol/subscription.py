@@ -1,10 +1,11 @@
 """One subscription, plain or managed: every decision, and nothing that waits.
 
 `SubscriptionProtocol` puts the pieces together: states say what may happen, the intake what is new,
-the ledger what is done, outgoing what to ask for and to commit, resume where to go on, retries
-when. Each input takes ``now`` in seconds of any steady clock, and answers with the commands to
-carry out in order; afterwards `deadline` says when `timer` has to be called. Inputs of a stream
-that is no longer the current one are ignored. Not thread-safe: the driver serialises all calls.
+the ledger what is done, outgoing what to ask for, resume (plain) where to go on and standing
+(managed) what to commit, retries and alarms when. Each input takes ``now`` in seconds of any steady
+clock, and answers with the commands to carry out in order; afterwards `deadline` says when `timer`
+has to be called. Inputs of a stream that is no longer the current one are ignored. Not thread-safe:
+the driver serialises all calls.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sfpubsub.errors import (
     StreamStalledError,
     StreamUnavailableError,
 )
+from sfpubsub.protocol.alarms import Alarms, Due
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -28,6 +30,8 @@ from sfpubsub.protocol.commands import (
     HalfClose,
     OpenStream,
     RenewSession,
+    ReportGap,
+    SendRequest,
 )
 from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.protocol.intake import Intake
@@ -35,10 +39,9 @@ from sfpubsub.protocol.ledger import Ledger
 from sfpubsub.protocol.outgoing import Outgoing
 from sfpubsub.protocol.resume import Resume
 from sfpubsub.protocol.retries import Retries, Verdict
+from sfpubsub.protocol.standing import Standing
 from sfpubsub.protocol.states import ALIVE, Signal, State, step
-from sfpubsub.types import Health, ReplayId, StartPosition
-
-Alarm = tuple[float, Callable[[float, float], list[Command]]]
+from sfpubsub.types import Gap, Health, ReplayId, StartPosition
 
 
 class SubscriptionProtocol:
@@ -71,24 +74,18 @@ class SubscriptionProtocol:
         self.state = State.NEW
         self._timings = timings or Timings()
         self._ledger = Ledger()
-        self._outgoing = Outgoing(name, self.managed, self._ledger, self._timings)
-        self._commits = self._outgoing.commits
+        self._outgoing = Outgoing()
         self._resume = None if start is None else Resume(name, start, fallback)
+        self._standing = Standing(name, self._ledger, self._timings) if start is None else None
         self._retries = Retries(name, self._timings, connection_timeout)
         self._intake = Intake(
-            name,
-            limits or Limits(),
-            self._ledger if tracked or self.managed else None,
-            self._resume,
-            self._commits if self.managed else None,
+            limits or Limits(), self._ledger if tracked or self.managed else None, self._resume
         )
+        self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._standing)
         self._stream = 0
         self._paused: str | None = None
-        self._last_message = 0.0
         self._responses = 0
-        self._reopen_at = 0.0
-        self._close_by = 0.0  # end of draining, then of closing
-        self._full_since: float | None = None  # max_unacked reached, and no ack since
+        self._gaps: list[Gap] = []
 
     # The application speaks.
 
@@ -104,14 +101,14 @@ class SubscriptionProtocol:
     def taken(self, count: int, size: int, now: float) -> list[Command]:
         """Count a delivered batch of *count* events and *size* bytes as read."""
         self._intake.taken(count, size)
-        if self._full_since is None and self._intake.too_many_unacked:
-            self._full_since = now
+        if self._alarms.full_since is None and self._intake.too_many_unacked:
+            self._alarms.full_since = now
         return self._go_on(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
         """Take the word that a run of events is done. Unknown and repeated ones change nothing."""
         if self._ledger.ack(first_seq, last_seq):
-            self._full_since = now if self._intake.too_many_unacked else None
+            self._alarms.full_since = now if self._intake.too_many_unacked else None
         if self.state is State.DRAINING:
             return self._drain_on(now)
         return self._go_on(now)
@@ -125,13 +122,13 @@ class SubscriptionProtocol:
         Raises:
             LocalProtocolError: There is nothing to commit, or nobody to commit it to.
         """
-        if not self.managed:
+        if self._standing is None:
             raise LocalProtocolError(
                 f"{self.name} is a plain subscription: the service keeps no position for it"
             )
         if self.state is State.CLOSED:
             raise LocalProtocolError(f"the subscription {self.name} is closed")
-        ticket, settled = self._outgoing.ask()
+        ticket, settled = self._standing.ask()
         return ticket, [*settled, *self._request(now, again=not settled)]
 
     def storable(self) -> ReplayId | None:
@@ -154,11 +151,11 @@ class SubscriptionProtocol:
         self._step(Signal.DRAIN)
         self._intake.discarded()
         if streaming:
-            self._close_by = now + self._timings.drain_timeout
+            self._alarms.close_by = now + self._timings.drain_timeout
             return [Discard(), *self._drain_on(now, again=True)]
         if had_stream:
             return [Discard(), *self._half_close(now)]
-        return [Discard(), *self._finished(self._outgoing.uncommitted())]
+        return [Discard(), *self._finished(self._uncommitted())]
 
     def abort(self) -> list[Command]:
         """End now. What is acked and not committed comes again."""
@@ -178,16 +175,18 @@ class SubscriptionProtocol:
         if self.state is State.OPENING:
             self._retries.recovered()
         self._step(Signal.RESPONSE)
-        self._last_message = now
+        self._alarms.heard_at = now
         self._responses += 1
-        out = self._outgoing.received(response, now)
+        self._outgoing.received(response, now)
+        out = self._answered(response)
         if self.state is State.DRAINING:
             return out + self._drain_on(now)
         if self.state is not State.STREAMING:
             return out
+        out += self._began(response)
         out += self._intake.take_in(response)
-        if self._commits.exhausted is not None:
-            return out + self._fail(self._commits.exhausted)
+        if self._standing is not None and self._standing.exhausted is not None:
+            return out + self._fail(self._standing.exhausted)
         if self._intake.overfull:
             self._paused = f"{self._intake.queued_bytes} bytes wait to be read"
             self._step(Signal.OVERFULL)
@@ -210,7 +209,7 @@ class SubscriptionProtocol:
             return []
         if self.state in {State.DRAINING, State.CLOSING}:
             self._step(Signal.ENDED)
-            return self._finished(self._outgoing.uncommitted())
+            return self._finished(self._uncommitted())
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
             return self._follow(self._retries.broken(error, now, jitter))
@@ -242,7 +241,7 @@ class SubscriptionProtocol:
 
     def deadline(self) -> float | None:
         """Return when `timer` has to be called, or None."""
-        return min((at for at, _ in self._alarms()), default=None)
+        return min((at for at, _ in self._alarms.due(self.state)), default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
         """Do one thing that is due; `deadline` tells whether there is another.
@@ -251,36 +250,10 @@ class SubscriptionProtocol:
             now: The time.
             jitter: A uniform random number in [0, 1).
         """
-        for at, act in self._alarms():
+        for at, due in self._alarms.due(self.state):
             if now >= at:
-                return act(now, jitter)
+                return _ACTIONS[due](self, now, jitter)
         return []
-
-    def _alarms(self) -> list[Alarm]:
-        times = self._timings
-        alarms: list[Alarm] = []
-        if self.state is State.WAITING:
-            # Not while opening: an idle topic's first response may take the keepalive interval.
-            if self._retries.give_up_at is not None:
-                alarms.append((self._retries.give_up_at, self._give_up))
-            alarms.append((self._reopen_at, self._reopen))
-        sending = self._outgoing
-        if self.state in {State.OPENING, State.STREAMING} and sending.window.outstanding:
-            # A message is due only so long after something was asked for.
-            silence = times.keepalive + times.keepalive_margin
-            since = max(self._last_message, sending.last_credit)
-            alarms.append((since + silence, self._stalled))
-        if self.state is State.STREAMING:
-            if sending.window.starving:
-                # A commit and its answer may not count for the service's 60 s.
-                alarms.append((sending.last_figure + times.reserve, self._send_reserve))
-            if sending.commit_at is not None:
-                alarms.append((sending.commit_at, self._commit_due))
-        if self.state in {State.STREAMING, State.PAUSED} and self._full_since is not None:
-            alarms.append((self._full_since + times.unacked_stall, self._never_acked))
-        if self.state in {State.DRAINING, State.CLOSING}:
-            alarms.append((self._close_by, self._close_due))
-        return alarms
 
     def _give_up(self, _now: float, _jitter: float) -> list[Command]:
         return self._fail(self._retries.given_up())
@@ -290,7 +263,7 @@ class SubscriptionProtocol:
         return [self._open(now)]
 
     def _stalled(self, now: float, jitter: float) -> list[Command]:
-        silence = now - self._last_message
+        silence = now - self._alarms.heard_at
         error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
         return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
 
@@ -298,9 +271,10 @@ class SubscriptionProtocol:
         return self._outgoing.reserve(now)
 
     def _commit_due(self, now: float, _jitter: float) -> list[Command]:
-        self._commits.check_timeout(now)
-        if self._commits.exhausted is not None:
-            return self._fail(self._commits.exhausted)
+        assert self._standing is not None  # noqa: S101  # commits are due only where there are any
+        self._standing.check_timeout(now)
+        if self._standing.exhausted is not None:
+            return self._fail(self._standing.exhausted)
         return self._request(now)
 
     def _never_acked(self, _now: float, _jitter: float) -> list[Command]:
@@ -317,7 +291,7 @@ class SubscriptionProtocol:
             return self._half_close(now)
         cancel = self._cancel()
         self._step(Signal.ENDED)
-        return [*cancel, *self._finished(self._outgoing.uncommitted())]
+        return [*cancel, *self._finished(self._uncommitted())]
 
     # Streams.
 
@@ -327,9 +301,11 @@ class SubscriptionProtocol:
     def _open(self, now: float) -> OpenStream:
         self._stream += 1
         self._paused = None
-        self._last_message = now
+        self._alarms.heard_at = now
         self._intake.new_stream()
         self._ledger.new_stream(self._stream)
+        if self._standing is not None:
+            self._standing.new_stream(self._stream, now)
         num_requested = self._outgoing.open(self._stream, now, held=self._intake.full)
         start = None if self._resume is None else self._resume.position
         return OpenStream(self._stream, num_requested, start)
@@ -338,16 +314,16 @@ class SubscriptionProtocol:
         if verdict.error is not None:
             return self._fail(verdict.error)
         self._step(verdict.signal)
-        self._reopen_at = verdict.reopen_at
+        self._alarms.reopen_at = verdict.reopen_at
         gap = None if self._resume is None else self._resume.dropped()
-        out: list[Command] = [] if gap is None else [self._intake.report(gap)]
+        out: list[Command] = [] if gap is None else [self._report(gap)]
         return [*out, RenewSession()] if self.state is State.RENEWING else out
 
     def _rejected(
         self, resume: Resume, error: SfPubSubError, now: float, jitter: float
     ) -> list[Command]:
         gap, go_on = resume.rejected(error.error_code, error.rpc_id)
-        report = self._intake.report(gap)
+        report = self._report(gap)
         if go_on:
             return [report, *self._follow(self._retries.moved(error, now, jitter))]
         rejected = ReplayIdRejectedError(
@@ -370,7 +346,12 @@ class SubscriptionProtocol:
     def _finished(self, error: SfPubSubError | None) -> list[Command]:
         self._retries.reason = None if error is None else str(error)
         closed = error or CommitError(f"the subscription {self.name} was closed before the answer")
-        return [*self._commits.settle_all(closed), Finish(error)]
+        settled = [] if self._standing is None else self._standing.settle_all(closed)
+        return [*settled, Finish(error)]
+
+    def _report(self, gap: Gap) -> ReportGap:
+        self._gaps.append(gap)
+        return ReportGap(gap)
 
     # Credit and commits.
 
@@ -383,24 +364,43 @@ class SubscriptionProtocol:
     def _request(self, now: float, *, again: bool = False) -> list[Command]:
         if self.state is not State.STREAMING:
             return []
-        return self._outgoing.request(now, held=self._intake.full, again=again)
+        commit = None if self._standing is None else self._standing.next_commit(now, again=again)
+        return self._outgoing.request(now, commit, held=self._intake.full)
+
+    def _answered(self, response: Response) -> list[Command]:
+        if self._standing is None or response.commit is None:
+            return []
+        return [*self._standing.answered(response.commit)]
+
+    def _began(self, response: Response) -> list[Command]:
+        if self._standing is None:
+            return []
+        settled, gap = self._standing.began(response)
+        return [*settled] if gap is None else [*settled, self._report(gap)]
 
     # The orderly end.
 
     def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
-        request = self._outgoing.last_commit(now, again=again)
-        if request is not None:
-            return request
+        if self._standing is not None:
+            commit = self._standing.next_commit(now, again=again)
+            if commit is not None:
+                return [SendRequest(self._stream, 0, commit)]
+            if self._standing.unanswered:
+                return []
         self._step(Signal.SETTLED)
         return self._half_close(now)
 
+    def _uncommitted(self) -> CommitError | None:
+        return None if self._standing is None else self._standing.uncommitted()
+
     def _half_close(self, now: float) -> list[Command]:
-        self._close_by = now + self._timings.close_timeout
+        self._alarms.close_by = now + self._timings.close_timeout
         return [HalfClose(self._stream)]
 
     def health(self) -> Health:
         """Return a snapshot."""
-        intake, receipt = self._intake, self._commits.receipt
+        intake = self._intake
+        receipt = None if self._standing is None else self._standing.receipt
         return Health(
             state=self.state.value,
             reason=self._paused or self._retries.reason,
@@ -413,8 +413,19 @@ class SubscriptionProtocol:
             reconnects=max(0, self._stream - 1),
             last_position=intake.last_position,
             committed=None if receipt is None else receipt.replay_id,
-            gaps=tuple(intake.gaps),
+            gaps=tuple(self._gaps),
             confirmed=intake.confirmed,
             caught_up=intake.caught_up,
             responses=self._responses,
         )
+
+
+_ACTIONS: dict[Due, Callable[[SubscriptionProtocol, float, float], list[Command]]] = {
+    Due.GIVE_UP: SubscriptionProtocol._give_up,
+    Due.REOPEN: SubscriptionProtocol._reopen,
+    Due.SILENT: SubscriptionProtocol._stalled,
+    Due.RESERVE: SubscriptionProtocol._send_reserve,
+    Due.COMMIT: SubscriptionProtocol._commit_due,
+    Due.NEVER_ACKED: SubscriptionProtocol._never_acked,
+    Due.CLOSE: SubscriptionProtocol._close_due,
+}

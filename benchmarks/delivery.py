@@ -1,0 +1,129 @@
+"""How many events the service delivers for each one handled, and how fast: one JSON line.
+
+    python benchmarks/delivery.py [--events 1000] [--bytes 1000000] [--handler 0.05] [--plain]
+
+The emulator, a process of its own on loopback without TLS, holds the events; one subscription with
+default limits takes them, and the handler sleeps after each. ``ratio`` is what the emulator sent
+for each event handled: everything above 1 was dropped with a stream and comes out of the org's
+delivery allocation. ``streams`` counts the calls.
+
+Target, with events of 1 MB and a handler of 50 ms: a ratio of at most 1.2, on one stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sfpubsub.auth.session import Session
+from sfpubsub.client.client import PubSubClient
+
+TOPIC = "/event/Order_Event__e"
+NAME = "My_Managed_Subscription"
+
+
+def serve(directory: str) -> None:
+    """Be the emulator's process: a line of input is answered with what was delivered so far."""
+    from sfpubsub.emulator.server import EmulatorServer
+
+    with EmulatorServer(data_dir=directory) as emulator:
+        row = {"Order_Number__c": "x" * arguments.bytes}
+        part = max(1, min(1_000, 3_000_000 // arguments.bytes))  # of one request to publish
+        for start in range(0, arguments.events, part):
+            emulator.publish(TOPIC, [row] * min(part, arguments.events - start))
+        record = emulator.managed.get(NAME)
+        tally = emulator.bus.tally
+        count = (
+            tally.of_topic(TOPIC) if arguments.plain else tally.of_managed(record.subscription_id)
+        )
+        ready = [emulator.grpc_target, emulator.access_token, emulator.instance_url]
+        print(json.dumps([*ready, emulator.tenant_id]), flush=True)
+        for _ in sys.stdin:
+            print(count.delivered, flush=True)
+
+
+@contextmanager
+def emulator_process(directory: str) -> Iterator[tuple[PubSubClient, subprocess.Popen[str]]]:
+    """Start it, and yield a client of it."""
+    command = [sys.executable, __file__, "--serve", directory, *sys.argv[1:]]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        target, *session = json.loads(process.stdout.readline())
+        try:
+            with PubSubClient(Session(*session), endpoint=target, insecure="1") as client:
+                yield client, process
+        finally:
+            process.stdin.close()
+
+
+def measure(client: PubSubClient, process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return the figures of one run."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    began, handled, largest = time.perf_counter(), 0, 0
+    subscription = (
+        client.subscribe(TOPIC, replay="earliest")
+        if arguments.plain
+        else client.subscribe_managed(NAME)
+    )
+    with subscription:
+        while handled < arguments.events:
+            batch = subscription.next_batch()
+            assert batch is not None
+            for _ in batch:
+                if arguments.handler:
+                    time.sleep(arguments.handler)
+                handled += 1
+            largest = max(largest, subscription.health().pending_bytes)
+        taken = time.perf_counter() - began
+        health = subscription.health()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    delivered = int(process.stdout.readline())
+    return {
+        "delivered": delivered,
+        "ratio": round(delivered / handled, 3),
+        "streams": health.reconnects + 1,
+        "largest_pending_mb": round(largest / 1e6, 1),
+        "events_per_s": round(handled / taken),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sfpubsub-delivery-") as place,
+        emulator_process(place) as (client, process),
+    ):
+        figures = measure(client, process)
+    about = {"benchmark": "delivery", "python": platform.python_version(), "cores": os.cpu_count()}
+    print(
+        json.dumps(
+            {**about, **{k: v for k, v in vars(arguments).items() if k != "serve"}, **figures}
+        )
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=1_000)
+    parser.add_argument("--bytes", type=int, default=1_000_000)
+    parser.add_argument("--handler", type=float, default=0.05)
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--serve", metavar="DIR", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve)
+    else:
+        main()

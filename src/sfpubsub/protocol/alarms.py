@@ -1,0 +1,78 @@
+"""When time has to speak: everything that a subscription waits for, and until when.
+
+`Alarms` says what is due when; what is done then is for the subscription to know. The first entry
+that is due is the one to do.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from sfpubsub.config import Timings
+from sfpubsub.protocol.outgoing import Outgoing
+from sfpubsub.protocol.retries import Retries
+from sfpubsub.protocol.standing import Standing
+from sfpubsub.protocol.states import State
+
+
+class Due(enum.Enum):
+    """What is to be done."""
+
+    GIVE_UP = "the connection did not come back in time"
+    REOPEN = "the delay before the next stream is over"
+    SILENT = "a stream that owes a message has brought none"
+    RESERVE = "a stream without credit needs some to stay open"
+    COMMIT = "a commit has to be sent, or was not answered"
+    NEVER_ACKED = "the application takes events and acks none"
+    CLOSE = "the orderly end has taken long enough"
+
+
+class Alarms:
+    """The times of one subscription. Not thread-safe; the driver serialises.
+
+    Args:
+        timings: Times of the service and the client.
+        outgoing: Knows when credit was sent.
+        retries: Knows how long failures may last.
+        standing: Knows when a commit is due; None for a plain subscription.
+    """
+
+    def __init__(
+        self, timings: Timings, outgoing: Outgoing, retries: Retries, standing: Standing | None
+    ) -> None:
+        self._timings = timings
+        self._outgoing = outgoing
+        self._retries = retries
+        self._standing = standing
+        self.heard_at = 0.0
+        """When the last message came, or the stream was opened."""
+        self.reopen_at = 0.0
+        """When a stream may be opened again."""
+        self.close_by = 0.0
+        """When draining has to end, then closing."""
+        self.full_since: float | None = None
+        """Since when too many events are unacked, without an ack."""
+
+    def due(self, state: State) -> list[tuple[float, Due]]:
+        """Return everything that is waited for in *state*, and when it is due."""
+        times, found = self._timings, list[tuple[float, Due]]()
+        if state is State.WAITING:
+            # Not while opening: an idle topic's first response may take the keepalive interval.
+            if self._retries.give_up_at is not None:
+                found.append((self._retries.give_up_at, Due.GIVE_UP))
+            found.append((self.reopen_at, Due.REOPEN))
+        if state in {State.OPENING, State.STREAMING} and self._outgoing.window.outstanding:
+            # A message is due only so long after something was asked for.
+            since = max(self.heard_at, self._outgoing.last_credit)
+            found.append((since + times.keepalive + times.keepalive_margin, Due.SILENT))
+        if state is State.STREAMING:
+            if self._outgoing.window.starving:
+                # A commit and its answer may not count for the service's 60 s.
+                found.append((self._outgoing.last_figure + times.reserve, Due.RESERVE))
+            if self._standing is not None and self._standing.commit_at is not None:
+                found.append((self._standing.commit_at, Due.COMMIT))
+        if state in {State.STREAMING, State.PAUSED} and self.full_since is not None:
+            found.append((self.full_since + times.unacked_stall, Due.NEVER_ACKED))
+        if state in {State.DRAINING, State.CLOSING}:
+            found.append((self.close_by, Due.CLOSE))
+        return found
