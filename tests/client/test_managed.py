@@ -170,22 +170,6 @@ def test_a_refused_commit_is_an_error_and_the_next_one_works(run_emulator, conne
     plan.assert_consumed()
 
 
-def test_three_refusals_in_a_row_end_the_subscription(run_emulator, connect):
-    """A position that cannot be kept is not silently given up."""
-    plan = FaultPlan([Fault("fail_commit", times=3)])
-    settings = Settings(events_per_response=1, commit_answer_delay_s=0.1)
-    emulator = run_emulator(faults=plan, settings=settings)
-    emulator.publish(TOPIC, orders(3))
-    subscription = connect(emulator).subscribe_managed(NAME, ack="manual")
-    for _ in range(3):
-        subscription.next_batch(PATIENCE).ack()
-        with pytest.raises(CommitError):
-            subscription.commit()
-    with pytest.raises(CommitError, match="3 commits failed in a row"):
-        subscription.next_batch(PATIENCE)
-    plan.assert_consumed()
-
-
 def test_commit_before_any_ack_is_the_callers_mistake(run_emulator, connect):
     """There is nothing to commit; the error says so at once."""
     emulator = run_emulator()

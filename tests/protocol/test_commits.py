@@ -48,7 +48,7 @@ def test_one_commit_at_a_time() -> None:
     assert commits.next_request(entry(2), 0.0) is None
     assert commits.next_request(entry(5), 0.0, again=True) is None
 
-    assert commits.answered(ok(request)) == 1
+    assert commits.answered(ok(request), 0.0) == 1
     assert commits.receipt == CommitReceipt(rid(1), 77)
     assert sent(commits, 5).request_id != request.request_id
 
@@ -58,41 +58,42 @@ def test_an_answer_without_request_id_is_known_by_its_position() -> None:
     commits = fresh()
     sent(commits, 1)
 
-    assert commits.answered(CommitAnswer("", rid(9), None, 0)) is None
-    assert commits.answered(CommitAnswer("", rid(1), None, 0)) == 1
+    assert commits.answered(CommitAnswer("", rid(9), None, 0), 0.0) is None
+    assert commits.answered(CommitAnswer("", rid(1), None, 0), 0.0) == 1
 
 
 def test_an_answer_to_nobody_confirms_nothing() -> None:
     """A made-up or foreign answer moves no position and fails nothing."""
     commits = fresh()
-    assert commits.answered(CommitAnswer("other", rid(9), None, 0)) is None
+    assert commits.answered(CommitAnswer("other", rid(9), None, 0), 0.0) is None
     sent(commits, 1)
-    assert commits.answered(CommitAnswer("other", rid(9), "refused", 0)) is None
+    assert commits.answered(CommitAnswer("other", rid(9), "refused", 0), 0.0) is None
 
     assert commits.unanswered is not None
     assert commits.receipt is None
-    assert commits.failures == 0
+    assert commits.last_error is None
 
 
-def test_a_refused_position_is_not_sent_again_by_itself() -> None:
-    """The next one is; a caller may ask for the same once more."""
+def test_after_a_refusal_a_growing_delay_runs() -> None:
+    """Then the newest position goes, be it the refused one; a caller need not wait."""
     commits = fresh()
-    assert commits.answered(refusal(sent(commits, 3))) is None
+    assert commits.answered(refusal(sent(commits, 3)), 0.0) is None
+    assert commits.next_request(entry(3), 0.9) is None
+    assert commits.next_request(entry(4), 0.9) is None
+    assert commits.deadline(entry(4)) == 1.0
 
-    assert commits.next_request(entry(3), 1.0) is None
+    commits.answered(refusal(sent(commits, 3, now=1.0)), 1.0)
+    assert commits.deadline(entry(3)) == 3.0
     assert commits.next_request(entry(3), 1.0, again=True) is not None
-    commits = fresh()
-    commits.answered(refusal(sent(commits, 3)))
-    assert commits.next_request(entry(4), 1.0) is not None
 
 
 def test_a_new_stream_may_send_a_refused_position() -> None:
     """It may have been refused because it was not sent on that stream."""
     commits = fresh()
-    commits.answered(refusal(sent(commits, 3)))
-    commits.new_stream(2, 5.0)
+    commits.answered(refusal(sent(commits, 3)), 0.0)
+    commits.new_stream(2, 0.5)
 
-    assert sent(commits, 3).request_id.startswith("2-")
+    assert sent(commits, 3, now=0.5).request_id.startswith("2-")
 
 
 def test_a_commit_without_answer_is_tried_again() -> None:
@@ -100,13 +101,12 @@ def test_a_commit_without_answer_is_tried_again() -> None:
     commits = fresh()
     sent(commits, 1, now=10.0)
     commits.check_timeout(39.9)
-    assert commits.failures == 0
+    assert commits.last_error is None
     assert commits.deadline(None) == 40.0
     commits.check_timeout(40.0)
 
-    assert commits.failures == 1
     assert commits.last_error == "no answer within 30 s"
-    assert commits.next_request(entry(1), 40.0) is not None
+    assert commits.next_request(entry(1), 41.0) is not None
 
 
 def test_a_late_answer_counts_when_it_is_good() -> None:
@@ -114,14 +114,13 @@ def test_a_late_answer_counts_when_it_is_good() -> None:
     commits = fresh()
     first = sent(commits, 1, now=0.0)
     commits.check_timeout(30.0)
-    second = sent(commits, 2, now=30.0)
-    commits.check_timeout(60.0)
-    assert commits.failures == 2
+    second = sent(commits, 2, now=31.0)
+    commits.check_timeout(61.0)
 
-    assert commits.answered(refusal(second)) is None
-    assert commits.failures == 2
-    assert commits.answered(ok(first)) == 1
-    assert commits.failures == 0
+    assert commits.answered(refusal(second), 62.0) is None
+    assert commits.last_error == "no answer within 30 s"
+    assert commits.answered(ok(first), 62.0) == 1
+    assert commits.last_error is None
     assert commits.receipt == CommitReceipt(rid(1), 77)
 
 
@@ -130,12 +129,12 @@ def test_a_later_confirmation_covers_what_was_not_answered() -> None:
     commits = fresh()
     sent(commits, 1, now=0.0)
     commits.check_timeout(30.0)
-    request = sent(commits, 2, now=30.0)
+    request = sent(commits, 2, now=31.0)
     commits.new_stream(2, 40.0)
     assert [maybe.order for maybe in commits.maybe] == [1, 2]
-    assert commits.answered(ok(request)) is None, "answers come only on their own stream"
+    assert commits.answered(ok(request), 0.0) is None, "answers come only on their own stream"
 
-    assert commits.answered(ok(sent(commits, 2, now=40.0))) == 2
+    assert commits.answered(ok(sent(commits, 2, now=40.0)), 40.0) == 2
     assert commits.maybe == []
 
 
@@ -149,49 +148,69 @@ def test_commits_of_unknown_outcome_do_not_pile_up() -> None:
     assert [maybe.order for maybe in commits.maybe] == [1]
 
 
-def test_three_failures_in_a_row_end_it() -> None:
-    """Of any kind; one success starts the count again."""
+def fail(commits: Commits, now: float, until: float) -> int:
+    """Refuse every commit that comes when it may, up to a time; return how many there were."""
+    count = 0
+    now = max(now, commits.deadline(entry(1)) or 0.0)
+    while now < until and commits.exhausted is None:
+        commits.answered(refusal(sent(commits, 1 + count, now)), now)
+        now = commits.deadline(entry(1)) or now
+        count += 1
+    return count
+
+
+def test_commits_that_fail_for_too_long_end_it() -> None:
+    """However many or few there were: a service may refuse for a while, and at once."""
     commits = fresh()
-    commits.answered(refusal(sent(commits, 1)))
-    sent(commits, 2)
-    commits.check_timeout(30.0)
+    assert 10 < fail(commits, 0.0, 899.0) < 30
     assert commits.exhausted is None
-    commits.answered(ok(sent(commits, 3, now=30.0)))
-    for order in (4, 5, 6):
-        assert commits.exhausted is None
-        commits.answered(refusal(sent(commits, order, now=30.0)))
+    assert fail(commits, 899.0, 2000.0) <= 2
 
     assert isinstance(commits.exhausted, CommitError)
+    assert commits.exhausted.retryable
     assert "not delivered" in str(commits.exhausted)
+
+
+def test_one_success_starts_the_time_again() -> None:
+    """It is the time without any."""
+    commits = fresh()
+    fail(commits, 0.0, 899.0)
+    commits.answered(ok(sent(commits, 50, now=1000.0)), 1000.0)
+    fail(commits, 1000.0, 1800.0)
+
+    assert commits.exhausted is None
+
+
+def test_time_without_a_stream_is_not_counted() -> None:
+    """An outage of half an hour between two refusals is no half hour of refusals."""
+    commits = fresh()
+    commits.answered(refusal(sent(commits, 1)), 0.0)
+    commits.new_stream(2, 1800.0)
+    commits.answered(refusal(sent(commits, 1, now=3600.0)), 3601.0)
+
+    assert commits.exhausted is None
+    fail(commits, 3602.0, 3600.0 + 1000.0)
+    assert commits.exhausted is not None
 
 
 def test_the_last_confirmed_position_is_repeated() -> None:
     """The service closes a managed stream that commits nothing for 1,800 s."""
     commits = fresh()
     assert commits.deadline(None) is None, "nothing to repeat"
-    commits.answered(ok(sent(commits, 1, now=5.0)))
+    commits.answered(ok(sent(commits, 1, now=5.0)), 0.0)
     assert commits.deadline(None) == 1205.0
     assert commits.next_request(None, 1204.9) is None
     again = commits.next_request(None, 1205.0)
 
     assert again is not None
     assert again.replay_id == rid(1)
-    assert commits.answered(ok(again)) == 0
-
-
-def test_a_refused_candidate_goes_again_with_the_interval() -> None:
-    """It is better than no commit at all."""
-    commits = fresh()
-    commits.answered(refusal(sent(commits, 1)))
-
-    assert commits.deadline(entry(1)) == 1200.0
-    assert commits.next_request(entry(1), 1200.0) is not None
+    assert commits.answered(ok(again), 0.0) == 0
 
 
 def test_a_receipt_is_repeated_only_where_the_service_stands_there() -> None:
     """On a stream that was moved back, the old position would pass over events."""
     commits = fresh()
-    commits.answered(ok(sent(commits, 1)))
+    commits.answered(ok(sent(commits, 1)), 0.0)
     commits.new_stream(2, 100.0)
     assert commits.deadline(None) is None
     assert commits.next_request(None, 1300.0) is None
@@ -204,14 +223,14 @@ def test_a_receipt_is_repeated_only_where_the_service_stands_there() -> None:
 def test_the_beginning_of_a_stream_can_confirm() -> None:
     """A commit that was carried out and never answered is learned from what comes next."""
     commits = fresh()
-    commits.answered(refusal(sent(commits, 1)))
-    sent(commits, 2)
+    commits.answered(refusal(sent(commits, 1)), 0.0)
+    sent(commits, 2, now=1.0)
     commits.new_stream(2, 9.0)
     commits.began_after(commits.maybe[0])
 
     assert commits.receipt == CommitReceipt(rid(2), None)
     assert commits.maybe == []
-    assert commits.failures == 0
+    assert commits.last_error is None
     assert commits.last_error is None
 
 
@@ -221,7 +240,7 @@ def test_tickets_are_settled_by_what_they_wait_for() -> None:
     commits.wait_for(1, 2)
     commits.wait_for(2, 5)
     request = sent(commits, 3)
-    order = commits.answered(ok(request))
+    order = commits.answered(ok(request), 0.0)
     assert order == 3
     receipt = CommitReceipt(rid(3), 77)
 
@@ -237,7 +256,7 @@ def test_a_refusal_is_the_answer_for_those_who_wait_for_it() -> None:
     commits = fresh()
     commits.wait_for(1, 3)
     commits.wait_for(2, 4)
-    commits.answered(refusal(sent(commits, 3)))
+    commits.answered(refusal(sent(commits, 3)), 0.0)
 
     (settled,) = commits.settle_refused()
     assert settled.ticket == 1
@@ -248,10 +267,10 @@ def test_a_refusal_is_the_answer_for_those_who_wait_for_it() -> None:
 def test_a_position_asked_for_again_is_not_refused_until_it_is() -> None:
     """A stray answer must not fail the caller whose second attempt is on its way."""
     commits = fresh()
-    commits.answered(refusal(sent(commits, 3)))
+    commits.answered(refusal(sent(commits, 3)), 0.0)
     commits.wait_for(1, 3)
     assert commits.next_request(entry(3), 1.0, again=True) is not None
-    assert commits.answered(CommitAnswer("stray", None, "refused", 0)) is None
+    assert commits.answered(CommitAnswer("stray", None, "refused", 0), 0.0) is None
 
     assert commits.settle_refused() == []
 
@@ -262,14 +281,14 @@ def test_any_error_is_a_refusal(error: str) -> None:
     commits = fresh()
     request = sent(commits, 1)
 
-    assert commits.answered(CommitAnswer(request.request_id, rid(1), error, 0)) is None
-    assert commits.failures == 1
+    assert commits.answered(CommitAnswer(request.request_id, rid(1), error, 0), 0.0) is None
+    assert commits.last_error is not None
 
 
 def test_an_ambiguous_beginning_repeats_nothing() -> None:
     """An unanswered commit of a keepalive may stand behind the receipt and begin the same way."""
     commits = fresh()
-    commits.answered(ok(sent(commits, 1)))
+    commits.answered(ok(sent(commits, 1)), 0.0)
     sent(commits, 2)
     commits.new_stream(2, 100.0)
     commits.began_after_receipt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfpubsub.errors import CommitError, LocalProtocolError
-from sfpubsub.protocol.commands import CancelStream, CommitRequest, Finish, SendRequest
+from sfpubsub.protocol.commands import CancelStream, Command, CommitRequest, Finish, SendRequest
 from sfpubsub.protocol.events import FailureKind
 from sfpubsub.protocol.states import State
 from sfpubsub.types import CommitReceipt, StartPosition
@@ -13,6 +13,7 @@ from tests.protocol.scripted import (
     Script,
     answer,
     commits,
+    commits_of,
     credit,
     events,
     failure,
@@ -163,7 +164,7 @@ def test_commit_of_a_plain_subscription_is_refused() -> None:
 
 
 def test_a_refused_commit_moves_nothing() -> None:
-    """Its caller is told; the next position is tried by itself."""
+    """Its caller is told; the newest position is tried by itself after a delay."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -172,7 +173,8 @@ def test_a_refused_commit_moves_nothing() -> None:
 
     assert isinstance(script.settled[ticket], CommitError)
     assert script.protocol.health().committed == rid(1)
-    assert positions(script.ack(3)) == [rid(3)]
+    assert positions(script.ack(3)) == []
+    assert positions(script.wait(1.0)) == [rid(3)]
 
 
 def test_commit_sends_a_refused_position_once_more() -> None:
@@ -190,22 +192,41 @@ def test_commit_sends_a_refused_position_once_more() -> None:
     assert script.settled[ticket] == CommitReceipt(rid(2), 1234)
 
 
-def test_three_refusals_end_the_subscription() -> None:
-    """With a position that cannot be kept, going on would only look healthy."""
-    script = streaming()
-    script.read(events(2, 3, 4))
-    for number in (2, 3):
-        (request,) = commits(script.ack(number))
-        script.respond(answer(request, "broken"))
-    (request,) = commits(script.ack(4))
-    ticket, _ = script.commit()
-    commands = script.respond(answer(request, "broken"))
+def refuse_until(script: Script, until: float, *, ack: bool) -> list:
+    """Refuse every commit, up to a time; return the last commands. Commits of acks, if asked."""
+    number, commands = int(script.now), list[Command]()
+    while script.finish is None and script.now < until:
+        if ack:
+            script.read(events(number))
+            commands = script.ack(number)
+            number += 1
+        out = commits_of(script.protocol).unanswered
+        if out is not None:
+            commands = script.respond(
+                answer(CommitRequest(out.request_id, out.replay_id), "broken")
+            )
+        if script.finish is None:
+            script.wait(1.0)
+    return commands
 
+
+@pytest.mark.parametrize("ack", [False, True], ids=["one-position", "newer-ones"])
+def test_refusals_end_the_subscription_only_after_their_time(ack: bool) -> None:
+    """A service that refuses for a quarter of an hour is not a broken one; then it is said."""
+    script = streaming()
+    script.read(events(2))
+    script.ack(2)
+    refuse_until(script, 1000.0 + 899.0, ack=ack)
+    assert script.finish is None
+    ticket, _ = script.commit()
+    commands = refuse_until(script, 3000.0, ack=ack)
+
+    assert script.now < 1000.0 + 1000.0
     assert isinstance(script.settled[ticket], CommitError)
     assert of(CancelStream, commands) == [CancelStream(1)]
     assert isinstance(commands[-1], Finish)
     assert isinstance(commands[-1].error, CommitError)
-    assert script.delivered == [2, 3, 4]
+    assert commands[-1].error.retryable
 
 
 def test_answers_that_never_come_end_the_subscription() -> None:
@@ -215,10 +236,12 @@ def test_answers_that_never_come_end_the_subscription() -> None:
     script.ack(2)
     ticket, _ = script.commit()
     assert positions(script.wait(31.0)) == [rid(2)]
-    assert positions(script.wait(30.0)) == [rid(2)]
-    script.wait(30.0)
+    for number in range(100):
+        script.wait(30.0)
+        if script.finish is None:
+            script.respond(keepalive(10 + number))
 
-    assert script.finish is not None
+    assert isinstance(script.finish, Finish)
     assert isinstance(script.finish.error, CommitError)
     assert isinstance(script.settled[ticket], CommitError)
 

@@ -12,7 +12,7 @@ from sfpubsub.errors import (
     TopicNotFoundError,
 )
 from sfpubsub.protocol.events import FailureKind
-from sfpubsub.protocol.retries import MAX_RENEWALS, Retries
+from sfpubsub.protocol.retries import Retries
 from sfpubsub.protocol.states import Signal
 from tests.protocol.scripted import NAME, failure
 
@@ -39,14 +39,15 @@ def test_a_response_refills_every_budget() -> None:
     """And forgets the reason."""
     judge = retries(connection_timeout=9.0)
     judge.broken(BROKEN, 0.0, 1.0)
-    for _ in range(MAX_RENEWALS):
-        judge.renewed()
-    judge.recovered()
+    judge.judge(failure(FailureKind.REAUTHENTICATE), 1.0, 0.5)
+    judge.renewed()
+    judge.responded()
 
     assert judge.reason is None
     assert judge.give_up_at is None
-    assert judge.judge(failure(FailureKind.REAUTHENTICATE), 0.0, 0.5).signal is Signal.EXPIRED
-    assert judge.broken(BROKEN, 0.0, 1.0).reopen_at == 1.0
+    late = judge.judge(failure(FailureKind.REAUTHENTICATE), 2 * TIMES.session_budget, 0.5)
+    assert late.signal is Signal.EXPIRED
+    assert judge.broken(BROKEN, 2 * TIMES.session_budget, 1.0).reopen_at == 1201.0
 
 
 @pytest.mark.parametrize("kind", [FailureKind.STOP, FailureKind.POSITION_REJECTED])
@@ -60,23 +61,61 @@ def test_what_no_retry_mends_is_fatal(kind: FailureKind) -> None:
     assert verdict.error is error
 
 
-def test_sessions_that_are_refused_three_times_are_given_up() -> None:
-    """Wrong org or missing scope: the fourth session is refused too."""
-    judge, error = retries(), SessionExpiredError("expired")
-    for _ in range(MAX_RENEWALS):
-        assert judge.judge(failure(FailureKind.REAUTHENTICATE, error), 0.0, 0.5).error is None
+def shut_out(judge: Retries, now: float, until: float) -> tuple[float, int]:
+    """Fetch sessions that are refused, up to a time; return when the last came, and how many."""
+    count = 0
+    expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
+    while now < until:
+        verdict = judge.judge(expired, now, 0.999)
+        if verdict.error is not None:
+            break
         judge.renewed()
+        count += 1
+        now = verdict.reopen_at + 0.01
+    return now, count
 
-    assert judge.judge(failure(FailureKind.REAUTHENTICATE, error), 0.0, 0.5).error is error
 
-
-def test_a_session_that_was_not_fetched_costs_no_budget() -> None:
-    """A login server that is down for a minute must not end a subscription."""
+def test_sessions_that_are_refused_for_too_long_are_given_up() -> None:
+    """Wrong org or missing scope: time enough for a change of permission, and then an error."""
     judge = retries()
-    for _ in range(10):
-        verdict = judge.judge(failure(FailureKind.REAUTHENTICATE), 0.0, 0.5)
+    now, count = shut_out(judge, 100.0, 100.0 + TIMES.session_budget)
+    assert now >= 100.0 + TIMES.session_budget
+    assert 5 < count < 20, "with more and more time between sign-ins"
 
+    refused = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired", rpc_id="rpc"))
+    error = judge.judge(refused, now, 0.5).error
+    assert isinstance(error, SessionExpiredError)
+    assert error.retryable
+    assert error.rpc_id == "rpc"
+    assert error.__cause__ is refused.error
+
+
+def test_an_expired_session_is_renewed_at_once() -> None:
+    """The usual end of a session costs no delay; only what is refused anew does."""
+    judge = retries()
+    assert judge.judge(failure(FailureKind.REAUTHENTICATE), 5.0, 0.5).reopen_at == 5.0
+    judge.renewed()
+
+    assert judge.judge(failure(FailureKind.REAUTHENTICATE), 6.0, 0.5).reopen_at == 6.5
+
+
+def test_a_login_that_is_down_costs_no_budget_of_sessions() -> None:
+    """A login server that is down for an hour must not end a subscription."""
+    judge = retries()
+    for minute in range(60):
+        verdict = judge.judge(failure(FailureKind.REAUTHENTICATE), 60.0 * minute, 0.5)
         assert verdict.signal is Signal.EXPIRED
+        judge.broken(BROKEN, 60.0 * minute + 1.0, 0.5)
+
+
+def test_a_login_that_is_down_is_an_outage() -> None:
+    """The connection timeout runs through it, though the service answers with a refusal."""
+    judge = retries(connection_timeout=30.0)
+    judge.broken(BROKEN, 100.0, 0.5)
+    judge.judge(failure(FailureKind.REAUTHENTICATE), 110.0, 0.5)
+    judge.broken(BROKEN, 111.0, 0.5)
+
+    assert judge.give_up_at == 131.0
 
 
 def test_the_connection_timeout_runs_from_the_first_failure() -> None:

@@ -29,6 +29,13 @@ class Timings:
     and two thirds leave room for one lost answer and a retry."""
     commit_timeout: float = 30.0
     """A commit unanswered for this long counts as failed; answers take about 1 s."""
+    commit_budget: float = 900.0
+    """How long commits may fail, the time without a stream apart, before the subscription ends:
+    half of the 1,800 s after which the service would end the stream, and time enough for an
+    outage of its store."""
+    session_budget: float = 600.0
+    """How long sessions may be refused although each sign-in worked: changes of permission take up
+    to 10 min to reach the service (Salesforce documentation, considerations)."""
     drain_timeout: float = 10.0
     """How long `drain` waits for the last commit's answer."""
     close_timeout: float = 5.0

@@ -5,8 +5,9 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 1. At most one commit is unanswered on a stream. While it is, the newest acked prefix waits.
 2. An answer may stand for several commits; with rule 1 it stands for the one that is out, or for
    one that was given up after `Timings.commit_timeout`.
-3. A refused position is not sent again: the next one is. A timeout may send the same one again.
-   Three failures in a row end the subscription.
+3. After a refusal or a timeout a delay runs, which grows with each; then the newest position goes,
+   be it the same one. Failing for `Timings.commit_budget` ends the subscription: not so many times,
+   for a service may refuse for a while and at once. Time without a stream does not count.
 4. A commit that was sent and never answered may have been carried out. It is remembered as *maybe*
    until the next stream shows where it begins, or a later commit is confirmed.
 5. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one,
@@ -20,13 +21,11 @@ from dataclasses import dataclass
 
 from sfpubsub.config import Timings
 from sfpubsub.errors import CommitError, SfPubSubError
+from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.commands import CommitRequest, SettleCommit
 from sfpubsub.protocol.events import CommitAnswer
 from sfpubsub.protocol.ledger import Entry
 from sfpubsub.types import CommitReceipt, ReplayId
-
-# Failures in a row that end the subscription: one may be a passing fault, two a coincidence.
-MAX_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,17 @@ class Commits:
         self._timings = timings
         self.receipt: CommitReceipt | None = None
         self._standing = False  # this stream has shown that the service stands at the receipt
-        self.failures = 0
         self.last_error: str | None = None
+        """Why the last commit failed; None after one that did not."""
+        self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
+        self._retry_at = 0.0
+        self._failed_for = 0.0  # seconds of streams since the first failure
+        self._counted_to: float | None = None  # where that ends; None: nothing sent on this stream
         self.unanswered: Sent | None = None
         self._late: dict[str, Sent] = {}  # given up on this stream; an answer may still come
         self.maybe: list[Sent] = []
-        self._refused = 0  # orders up to here are not sent again
+        self.refused = 0
+        """Orders up to here were refused, and not sent again since."""
         self._last_sent = 0.0
         self._stream = 0
         self._count = 0
@@ -70,7 +74,9 @@ class Commits:
         self._stream = stream
         self._standing = False
         self._last_sent = now
-        self._refused = 0
+        self._counted_to = None
+        self._retry_at = 0.0
+        self.refused = 0
 
     def next_request(
         self, candidate: Entry | None, now: float, *, again: bool = False
@@ -80,17 +86,15 @@ class Commits:
         Args:
             candidate: The newest position that may be committed.
             now: The time.
-            again: Send a refused position once more: there will be no later one.
+            again: Do not wait after a failure.
         """
-        if self.unanswered is not None:
+        if self.unanswered is not None or (now < self._retry_at and not again):
             return None
-        if candidate is not None and (again or candidate.order > self._refused):
+        if candidate is not None:
             return self._send(candidate.replay_id, candidate.order, now)
-        if now >= self._last_sent + self._timings.commit_interval:
-            if candidate is not None:
-                return self._send(candidate.replay_id, candidate.order, now)
-            if self.receipt is not None and self._standing:
-                return self._send(self.receipt.replay_id, 0, now)
+        due = now >= self._last_sent + self._timings.commit_interval
+        if due and self.receipt is not None and self._standing:
+            return self._send(self.receipt.replay_id, 0, now)
         return None
 
     def _send(self, replay_id: ReplayId, order: int, now: float) -> CommitRequest:
@@ -98,10 +102,12 @@ class Commits:
         request_id = f"{self._stream}-{self._count}"
         self.unanswered = Sent(request_id, replay_id, order, now)
         self._last_sent = now
-        self._refused = min(self._refused, order - 1)  # asked again, so not refused for now
+        if self._counted_to is None:
+            self._counted_to = now
+        self.refused = min(self.refused, order - 1)  # asked again, so not refused for now
         return CommitRequest(request_id, replay_id)
 
-    def answered(self, answer: CommitAnswer) -> int | None:
+    def answered(self, answer: CommitAnswer, now: float) -> int | None:
         """Take an answer.
 
         Returns:
@@ -119,19 +125,24 @@ class Commits:
             if sent is None or answer.error is not None:
                 return None
         if answer.error is not None:
-            self._refused = max(self._refused, sent.order)
-            self._failed(answer.error)
+            self.refused = max(self.refused, sent.order)
+            self._failed(answer.error, now)
             return None
         self._confirmed(sent, answer.process_time)
         return sent.order
 
-    def _failed(self, reason: str) -> None:
-        self.failures += 1
+    def _failed(self, reason: str, now: float) -> None:
+        if self.last_error is not None and self._counted_to is not None:
+            self._failed_for += now - self._counted_to
+        self._counted_to = now
         self.last_error = reason
+        # Without jitter: nobody else commits on this stream.
+        self._retry_at = now + self._backoff.next(1.0)
 
     def _confirmed(self, sent: Sent, process_time: int | None) -> None:
-        self.failures = 0
         self.last_error = None
+        self._failed_for = self._retry_at = 0.0
+        self._backoff.reset()
         self._standing = True
         self.receipt = CommitReceipt(sent.replay_id, process_time)
         self._late = {key: late for key, late in self._late.items() if late.order > sent.order}
@@ -155,24 +166,27 @@ class Commits:
         if sent is not None and now >= sent.at + self._timings.commit_timeout:
             self._late[sent.request_id] = sent
             self.unanswered = None
-            self._failed(f"no answer within {self._timings.commit_timeout:g} s")
+            self._failed(f"no answer within {self._timings.commit_timeout:g} s", now)
 
     @property
     def exhausted(self) -> CommitError | None:
-        """The error that ends the subscription, once there were too many failures in a row."""
-        if self.failures < MAX_FAILURES:
+        """The error that ends the subscription, once commits have failed for too long."""
+        if self.last_error is None or self._failed_for < self._timings.commit_budget:
             return None
         return CommitError(
-            f"{self.failures} commits failed in a row, the last one: {self.last_error}; acked "
-            f"events since the last confirmed commit will come again"
+            f"no commit was accepted for {self._failed_for:.0f} s, the last one: "
+            f"{self.last_error}; acked events since the last confirmed commit will come again",
+            retryable=True,
         )
 
     def deadline(self, candidate: Entry | None) -> float | None:
         """Return when `check_timeout` or `next_request` has something to do."""
         if self.unanswered is not None:
             return self.unanswered.at + self._timings.commit_timeout
-        if candidate is not None or (self.receipt is not None and self._standing):
-            return self._last_sent + self._timings.commit_interval
+        if candidate is not None:
+            return self._retry_at
+        if self.receipt is not None and self._standing:
+            return max(self._retry_at, self._last_sent + self._timings.commit_interval)
         return None
 
     # Callers of commit().
@@ -191,7 +205,7 @@ class Commits:
 
     def settle_refused(self) -> list[SettleCommit]:
         """Settle the tickets whose position was just refused."""
-        ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self._refused]
+        ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self.refused]
         error = CommitError(f"the commit was refused: {self.last_error}")
         for ticket in ready:
             del self._tickets[ticket]

@@ -1,22 +1,31 @@
 """What to do when a stream ends: try again when, or give up with which error.
 
-Every budget is refilled by the first response of a stream, never by its opening: a service that
-accepts calls and then fails them would otherwise be asked for ever.
+Every budget is a time, and is refilled by the first response of a stream, not by its opening: a
+service that accepts calls and then fails them would otherwise be asked for ever. A stream that has
+brought nothing, and was open for so long that a dead connection would have shown, counts as well.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from sfpubsub.config import Timings
-from sfpubsub.errors import SfPubSubError, StreamUnavailableError, SubscriptionBusyError
+from sfpubsub.errors import (
+    SessionExpiredError,
+    SfPubSubError,
+    StreamUnavailableError,
+    SubscriptionBusyError,
+)
 from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.states import Signal
 
-# Sessions fetched in a row without a response in between; a session that is refused three times
-# will be refused the fourth time too (wrong org, missing scope, IP-locked).
-MAX_RENEWALS = 3
+
+class _Trouble(enum.Enum):
+    DOWN = "the service or the way to it is down"
+    BUSY = "the managed subscription is held by another connection"
+    SHUT_OUT = "the service refuses sessions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,7 @@ class Verdict:
 
     signal: Signal
     reopen_at: float = 0.0
-    """When a stream may be opened again, with BROKEN, STALLED, BUSY and MOVED."""
+    """When a stream may be opened again; with EXPIRED, once there is a session."""
     error: SfPubSubError | None = None
     """What ends the subscription, with FATAL."""
 
@@ -36,7 +45,7 @@ class Retries:
     Args:
         name: Topic, or name or id of the managed subscription.
         timings: Times of the service and the client.
-        connection_timeout: How long transport failures may last, in seconds; None for ever.
+        connection_timeout: How long an outage may last, in seconds; None for ever.
     """
 
     def __init__(self, name: str, timings: Timings, connection_timeout: float | None) -> None:
@@ -45,23 +54,32 @@ class Retries:
         self._connection_timeout = connection_timeout
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._slot = Backoff(timings.slot_initial, timings.slot_max)
-        self._renewals = 0
-        self._broken_since: float | None = None
-        self._busy_since: float | None = None
+        # Each second from a failure to the next belongs to the trouble of the first one, so that
+        # an outage is no waiting for the slot, and the other way round.
+        self._last: tuple[_Trouble, float] | None = None
+        self._spent = dict.fromkeys(_Trouble, 0.0)
+        self._renewed = False  # a session was fetched since the last response
+        self._let_in = False  # a response came once
         self.reason: str | None = None
-        """The last failure, until a response comes."""
+        """The last failure, until a stream is known to be good."""
+
+    def responded(self) -> None:
+        """Refill every budget: a response came."""
+        self._let_in = True
+        self.recovered()
 
     def recovered(self) -> None:
-        """Refill every budget: a response came."""
+        """Refill every budget: the stream is good."""
         self._backoff.reset()
         self._slot.reset()
-        self._broken_since = self._busy_since = None
-        self._renewals = 0
+        self._last = None
+        self._spent = dict.fromkeys(_Trouble, 0.0)
+        self._renewed = False
         self.reason = None
 
     def renewed(self) -> None:
-        """Count a session that was fetched."""
-        self._renewals += 1
+        """Note that a session was fetched."""
+        self._renewed = True
 
     def broken(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
         """Judge a failure of the transport or a passing one of the service."""
@@ -88,17 +106,19 @@ class Retries:
             return self.broken(failure.error, now, jitter)
         if failure.kind is FailureKind.SLOT_HELD:
             return self._busy(failure.error, now, jitter)
-        if failure.kind is FailureKind.REAUTHENTICATE and self._renewals < MAX_RENEWALS:
-            self.reason = str(failure.error)
-            return Verdict(Signal.EXPIRED)
+        if failure.kind is FailureKind.REAUTHENTICATE:
+            return self._shut_out(failure.error, now, jitter)
         return Verdict(Signal.FATAL, error=failure.error)
 
     @property
     def give_up_at(self) -> float | None:
-        """When transport failures have lasted too long; None while they have not begun."""
-        if self._connection_timeout is None or self._broken_since is None:
+        """When an outage has lasted too long; None while there is none."""
+        if self._connection_timeout is None or self._last is None:
             return None
-        return self._broken_since + self._connection_timeout
+        trouble, since = self._last
+        if trouble is not _Trouble.DOWN:
+            return None
+        return since + self._connection_timeout - self._spent[trouble]
 
     def given_up(self) -> StreamUnavailableError:
         """Return the error for a connection that did not come back in time."""
@@ -107,20 +127,23 @@ class Retries:
             f"{self.reason}"
         )
 
-    def _later(self, signal: Signal, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        if self._broken_since is None:
-            self._broken_since = now
+    def _count(self, trouble: _Trouble, error: SfPubSubError, now: float) -> float:
+        """Return how long *trouble* has lasted."""
+        if self._last is not None:
+            before, at = self._last
+            self._spent[before] += now - at
+        self._last = (trouble, now)
         self.reason = str(error)
+        return self._spent[trouble]
+
+    def _later(self, signal: Signal, error: SfPubSubError, now: float, jitter: float) -> Verdict:
+        self._count(_Trouble.DOWN, error, now)
         return Verdict(signal, now + self._backoff.next(jitter))
 
     def _busy(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        if self._busy_since is None:
-            self._busy_since = now
-        elif self._broken_since is not None:
-            self._busy_since += now - self._broken_since  # an outage is no waiting for the slot
-        self._broken_since = None  # the service answers; only the slot is missing
-        self.reason = str(error)
-        if now - self._busy_since < self._timings.slot_timeout:
+        spent = self._count(_Trouble.BUSY, error, now)
+        self._spent[_Trouble.DOWN] = 0.0  # the service answers; only the slot is missing
+        if spent < self._timings.slot_timeout:
             return Verdict(Signal.BUSY, now + self._slot.next(jitter))
         busy = SubscriptionBusyError(
             f"{self._name} was held by another client for {self._timings.slot_timeout:.0f} s: stop "
@@ -130,3 +153,19 @@ class Retries:
         )
         busy.__cause__ = error
         return Verdict(Signal.FATAL, error=busy)
+
+    def _shut_out(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
+        if self._count(_Trouble.SHUT_OUT, error, now) < self._timings.session_budget:
+            # A session that expired is renewed at once. One that is refused although it was just
+            # fetched may not be known everywhere yet: the next one is given more and more time.
+            delay = self._backoff.next(jitter) if self._renewed else 0.0
+            return Verdict(Signal.EXPIRED, now + delay)
+        refused = SessionExpiredError(
+            f"every session for {self._name} was refused for {self._timings.session_budget:g} s, "
+            f"though signing in worked; the last refusal: {error}",
+            retryable=True,
+            error_code=error.error_code,
+            rpc_id=error.rpc_id,
+        )
+        refused.__cause__ = error
+        return Verdict(Signal.FATAL, error=refused)

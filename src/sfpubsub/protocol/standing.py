@@ -84,13 +84,24 @@ class Standing:
 
         Args:
             now: The time.
-            again: Send a refused position once more.
+            again: Do not wait after a failure: somebody asked for it.
         """
         return self._commits.next_request(self._ledger.candidate, now, again=again)
 
-    def answered(self, answer: CommitAnswer) -> list[SettleCommit]:
+    def last_commit(self, now: float, *, again: bool) -> CommitRequest | None:
+        """Return the next commit of a stream that is drained: each position once more.
+
+        Args:
+            now: The time.
+            again: Send a refused position, too.
+        """
+        newest = self._ledger.candidate
+        newer = newest is not None and newest.order > self._commits.refused
+        return self._commits.next_request(newest, now, again=again or newer)
+
+    def answered(self, answer: CommitAnswer, now: float) -> list[SettleCommit]:
         """Take an answer; return the callers of `commit` whose answer it is."""
-        order = self._commits.answered(answer)
+        order = self._commits.answered(answer, now)
         if order is None:
             return self._commits.settle_refused()
         self._ledger.confirm(order)

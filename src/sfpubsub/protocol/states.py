@@ -12,7 +12,8 @@ A subscription outlives its streams. It is made in NEW. One stream's life:
 - WAITING: no stream; a random delay runs before the next one. Reasons: the stream broke, was
   silent for too long (STALLED), the managed slot is held by another connection (BUSY), or the
   position was refused and another one was chosen (MOVED).
-- RENEWING: no stream; the session expired and a new one is being fetched.
+- RENEWING: no stream; the session expired and a new one is being fetched. One that comes while the
+  service still has to be given time is POSTPONED.
 - PAUSED: no stream; the application holds so much unread that the stream was given up. It opens
   again when there is ROOM.
 
@@ -61,6 +62,7 @@ class Signal(enum.Enum):
     OVERFULL = "overfull"
     ROOM = "room"
     RENEWED = "renewed"
+    POSTPONED = "postponed"
     DUE = "due"
     DRAIN = "drain"
     SETTLED = "settled"
@@ -96,6 +98,7 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
     },
     State.RENEWING: {
         Signal.RENEWED: State.OPENING,
+        Signal.POSTPONED: State.WAITING,
         Signal.BROKEN: State.WAITING,
         Signal.DRAIN: State.CLOSED,
         Signal.FATAL: State.CLOSED,

@@ -173,12 +173,12 @@ class SubscriptionProtocol:
         if stream != self._stream or self.state not in ALIVE:
             return []
         if self.state is State.OPENING:
-            self._retries.recovered()
+            self._retries.responded()
         self._step(Signal.RESPONSE)
         self._alarms.heard_at = now
         self._responses += 1
         self._outgoing.received(response, now)
-        out = self._answered(response)
+        out = self._answered(response, now)
         if self.state is State.DRAINING:
             return out + self._drain_on(now)
         if self.state is not State.STREAMING:
@@ -221,8 +221,11 @@ class SubscriptionProtocol:
         """Go on with a new session."""
         if self.state is not State.RENEWING:
             return []
-        self._step(Signal.RENEWED)
         self._retries.renewed()
+        if now < self._alarms.reopen_at:
+            self._step(Signal.POSTPONED)
+            return []
+        self._step(Signal.RENEWED)
         return [self._open(now)]
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
@@ -367,10 +370,10 @@ class SubscriptionProtocol:
         commit = None if self._standing is None else self._standing.next_commit(now, again=again)
         return self._outgoing.request(now, commit, held=self._intake.full)
 
-    def _answered(self, response: Response) -> list[Command]:
+    def _answered(self, response: Response, now: float) -> list[Command]:
         if self._standing is None or response.commit is None:
             return []
-        return [*self._standing.answered(response.commit)]
+        return [*self._standing.answered(response.commit, now)]
 
     def _began(self, response: Response) -> list[Command]:
         if self._standing is None:
@@ -382,7 +385,7 @@ class SubscriptionProtocol:
 
     def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
         if self._standing is not None:
-            commit = self._standing.next_commit(now, again=again)
+            commit = self._standing.last_commit(now, again=again)
             if commit is not None:
                 return [SendRequest(self._stream, 0, commit)]
             if self._standing.unanswered:
