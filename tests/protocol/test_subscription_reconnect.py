@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from sfpubsub.config import Timings
 from sfpubsub.errors import (
     LocalProtocolError,
     ReplayIdRejectedError,
     SessionExpiredError,
     StreamUnavailableError,
+    SubscriptionBusyError,
 )
 from sfpubsub.protocol.commands import Finish, OpenStream, RenewSession, ReportGap
 from sfpubsub.protocol.events import FailureKind
@@ -318,3 +320,54 @@ def test_an_answer_on_the_next_stream_is_not_believed() -> None:
     script.respond(answer("1-2", replay_id=rid(2)))
 
     assert script.protocol.health().committed == rid(1)
+
+
+def test_a_good_idle_stream_ends_an_outage() -> None:
+    """Reset, 70 s of an idle stream whose pings were answered, reset: that is no outage of 70 s."""
+    script = streaming(connection_timeout=60.0)
+    script.end(failure())
+    opened = of(OpenStream, script.wait(0.5))
+    assert opened
+    script.wait(70.0)
+    script.end(failure())
+    script.wait(59.0)
+
+    assert script.finish is None
+
+
+def test_a_stream_that_died_at_once_ends_no_outage() -> None:
+    """A network that swallows everything once connected shows only when a ping is not answered."""
+    script = streaming(connection_timeout=60.0)
+    script.end(failure())
+    script.wait(0.5)
+    script.wait(61.0)  # 20 to connect, and 41 until the ping
+    script.end(failure())
+    script.wait(0.0)
+
+    assert script.finish is not None
+
+
+def test_without_pings_only_a_response_ends_an_outage() -> None:
+    """Nothing else tells a good stream from a dead connection."""
+    script = streaming(connection_timeout=60.0, timings=Timings(ping_interval=0.0))
+    script.end(failure())
+    script.wait(100.0)
+    script.end(failure())
+    script.wait(0.0)
+
+    assert script.finish is not None
+
+
+def test_a_slot_that_was_obtained_is_no_reason_any_more() -> None:
+    """On an idle subscription no event tells of it, and a refusal would have come long since."""
+    script = streaming()
+    held = failure(FailureKind.SLOT_HELD, SubscriptionBusyError("another stream is active"))
+    script.end(held)
+    assert script.protocol.health().reason == "another stream is active"
+    script.wait(1.0)
+    reason = script.protocol.health().reason
+    assert reason == "opening again after: another stream is active"
+    script.wait(70.0)
+
+    assert script.protocol.state is State.OPENING
+    assert script.protocol.health().reason is None

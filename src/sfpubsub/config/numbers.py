@@ -45,6 +45,10 @@ class Timings:
     backoff_max: float = 60.0
     """Ceiling that the doubling stops at; long enough to spare a service that is down, short
     against 72 h of retention."""
+    steady: float = 30.0
+    """A stream that has brought nothing is known to be good after this long, and the time in which
+    an unanswered ping would have ended it: a refusal comes within some 11 s, an attempt to connect
+    fails within 20."""
     slot_initial: float = 0.5
     """First delay before a managed subscription that is held elsewhere is asked for again; after a
     clean close the slot is free within seconds."""

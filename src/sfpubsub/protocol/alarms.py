@@ -20,6 +20,7 @@ class Due(enum.Enum):
 
     GIVE_UP = "the connection did not come back in time"
     REOPEN = "the delay before the next stream is over"
+    STEADY = "a stream has been open for so long that it is good"
     SILENT = "a stream that owes a message has brought none"
     RESERVE = "a stream without credit needs some to stay open"
     COMMIT = "a commit has to be sent, or was not answered"
@@ -61,6 +62,9 @@ class Alarms:
             if self._retries.give_up_at is not None:
                 found.append((self._retries.give_up_at, Due.GIVE_UP))
             found.append((self.reopen_at, Due.REOPEN))
+        if state is State.OPENING and times.ping_interval and self._retries.reason is not None:
+            answered = times.ping_interval + times.ping_timeout  # or the pings had ended it
+            found.append((self.heard_at + times.steady + answered, Due.STEADY))
         if state in {State.OPENING, State.STREAMING} and self._outgoing.window.outstanding:
             # A message is due only so long after something was asked for.
             since = max(self.heard_at, self._outgoing.last_credit)

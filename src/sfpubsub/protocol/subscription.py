@@ -265,6 +265,10 @@ class SubscriptionProtocol:
         self._step(Signal.DUE)
         return [self._open(now)]
 
+    def _steady(self, _now: float, _jitter: float) -> list[Command]:
+        self._retries.recovered()
+        return []
+
     def _stalled(self, now: float, jitter: float) -> list[Command]:
         silence = now - self._alarms.heard_at
         error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
@@ -400,13 +404,19 @@ class SubscriptionProtocol:
         self._alarms.close_by = now + self._timings.close_timeout
         return [HalfClose(self._stream)]
 
+    def _reason(self) -> str | None:
+        failure = self._retries.reason
+        if failure is not None and self.state is State.OPENING:
+            return f"opening again after: {failure}"
+        return self._paused or failure
+
     def health(self) -> Health:
         """Return a snapshot."""
         intake = self._intake
         receipt = None if self._standing is None else self._standing.receipt
         return Health(
             state=self.state.value,
-            reason=self._paused or self._retries.reason,
+            reason=self._reason(),
             outstanding=self._outgoing.window.outstanding if self.state in ALIVE else 0,
             pending_count=intake.queued_count,
             pending_bytes=intake.queued_bytes,
@@ -426,6 +436,7 @@ class SubscriptionProtocol:
 _ACTIONS: dict[Due, Callable[[SubscriptionProtocol, float, float], list[Command]]] = {
     Due.GIVE_UP: SubscriptionProtocol._give_up,
     Due.REOPEN: SubscriptionProtocol._reopen,
+    Due.STEADY: SubscriptionProtocol._steady,
     Due.SILENT: SubscriptionProtocol._stalled,
     Due.RESERVE: SubscriptionProtocol._send_reserve,
     Due.COMMIT: SubscriptionProtocol._commit_due,
