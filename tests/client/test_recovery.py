@@ -9,9 +9,9 @@ import pytest
 from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.settings import Settings
-from sfpubsub.errors import CommitError
+from sfpubsub.errors import CommitError, StreamError
 
-from ..conftest import until
+from ..conftest import PATIENCE, until
 from .test_managed import NAME, TOPIC, collect, committed, orders
 
 # Retries within moments; the budgets are those of the test.
@@ -41,3 +41,27 @@ def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator
         list(subscription)
     assert caught.value.retryable
     assert time.monotonic() - began > 0.5
+
+
+@pytest.mark.parametrize("status", ["UNIMPLEMENTED", "PERMISSION_DENIED", "NOT_FOUND"])
+def test_what_a_proxy_says_ends_no_subscription_that_has_worked(run_emulator, connect, status):
+    """Without the service's error code it is something on the way, and passes."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(2))
+    subscription = connect(emulator).subscribe_managed(NAME)
+    assert collect(subscription, 2) == [0, 1]
+    plan.add(Fault("drop_stream", status=status))
+    plan.add(Fault("drop_call", rpc="ManagedSubscribe", status=status, times=3))
+    until(lambda: "taken for passing" in (subscription.health().reason or ""), "the reason")
+    emulator.publish(TOPIC, orders(1, first=2))
+    assert collect(subscription, 1) == [2]
+    plan.assert_consumed()
+    subscription.abort()
+
+
+def test_what_a_proxy_says_at_the_start_is_final(run_emulator, connect):
+    """Nothing has worked yet: the endpoint may be no Pub/Sub API at all."""
+    emulator = run_emulator(faults=FaultPlan([Fault("drop_call", status="UNIMPLEMENTED")]))
+    with pytest.raises(StreamError, match="check that the endpoint is a Pub/Sub API"):
+        connect(emulator).subscribe(TOPIC).next_batch(PATIENCE)

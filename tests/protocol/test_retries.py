@@ -6,6 +6,7 @@ import pytest
 
 from sfpubsub.config import Timings
 from sfpubsub.errors import (
+    PermissionDeniedError,
     SessionExpiredError,
     StreamUnavailableError,
     SubscriptionBusyError,
@@ -50,7 +51,9 @@ def test_a_response_refills_every_budget() -> None:
     assert judge.broken(BROKEN, 2 * TIMES.session_budget, 1.0).reopen_at == 1201.0
 
 
-@pytest.mark.parametrize("kind", [FailureKind.STOP, FailureKind.POSITION_REJECTED])
+@pytest.mark.parametrize(
+    "kind", [FailureKind.STOP, FailureKind.POSITION_REJECTED, FailureKind.TURNED_AWAY]
+)
 def test_what_no_retry_mends_is_fatal(kind: FailureKind) -> None:
     """The service's own error ends the subscription."""
     error = TopicNotFoundError("no such topic")
@@ -59,6 +62,18 @@ def test_what_no_retry_mends_is_fatal(kind: FailureKind) -> None:
 
     assert verdict.signal is Signal.FATAL
     assert verdict.error is error
+
+
+def test_what_turns_away_in_mid_life_is_on_the_way() -> None:
+    """A new proxy answers for a service that has let this subscription in before."""
+    judge = retries(connection_timeout=30.0)
+    judge.responded()
+    away = failure(FailureKind.TURNED_AWAY, PermissionDeniedError("forbidden"))
+    verdict = judge.judge(away, 100.0, 0.5)
+
+    assert verdict.signal is Signal.BROKEN
+    assert judge.give_up_at == 130.0
+    assert str(judge.reason).startswith("forbidden; taken for passing")
 
 
 def shut_out(judge: Retries, now: float, until: float) -> tuple[float, int]:

@@ -54,11 +54,12 @@ class Refusal(grpc.RpcError, grpc.Call):
         return False
 
 
-RETRY, RENEW, REJECTED, HELD, STOP = (
+RETRY, RENEW, REJECTED, HELD, AWAY, STOP = (
     FailureKind.RETRY,
     FailureKind.REAUTHENTICATE,
     FailureKind.POSITION_REJECTED,
     FailureKind.SLOT_HELD,
+    FailureKind.TURNED_AWAY,
     FailureKind.STOP,
 )
 
@@ -139,10 +140,11 @@ def test_every_status_without_a_code_has_a_rule(status):
     ("status", "kind"),
     [("UNAVAILABLE", RETRY), ("INTERNAL", RETRY), ("UNKNOWN", RETRY), ("CANCELLED", RETRY),
      ("DEADLINE_EXCEEDED", RETRY), ("UNAUTHENTICATED", RENEW), ("ALREADY_EXISTS", HELD),
-     ("NOT_FOUND", STOP), ("INVALID_ARGUMENT", STOP), ("PERMISSION_DENIED", STOP)],
+     ("NOT_FOUND", AWAY), ("PERMISSION_DENIED", AWAY), ("FAILED_PRECONDITION", AWAY),
+     ("UNIMPLEMENTED", AWAY), ("INVALID_ARGUMENT", STOP), ("OUT_OF_RANGE", STOP)],
 )  # fmt: skip
 def test_the_network_is_retried_and_a_refusal_is_not(status, kind):
-    """Infrastructure failures carry no code and are transient."""
+    """Infrastructure failures carry no code and are transient, unless nothing has worked yet."""
     assert classify("Orders", Refusal(grpc.StatusCode[status])).kind is kind
 
 
@@ -154,6 +156,7 @@ def test_an_unknown_code_is_judged_by_its_status():
     assert type(failure.error) is TopicNotFoundError
     assert failure.error.error_code == PREFIX + "new.thing"
     assert isinstance(failure.error, StreamError)
+    assert failure.kind is STOP, "the service's own word is final"
 
 
 @pytest.mark.parametrize(

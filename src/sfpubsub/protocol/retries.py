@@ -104,6 +104,11 @@ class Retries:
         """
         if failure.kind is FailureKind.RETRY:
             return self.broken(failure.error, now, jitter)
+        if failure.kind is FailureKind.TURNED_AWAY and self._let_in:
+            # Not the service's words, and it has answered before: something on the way.
+            verdict = self.broken(failure.error, now, jitter)
+            self.reason = f"{failure.error}; taken for passing, as the service answered before"
+            return verdict
         if failure.kind is FailureKind.SLOT_HELD:
             return self._busy(failure.error, now, jitter)
         if failure.kind is FailureKind.REAUTHENTICATE:

@@ -3,13 +3,14 @@
 The service names the cause in the ``error-code`` trailer, always
 ``sfdc.platform.eventbus.grpc.<suffix>``; the gRPC status is coarse and decides only where there is
 no such trailer, which means that not the service but something on the way failed (Salesforce
-documentation, handling errors). Both tables are data. Unknown suffixes are judged by the status.
+documentation, handling errors). Both tables are data. Unknown suffixes are judged by the status,
+but as the service's own words: what would turn away is then final.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import grpc
@@ -125,6 +126,11 @@ BY_CODE: dict[str, Rule] = {
     "managed.subscription.fetch.request.auth.request.restricted": _OURS,
 }
 
+
+def _turned_away(rule: Rule) -> Rule:
+    return replace(rule, kind=FailureKind.TURNED_AWAY)
+
+
 # By status, for failures without an error code.
 BY_STATUS: dict[grpc.StatusCode, Rule] = {
     grpc.StatusCode.CANCELLED: _RETRY,
@@ -132,15 +138,15 @@ BY_STATUS: dict[grpc.StatusCode, Rule] = {
     grpc.StatusCode.INVALID_ARGUMENT: Rule(FailureKind.STOP, StreamError),
     # A managed stream whose commit was late ends like this; it opens again at the committed place.
     grpc.StatusCode.DEADLINE_EXCEEDED: _RETRY,
-    grpc.StatusCode.NOT_FOUND: _NO_TOPIC,
+    grpc.StatusCode.NOT_FOUND: _turned_away(_NO_TOPIC),
     grpc.StatusCode.ALREADY_EXISTS: _HELD,
-    grpc.StatusCode.PERMISSION_DENIED: _DENIED,
+    grpc.StatusCode.PERMISSION_DENIED: _turned_away(_DENIED),
     grpc.StatusCode.RESOURCE_EXHAUSTED: _RETRY,
-    grpc.StatusCode.FAILED_PRECONDITION: Rule(FailureKind.STOP, StreamError),
+    grpc.StatusCode.FAILED_PRECONDITION: Rule(FailureKind.TURNED_AWAY, StreamError),
     grpc.StatusCode.ABORTED: _RETRY,
     grpc.StatusCode.OUT_OF_RANGE: Rule(FailureKind.STOP, StreamError),
     grpc.StatusCode.UNIMPLEMENTED: Rule(
-        FailureKind.STOP, StreamError, "check that the endpoint is a Pub/Sub API"
+        FailureKind.TURNED_AWAY, StreamError, "check that the endpoint is a Pub/Sub API"
     ),
     grpc.StatusCode.INTERNAL: _RETRY,
     grpc.StatusCode.UNAVAILABLE: _RETRY,
@@ -174,11 +180,12 @@ def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failu
     message += f", rpc id {rpc_id})" if rpc_id else ")"
     if rule.cure:
         message += f"; {rule.cure.replace('{what}', what)}"
-    if rule is _NO_TOPIC and "/data/" in what:
+    if rule.cure == _NO_TOPIC.cure and "/data/" in what:
         message += ", and that change data capture is on for the entity"
     failed = rule.error(message, error_code=code, rpc_id=rpc_id)
     failed.__cause__ = error
-    return Failure(rule.kind, failed)
+    final = code is not None and rule.kind is FailureKind.TURNED_AWAY
+    return Failure(FailureKind.STOP if final else rule.kind, failed)
 
 
 def _trailers(call: grpc.Call) -> dict[str, str]:
