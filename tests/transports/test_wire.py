@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.errors import RemoteProtocolError
+from sfpubsub.errors import LocalProtocolError, RemoteProtocolError
 from sfpubsub.protocol.commands import CommitRequest, OpenStream, SendRequest
 from sfpubsub.transports import wire
 from sfpubsub.transports.base import Target
@@ -27,6 +27,12 @@ def test_the_first_request_carries_the_start_position():
         (StartPosition.earliest(), pb.EARLIEST),
     ):
         assert wire.fetch_opening(TOPIC, OpenStream(1, 1, start)).replay_preset == preset
+
+
+def test_a_forgotten_start_is_not_latest():
+    """The wire's own default would skip events without a word."""
+    with pytest.raises(LocalProtocolError, match="without a start"):
+        wire.fetch_opening(TOPIC, OpenStream(1, 1, None))
 
 
 @pytest.mark.parametrize(

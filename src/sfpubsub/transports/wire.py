@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sfpubsub.errors import RemoteProtocolError
+from sfpubsub.errors import LocalProtocolError, RemoteProtocolError
 from sfpubsub.protocol.commands import OpenStream, SendRequest
 from sfpubsub.protocol.events import CommitAnswer, Response
 from sfpubsub.transports.base import Target
@@ -20,7 +20,6 @@ from sfpubsub.types import (
     ReplayId,
     ReplayPreset,
     SchemaInfo,
-    StartPosition,
     TopicInfo,
 )
 from sfpubsub_grpc import pubsub_api_pb2 as pb
@@ -37,8 +36,14 @@ _PRESETS = {
 
 
 def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
-    """Return the first request of a Subscribe stream."""
-    start = opening.start or StartPosition.latest()
+    """Return the first request of a Subscribe stream.
+
+    Raises:
+        LocalProtocolError: It has no start; the service would take that for LATEST, and skip events.
+    """
+    start = opening.start
+    if start is None:
+        raise LocalProtocolError(f"{target.name}: a Subscribe stream cannot open without a start")
     return pb.FetchRequest(
         topic_name=target.name,
         replay_preset=_PRESETS[start.preset],
