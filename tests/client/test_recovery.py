@@ -9,7 +9,7 @@ import pytest
 from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.settings import Settings
-from sfpubsub.errors import CommitError, StreamError
+from sfpubsub.errors import CommitError, StreamError, SubscriptionStoppedError
 
 from ..conftest import PATIENCE, until
 from .test_managed import NAME, TOPIC, collect, committed, orders
@@ -65,3 +65,17 @@ def test_what_a_proxy_says_at_the_start_is_final(run_emulator, connect):
     emulator = run_emulator(faults=FaultPlan([Fault("drop_call", status="UNIMPLEMENTED")]))
     with pytest.raises(StreamError, match="check that the endpoint is a Pub/Sub API"):
         connect(emulator).subscribe(TOPIC).next_batch(PATIENCE)
+
+
+def test_a_failed_managed_subscription_hands_out_nothing_more(run_emulator, connect):
+    """What waits cannot be committed, and comes again with the next run."""
+    emulator = run_emulator(settings=Settings(events_per_response=1))
+    emulator.publish(TOPIC, orders(40))
+    subscription = connect(emulator).subscribe_managed(NAME)
+    assert collect(subscription, 1) == [0]
+    until(lambda: subscription.pending_count >= 30, "a queue")
+    emulator.managed.set_state(NAME, "STOP")
+    until(lambda: subscription.health().state == "closed", "the end")
+    with pytest.raises(SubscriptionStoppedError):
+        subscription.next_batch(PATIENCE)
+    assert subscription.pending_count == 0

@@ -371,3 +371,14 @@ def test_a_slot_that_was_obtained_is_no_reason_any_more() -> None:
 
     assert script.protocol.state is State.OPENING
     assert script.protocol.health().reason is None
+
+
+@pytest.mark.parametrize("start", [None, EARLIEST], ids=["managed", "plain"])
+def test_what_waits_to_be_read_when_a_subscription_fails(start: StartPosition | None) -> None:
+    """Managed: it comes again, as none of it can be committed. Plain: it was received for good."""
+    script = streaming(start)
+    script.respond(events(2, 3))
+    script.end(failure(FailureKind.STOP))
+
+    assert len(script.inbox) == (start is not None)
+    assert script.protocol.health().pending_count == (0 if start is None else 2)

@@ -134,8 +134,8 @@ def test_a_callback_that_raises_takes_no_thread_with_it(harness, caplog):
 
 
 def test_what_was_received_is_handed_out_before_the_failure(harness):
-    """A failure does not swallow events that had arrived."""
-    h = harness()
+    """A failure does not swallow events that had arrived, where their position is ours to keep."""
+    h = harness(managed=False)
     h.call.respond(Response(events(0, 1), pending=99))
     h.call.end(Failure(FailureKind.STOP, StreamError("the end")))
     until(lambda: h.driver.over)

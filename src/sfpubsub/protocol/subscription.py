@@ -346,9 +346,13 @@ class SubscriptionProtocol:
         return [CancelStream(self._stream)] if self.state in ALIVE else []
 
     def _fail(self, error: SfPubSubError) -> list[Command]:
-        cancel = self._cancel()
+        out = self._cancel()
         self._step(Signal.FATAL)
-        return cancel + self._finished(error)
+        if self.managed:
+            # Nothing of it can be committed any more: it comes again, with all that follows.
+            self._intake.discarded()
+            out.append(Discard())
+        return out + self._finished(error)
 
     def _finished(self, error: SfPubSubError | None) -> list[Command]:
         self._retries.reason = None if error is None else str(error)

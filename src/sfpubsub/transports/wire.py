@@ -39,7 +39,7 @@ def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
     """Return the first request of a Subscribe stream.
 
     Raises:
-        LocalProtocolError: It has no start; the service would take that for LATEST, and skip events.
+        LocalProtocolError: It has no start: the service would take that for LATEST.
     """
     start = opening.start
     if start is None:
