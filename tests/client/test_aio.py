@@ -355,7 +355,7 @@ def test_a_consumer_that_does_not_poll_stops_the_stream():
         ):
             call = script.next_call()
             call.respond(ticks(*range(50), pending=50))
-            assert call.next_request().num_requested == 50
+            assert call.next_request().num_requested == 10
             call.respond(ticks(*range(50), pending=50))
             call.respond(ticks(*range(50), pending=0))
             await eventually(lambda: subscription.pending_count == 150)

@@ -79,3 +79,22 @@ def test_a_failed_managed_subscription_hands_out_nothing_more(run_emulator, conn
     with pytest.raises(SubscriptionStoppedError):
         subscription.next_batch(PATIENCE)
     assert subscription.pending_count == 0
+
+
+def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect):
+    """What does not fit is not asked for: dropped with its stream it would be delivered again."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, [{"Order_Number__c": f"{n:0200000}"} for n in range(60)])
+    most = 0
+    with connect(emulator).subscribe_managed(NAME, max_bytes=2_000_000) as subscription:
+        seen: list[int] = []
+        while len(seen) < 60:
+            until(lambda: subscription.pending_count, "an event")
+            most = max(most, subscription.health().pending_bytes)
+            seen += [int(event.value["Order_Number__c"][-6:]) for event in next(subscription)]
+        health = subscription.health()
+    assert seen == list(range(60))
+    assert health.reconnects == 0
+    assert most < 2 * 2_000_000
+    record = emulator.managed.get(NAME)
+    assert emulator.bus.tally.of_managed(record.subscription_id).delivered == 60

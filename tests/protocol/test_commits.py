@@ -207,6 +207,17 @@ def test_the_last_confirmed_position_is_repeated() -> None:
     assert commits.answered(ok(again), 0.0) == 0
 
 
+def test_a_repetition_that_fails_is_tried_again_soon() -> None:
+    """With the next interval it would be too late: the service closes the stream after 1,800 s."""
+    commits = fresh()
+    commits.answered(ok(sent(commits, 1)), 0.0)
+    assert commits.next_request(None, 1200.0) is not None
+    commits.check_timeout(1230.0)
+    assert commits.deadline(None) == 1231.0
+
+    assert commits.next_request(None, 1231.0) is not None
+
+
 def test_a_receipt_is_repeated_only_where_the_service_stands_there() -> None:
     """On a stream that was moved back, the old position would pass over events."""
     commits = fresh()

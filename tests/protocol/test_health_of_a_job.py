@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfpubsub.config import Limits
+from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.intake import Intake
 from sfpubsub.protocol.ledger import Ledger
@@ -15,7 +16,7 @@ def event(number: int) -> RawEvent:
 
 def test_only_a_keepalive_behind_everything_says_that_nothing_is_left():
     """Not one before further events, and none of an earlier stream."""
-    intake = Intake(Limits(), Ledger(), None)
+    intake = Intake(Appetite(Limits()), Ledger(), None)
     keepalive = Response(latest_replay_id=ReplayId(b"k"), pending=5)
     assert not intake.caught_up
     intake.take_in(keepalive)
@@ -30,7 +31,7 @@ def test_only_a_keepalive_behind_everything_says_that_nothing_is_left():
 def test_confirmed_events_are_counted_once_each_without_keepalives():
     """A position behind which nothing was acked counts nothing."""
     ledger = Ledger()
-    intake = Intake(Limits(), ledger, None)
+    intake = Intake(Appetite(Limits()), ledger, None)
     intake.take_in(Response(events=(event(1), event(2)), pending=5))
     intake.take_in(Response(latest_replay_id=ReplayId(b"k"), pending=5))
     intake.take_in(Response(events=(event(3),), pending=5))
@@ -42,4 +43,4 @@ def test_confirmed_events_are_counted_once_each_without_keepalives():
     ledger.confirm(4)
     ledger.confirm(4)
     assert intake.confirmed == 3
-    assert Intake(Limits(), None, None).confirmed == 0
+    assert Intake(Appetite(Limits()), None, None).confirmed == 0

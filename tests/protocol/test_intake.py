@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfpubsub.config import Limits
+from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.commands import Deliver, Wake
 from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.intake import Intake
@@ -17,7 +18,7 @@ class Managed:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.ledger = Ledger()
-        self.intake = Intake(limits or Limits(), self.ledger, None)
+        self.intake = Intake(Appetite(limits or Limits()), self.ledger, None)
         self.stream = 0
         self.new_stream()
 
@@ -29,7 +30,7 @@ class Managed:
 
 def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
     resume, ledger = Resume(NAME, StartPosition.latest(), None), Ledger()
-    return Intake(Limits(), ledger if tracked else None, resume), resume, ledger
+    return Intake(Appetite(Limits()), ledger if tracked else None, resume), resume, ledger
 
 
 def test_events_are_delivered_in_order_of_arrival() -> None:
@@ -101,41 +102,27 @@ def test_an_untracked_subscription_keeps_no_ledger() -> None:
     assert intake.unacked == 0
 
 
-def test_counts_bound_what_waits() -> None:
-    """Full at the count, room again when it was read."""
-    intake = Managed(Limits(max_pending_count=2)).intake
-    intake.take_in(events(1))
-    assert not intake.full
-    intake.take_in(events(2))
-    assert intake.full
-    intake.taken(1, 1)
-
-    assert not intake.full
-    assert intake.delivered == 1
-
-
-def test_bytes_bound_what_waits() -> None:
-    """Full at the bytes, too full for the stream itself at twice that."""
-    intake = Managed(Limits(max_bytes=10)).intake
-    intake.take_in(events(1, size=10))
-    assert intake.full
-    assert not intake.overfull
-    intake.take_in(events(2, size=10))
-    assert intake.overfull
-    intake.discarded()
-
-    assert not intake.full
-
-
-def test_unacked_events_bound_what_waits() -> None:
-    """Those in the queue do not count: the application cannot ack what it has not read."""
-    managed = Managed(Limits(max_unacked=2))
+def test_unacked_events_leave_less_room() -> None:
+    """No more is on its way than may be unacked, read or not; an ack makes room again."""
+    managed = Managed(Limits(max_unacked=3))
     managed.intake.take_in(events(1, 2))
-    assert managed.intake.unacked == 0
-    assert not managed.intake.full
+    assert managed.intake.unacked == 0, "not read yet"
+    assert managed.intake.room == 1
     managed.intake.taken(2, 2)
-    assert managed.intake.too_many_unacked
-    assert managed.intake.full
+    assert managed.intake.unacked == 2
+    assert managed.intake.delivered == 2
     managed.ledger.ack(1, 1)
 
-    assert not managed.intake.full
+    assert managed.intake.room == 2
+
+
+def test_redeliveries_do_not_wait_to_be_read() -> None:
+    """They take no room, and still tell how large an event is."""
+    managed = Managed(Limits(max_bytes=100, max_pending_count=4))
+    managed.intake.take_in(events(1, 2, size=10))
+    managed.new_stream()
+    managed.intake.take_in(events(1, 2, 3, size=20))
+
+    assert managed.intake.room == 1
+    managed.intake.discarded()
+    assert managed.intake.room == 4

@@ -17,6 +17,7 @@ from tests.protocol.scripted import (
     events,
     keepalive,
     of,
+    rid,
     settle,
     streaming,
 )
@@ -24,19 +25,42 @@ from tests.protocol.scripted import (
 EARLIEST = StartPosition.earliest()
 
 
-def test_the_first_request_asks_for_the_window_and_commits_nothing() -> None:
-    """The service refuses a commit in the first request."""
+def test_the_first_request_asks_for_some_and_commits_nothing() -> None:
+    """The size of events is not known yet; a commit in the first request is refused."""
     script = Script()
 
-    assert script.start() == [OpenStream(1, 100, None)]
+    assert script.start() == [OpenStream(1, 10, None)]
+    assert script.protocol.health().outstanding == 10
+
+
+def test_small_events_open_the_whole_window_at_once() -> None:
+    """From the first response on; the next stream begins with all of it."""
+    script = streaming(EARLIEST)
+    assert credit(script.respond(events(2, pending=9))) == 91
     assert script.protocol.health().outstanding == 100
+
+    assert script.reopen().num_requested == 100
+
+
+def test_large_events_are_asked_for_as_they_fit() -> None:
+    """What waits to be read and what is on its way stay within the bound."""
+    script = streaming(EARLIEST, limits=Limits(max_bytes=1000))
+    script.respond(events(2, size=50, pending=0))
+    assert script.protocol.health().outstanding == 19
+    script.respond(events(*range(3, 14), size=50, pending=8))
+    assert script.protocol.health().outstanding == 8, "600 bytes wait, and 400 are on their way"
+    for _ in range(2):
+        script.take()
+
+    assert script.protocol.health().outstanding == 20
 
 
 def test_credit_is_returned_on_receipt() -> None:
     """A slow handler does not hold back the stream while there is room."""
     script = streaming(EARLIEST)
+    script.respond(events(2, pending=9))
 
-    assert credit(script.respond(events(*range(2, 52), pending=50))) == 50
+    assert credit(script.respond(events(*range(3, 53), pending=50))) == 50
     assert script.protocol.health().outstanding == 100
 
 
@@ -105,27 +129,54 @@ def test_the_watchdog_rests_while_nothing_is_outstanding() -> None:
 
 
 def test_twice_the_bytes_close_the_stream_until_there_is_room() -> None:
-    """Memory is bounded by bytes; the stream goes on from its position."""
+    """Memory is bounded also when events suddenly grow; the stream goes on from its position."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
-    script.respond(events(2, size=10))
-    assert script.respond(events(3, size=10))[-1] == CancelStream(1)
+    script.read(events(2))
+    assert script.protocol.health().outstanding == 9
+    script.respond(events(3, size=10))
+    assert script.respond(events(4, size=10))[-1] == CancelStream(1)
     assert script.protocol.state is State.PAUSED
     assert "20 bytes" in str(script.protocol.health().reason)
     assert script.take() == [], "still full"
 
     (opened,) = of(OpenStream, script.take())
-    assert opened.start is not None
-    assert opened.num_requested == 100
+    assert opened.start == StartPosition.after(rid(4))
+    assert opened.num_requested == 1
 
 
-def test_a_paused_subscription_opens_again_when_the_last_acks_make_room() -> None:
-    """With everything read, only an ack can tell that there is room."""
-    script = streaming(limits=Limits(max_bytes=2, max_unacked=3))
-    script.respond(events(2, 3, 4, 5))
+def test_a_stream_that_owes_nothing_is_not_closed() -> None:
+    """All that was asked for has come: closing it would only bring it again."""
+    script = streaming(EARLIEST, limits=Limits(max_bytes=10))
+    script.respond(events(2, size=30, pending=0))
+
+    assert script.protocol.state is State.STREAMING
+    assert script.protocol.health().outstanding == 0
+
+
+def test_what_is_acked_is_committed_before_a_stream_is_closed() -> None:
+    """Or it would be delivered again, at the cost of the org's allocation."""
+    script = streaming(limits=Limits(max_bytes=10))
+    script.read(events(2))
+    (request,) = commits(script.ack(2))
+    script.read(events(3))
+    script.ack(3)
+    assert of(CancelStream, script.respond(events(4, 5, size=10))) == []
+    (request,) = commits(script.respond(answer(request)))
+    assert request.replay_id == rid(3)
+    commands = script.respond(answer(request))
+
+    assert of(CancelStream, commands) == [CancelStream(1)]
+    assert script.protocol.health().committed == rid(3)
+
+
+def test_a_paused_subscription_opens_again_for_its_acks() -> None:
+    """With everything read there is room for bytes; missing acks are no reason to stay away."""
+    script = streaming(limits=Limits(max_bytes=10, max_unacked=4))
+    script.read(events(2))
+    script.respond(events(3, 4, size=10))
     assert script.protocol.state is State.PAUSED
-    assert script.take() == []
 
-    assert of(OpenStream, script.ack(2, 3)) == [OpenStream(2, 100, None)]
+    assert of(OpenStream, script.take()) == [OpenStream(2, 1, None)]
 
 
 @pytest.mark.parametrize("limits", [Limits(max_unacked=3), Limits(max_unacked=3, max_bytes=2)])
@@ -144,20 +195,33 @@ def test_acks_that_never_come_are_an_error(limits: Limits) -> None:
     assert "4 events" in str(script.finish.error)
 
 
-def test_max_unacked_holds_credit_and_an_ack_returns_it() -> None:
-    """The number of events in the hands of workers is bounded."""
-    script = streaming(limits=Limits(max_unacked=10))
-    script.read(events(*range(2, 12), pending=90))
-    assert credit(script.respond(events(*range(12, 82), pending=20))) == 0
+def test_no_more_is_asked_for_than_may_be_unacked() -> None:
+    """Less than a response: the application gets so many, and acks make room for the next."""
+    script = streaming(limits=Limits(max_unacked=4))
+    assert script.protocol.health().outstanding == 4
+    script.read(events(2, 3, 4, 5, pending=0))
+    assert script.protocol.health().outstanding == 0
+    script.wait(49.0)
 
-    assert credit(script.ack(2)) == 80
-    assert script.protocol.health().unacked == 9
+    assert credit(script.ack(2, 3)) == 1 + 1
+
+
+def test_a_slow_handler_that_breaks_no_rule_is_no_stall() -> None:
+    """It has what it was given, and takes an hour over it; acks come when it asks for more."""
+    script = streaming(EARLIEST, limits=Limits(max_unacked=4))
+    script.read(events(2, 3, 4, 5, pending=0))
+    for number in range(60):
+        script.wait(60.0)
+        script.respond(keepalive(100 + number, pending=1))
+
+    assert script.finish is None
+    assert script.stream == 1
 
 
 def test_an_ack_starts_the_time_to_the_stall_again() -> None:
     """A slow worker is not a dead one."""
     script = streaming(limits=Limits(max_unacked=2))
-    script.read(events(2, 3, 4))
+    script.read(events(2, 3, 4, 5))
     script.wait(290.0)
     script.ack(2)
     settle(script)

@@ -101,7 +101,7 @@ def opening() -> Script:
 
 def streaming() -> Script:
     script = opening()
-    script.respond(keepalive(1))
+    script.read(events(1))
     return script
 
 
@@ -171,7 +171,7 @@ CAUSE: dict[Signal, Cause] = {
     Signal.EXPIRED: lambda script: script.end(failure(FailureKind.REAUTHENTICATE)),
     Signal.STALLED: lambda script: script.wait(300.0),
     Signal.OVERFULL: lambda script: script.respond(events(2, 3, size=10)),
-    Signal.ROOM: lambda script: (script.take(), script._did(script.protocol.taken(0, 10, 0.0))),
+    Signal.ROOM: lambda script: script.take(),
     Signal.RENEWED: lambda script: script._did(script.protocol.session_renewed(script.now)),
     Signal.POSTPONED: lambda script: script._did(script.protocol.session_renewed(script.now)),
     Signal.DUE: lambda script: script.wait(60.0),

@@ -153,13 +153,14 @@ def test_draining_before_the_start_is_the_end() -> None:
 def test_draining_without_a_stream_is_the_end() -> None:
     """While waiting, renewing or paused there is nobody to tell; what comes again is said."""
     waiting, renewing = streaming(), streaming()
-    paused = streaming(limits=Limits(max_bytes=1))
+    paused = streaming(limits=Limits(max_bytes=10))
     for script in (waiting, renewing):
         script.read(events(2))
         script.ack(2)
     waiting.end(failure())
     renewing.end(failure(FailureKind.REAUTHENTICATE))
-    paused.respond(events(2, 3))
+    paused.read(events(2))
+    paused.respond(events(3, 4, size=10))
     assert paused.protocol.state is State.PAUSED
     for script in (waiting, renewing, paused):
         script.drain()

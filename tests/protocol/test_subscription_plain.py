@@ -28,7 +28,7 @@ REFUSED = Failure(
 
 def test_it_starts_where_it_was_told() -> None:
     """The first request says where."""
-    assert Script(LATEST).start() == [OpenStream(1, 100, LATEST)]
+    assert Script(LATEST).start() == [OpenStream(1, 10, LATEST)]
 
 
 def test_it_resumes_after_what_was_received() -> None:
@@ -53,7 +53,7 @@ def test_a_drop_before_latest_was_anchored_is_reported_once() -> None:
     script.start()
 
     assert script.end(failure()) == [ReportGap(Gap("unanchored", NAME))]
-    assert of(OpenStream, script.wait(1.0)) == [OpenStream(2, 100, LATEST)]
+    assert of(OpenStream, script.wait(1.0)) == [OpenStream(2, 10, LATEST)]
     assert script.end(failure()) == []
 
 
@@ -80,7 +80,7 @@ def test_a_refused_position_goes_on_at_the_fallback() -> None:
     assert [gap.gap.reason for gap in of(ReportGap, script.end(REFUSED))] == ["rejected"]
     assert script.protocol.state is State.WAITING
 
-    assert script.wait(1.0) == [OpenStream(2, 100, EARLIEST)]
+    assert script.wait(1.0) == [OpenStream(2, 10, EARLIEST)]
     assert script.finish is None
 
 

@@ -49,7 +49,7 @@ def test_a_stream_that_ends_is_opened_again(why: object) -> None:
     assert script.protocol.state is State.WAITING
     assert script.protocol.health().reason
 
-    assert script.wait(0.5) == [OpenStream(2, 100, None)]
+    assert script.wait(0.5) == [OpenStream(2, 10, None)]
     script.end(why)
     assert script.wait(0.9) == []
     assert of(OpenStream, script.wait(0.2))
@@ -192,7 +192,7 @@ def test_an_expired_session_is_renewed() -> None:
     assert script.protocol.deadline() is None
 
     (opened,) = script._did(script.protocol.session_renewed(script.now))
-    assert opened == OpenStream(2, 100, StartPosition.after(rid(1)))
+    assert opened == OpenStream(2, 10, StartPosition.after(rid(1)))
 
 
 def test_sessions_that_are_refused_end_the_subscription_only_after_their_time() -> None:

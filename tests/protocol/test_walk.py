@@ -382,11 +382,14 @@ class Walk:
             self.ack()
             self.flush()
         assert self.frontier == len(self.service.log), "starved"
-        for _ in range(20):  # with nothing in flight, the last commit and its answer
+        for _ in range(60):  # the last commit and its answer, which may be lost, and tried again
             while self.service.answers:
                 self.service.answer()
                 self.flush()
-            self.flush()
+            self.pass_time()
+            self.renew = False
+            if self.protocol.state is State.RENEWING:
+                self.do(self.protocol.session_renewed(self.now))
         if self.managed:
             assert not self.service.log or self.service.committed >= self.service.log[-1]
         self.do(self.protocol.drain(self.now))

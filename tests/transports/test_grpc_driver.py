@@ -88,7 +88,7 @@ def test_responses_reach_the_application_in_order(harness):
     h = harness()
     for first in (0, 50):
         h.call.respond(Response(events(first, 50), pending=50 - first // 2))
-    assert h.call.next_request().num_requested == 50
+    assert h.call.next_request().num_requested == 100
     assert h.take() == [f"id{index}" for index in range(50)]
     assert h.take()[0] == "id50"
 
@@ -100,7 +100,7 @@ def test_a_full_queue_stops_the_credit_until_it_is_read(harness):
     with pytest.raises(queue.Empty):
         h.call.next_request(timeout=0.05)
     h.take()
-    assert h.call.next_request().num_requested == 100
+    assert h.call.next_request().num_requested == 60
 
 
 def test_waiting_returns_none_after_its_timeout(harness):
@@ -194,6 +194,7 @@ def test_a_commit_waits_for_its_answer(harness):
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
+    assert h.call.next_request().num_requested == 91
     h.driver.ack(1, 1)
     request = h.call.next_request()
     assert bytes(request.commit.replay_id) == b"\x000"
@@ -221,6 +222,7 @@ def test_a_drain_half_closes_and_waits_for_the_end(harness):
     until(lambda: h.driver.health().state == "streaming")
     waiter = threading.Thread(target=h.driver.drain)
     waiter.start()
+    assert h.call.next_request().num_requested == 91
     assert h.call.next_request() is None
     h.call.end()
     waiter.join(PATIENCE)

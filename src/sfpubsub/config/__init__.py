@@ -5,11 +5,20 @@
 Nothing here reads the environment before it is asked to; nothing imports grpc, requests or pyspark.
 """
 
-from sfpubsub.config.numbers import RETURN_CREDIT_AT, WINDOW, Limits, Timings
+from sfpubsub.config.numbers import (
+    FIRST_CREDIT,
+    LARGEST_EVENT,
+    RETURN_CREDIT_AT,
+    WINDOW,
+    Limits,
+    Timings,
+)
 from sfpubsub.config.settings import DEFAULT_ENDPOINT, Setting, Settings
 
 __all__ = [
     "DEFAULT_ENDPOINT",
+    "FIRST_CREDIT",
+    "LARGEST_EVENT",
     "RETURN_CREDIT_AT",
     "WINDOW",
     "Limits",

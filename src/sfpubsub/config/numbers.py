@@ -12,6 +12,13 @@ WINDOW = 100
 # one for 25 and never leaves the window empty on a fast link; measured best of 1, 10, 25, 50, 100.
 RETURN_CREDIT_AT = 50
 
+# Events asked for before the size of any is known: ten of the largest fit several times into the
+# default of `Limits.max_bytes`, and it takes one more round trip to reach the whole window.
+FIRST_CREDIT = 10
+
+# Bytes of the largest event that the service takes (Salesforce documentation, allocations).
+LARGEST_EVENT = 1024 * 1024
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -57,8 +64,8 @@ class Timings:
     slot_timeout: float = 1260.0
     """How long to wait for the slot; after a half-open loss it was seen held for 19 minutes."""
     unacked_stall: float = 300.0
-    """With ``max_unacked`` reached and no ack for this long, the subscription fails instead of
-    standing still in silence."""
+    """With ``max_unacked`` exceeded (by the events that keep the stream open) and no ack for this
+    long, the subscription fails instead of standing still in silence."""
     ping_interval: float = 30.0
     """Between HTTP/2 pings, with which a dead connection is noticed; 0 for none. Others run these
     two values against the service without being told to go away."""
@@ -72,11 +79,12 @@ class Limits:
 
     max_pending_count: int = 1000
     """Events received and not yet handed out; ten windows, so that a pause of the handler does not
-    stop the stream. Overshoot: at most what is outstanding."""
+    stop the stream. Overshoot: the event that keeps a full stream open."""
     max_bytes: int = 32 * 1024 * 1024
-    """Payload bytes of those. At twice this the stream is closed until there is room."""
+    """Payload bytes of those: so many events are asked for as fit at the size that was seen. Should
+    they be larger by far, the stream is closed at twice this, until there is room."""
     max_unacked: int = 100_000
-    """Events delivered and not yet acked."""
+    """Events received and not yet acked: no more are asked for than that allows."""
 
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):

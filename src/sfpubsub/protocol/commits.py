@@ -92,8 +92,7 @@ class Commits:
             return None
         if candidate is not None:
             return self._send(candidate.replay_id, candidate.order, now)
-        due = now >= self._last_sent + self._timings.commit_interval
-        if due and self.receipt is not None and self._standing:
+        if self.receipt is not None and self._standing and now >= self._repeat_at:
             return self._send(self.receipt.replay_id, 0, now)
         return None
 
@@ -186,8 +185,14 @@ class Commits:
         if candidate is not None:
             return self._retry_at
         if self.receipt is not None and self._standing:
-            return max(self._retry_at, self._last_sent + self._timings.commit_interval)
+            return self._repeat_at
         return None
+
+    @property
+    def _repeat_at(self) -> float:
+        # After a failure sooner than the next interval, when the service has closed the stream.
+        interval = self._last_sent + self._timings.commit_interval
+        return interval if self.last_error is None else self._retry_at
 
     # Callers of commit().
 

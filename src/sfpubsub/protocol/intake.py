@@ -1,11 +1,11 @@
 """What comes in: events into the application's queue, positions into the ledger.
 
-Counts what waits to be read, and drops redeliveries.
+Numbers events in order of arrival, and drops redeliveries.
 """
 
 from __future__ import annotations
 
-from sfpubsub.config import Limits
+from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.commands import Command, Deliver, Wake
 from sfpubsub.protocol.events import Response
 from sfpubsub.protocol.ledger import Ledger
@@ -17,18 +17,16 @@ class Intake:
     """The receiving side of one subscription. Not thread-safe; the driver serialises.
 
     Args:
-        limits: Bounds of memory.
+        appetite: Learns what comes and what waits to be read.
         ledger: Takes the positions; None when nothing is tracked.
         resume: Moves with a plain subscription; None for a managed one.
     """
 
-    def __init__(self, limits: Limits, ledger: Ledger | None, resume: Resume | None) -> None:
-        self._limits = limits
+    def __init__(self, appetite: Appetite, ledger: Ledger | None, resume: Resume | None) -> None:
+        self._appetite = appetite
         self._ledger = ledger
         self._resume = resume
         self._next_seq = 1
-        self.queued_count = 0
-        self.queued_bytes = 0
         self.delivered = 0
         self.redelivered = 0
         self.last_position: ReplayId | None = None
@@ -41,13 +39,12 @@ class Intake:
 
     def taken(self, count: int, size: int) -> None:
         """Count a batch as read by the application."""
-        self.queued_count -= count
-        self.queued_bytes -= size
+        self._appetite.taken(count, size)
         self.delivered += count
 
     def discarded(self) -> None:
         """Count everything unread as gone."""
-        self.queued_count = self.queued_bytes = 0
+        self._appetite.discarded()
 
     @property
     def confirmed(self) -> int:
@@ -57,26 +54,12 @@ class Intake:
     @property
     def unacked(self) -> int:
         """Events read by the application and not acked."""
-        return 0 if self._ledger is None else self._ledger.unacked - self.queued_count
+        return 0 if self._ledger is None else self._ledger.unacked - self._appetite.waiting_count
 
     @property
-    def too_many_unacked(self) -> bool:
-        """Whether `Limits.max_unacked` is reached."""
-        return self.unacked >= self._limits.max_unacked
-
-    @property
-    def full(self) -> bool:
-        """Whether no more events should be asked for."""
-        return (
-            self.queued_count >= self._limits.max_pending_count
-            or self.queued_bytes >= self._limits.max_bytes
-            or self.too_many_unacked
-        )
-
-    @property
-    def overfull(self) -> bool:
-        """Whether even the stream is too much: what was outstanding has come in as well."""
-        return self.queued_bytes >= 2 * self._limits.max_bytes
+    def room(self) -> int:
+        """How many events may be on their way now."""
+        return self._appetite.room(0 if self._ledger is None else self._ledger.unacked)
 
     def take_in(self, response: Response) -> list[Command]:
         """Deliver the new events of *response* and note every position."""
@@ -92,12 +75,18 @@ class Intake:
             self._ledger.add_keepalive(keepalive)
             if self._resume is not None:
                 out.append(Wake())
-        new = response.events
+        if not response.events:
+            return out
+        new, size = response.events, _size(response.events)
+        self._appetite.seen(new, size)
         if self._ledger is not None:
             new = self._note(new, self._ledger)
-            self.redelivered += len(response.events) - len(new)
+            again = len(response.events) - len(new)
+            if again:
+                self.redelivered += again
+                size = _size(new)
         if new:
-            out.append(self._deliver(new, response.rpc_id))
+            out.append(self._deliver(new, size, response.rpc_id))
         return out
 
     def _note(self, events: tuple[RawEvent, ...], ledger: Ledger) -> tuple[RawEvent, ...]:
@@ -109,10 +98,12 @@ class Intake:
                 new.append(event)
         return tuple(new)
 
-    def _deliver(self, events: tuple[RawEvent, ...], rpc_id: str) -> Deliver:
+    def _deliver(self, events: tuple[RawEvent, ...], size: int, rpc_id: str) -> Deliver:
         first_seq = self._next_seq
         self._next_seq += len(events)
-        size = sum([len(event.payload) for event in events])
-        self.queued_count += len(events)
-        self.queued_bytes += size
+        self._appetite.delivered(len(events), size)
         return Deliver(events, first_seq, rpc_id, size)
+
+
+def _size(events: tuple[RawEvent, ...]) -> int:
+    return sum([len(event.payload) for event in events])

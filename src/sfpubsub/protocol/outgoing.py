@@ -22,11 +22,11 @@ class Outgoing:
         self.last_figure = 0.0
         """When the last message came that was more than a commit's answer."""
 
-    def open(self, stream: int, now: float, *, held: bool) -> int:
+    def open(self, stream: int, now: float, room: int) -> int:
         """Begin a new stream; return what its first request asks for."""
         self._stream = stream
         self.last_credit = self.last_figure = now
-        return self.window.open(held=held)
+        return self.window.open(room)
 
     def received(self, response: Response, now: float) -> None:
         """Count what *response* brings."""
@@ -35,15 +35,15 @@ class Outgoing:
             self.last_figure = now
         self.window.received(len(response.events), None if answer else response.pending)
 
-    def request(self, now: float, commit: CommitRequest | None, *, held: bool) -> list[Command]:
+    def request(self, now: float, commit: CommitRequest | None, room: int) -> list[Command]:
         """Send what may be sent: credit and *commit*.
 
         Args:
             now: The time.
             commit: The commit that is due, if any.
-            held: Whether the application has no room for more events.
+            room: How many events may be on their way.
         """
-        credit = self.window.grant(held=held)
+        credit = self.window.grant(room)
         if credit:
             self.last_credit = now
         return [SendRequest(self._stream, credit, commit)] if credit or commit else []

@@ -22,6 +22,7 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.protocol.alarms import Alarms, Due
+from sfpubsub.protocol.appetite import Appetite
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -78,9 +79,10 @@ class SubscriptionProtocol:
         self._resume = None if start is None else Resume(name, start, fallback)
         self._standing = Standing(name, self._ledger, self._timings) if start is None else None
         self._retries = Retries(name, self._timings, connection_timeout)
-        self._intake = Intake(
-            limits or Limits(), self._ledger if tracked or self.managed else None, self._resume
-        )
+        self._limits = limits or Limits()
+        self._appetite = Appetite(self._limits)
+        ledger = self._ledger if tracked or self.managed else None
+        self._intake = Intake(self._appetite, ledger, self._resume)
         self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._standing)
         self._stream = 0
         self._paused: str | None = None
@@ -101,14 +103,14 @@ class SubscriptionProtocol:
     def taken(self, count: int, size: int, now: float) -> list[Command]:
         """Count a delivered batch of *count* events and *size* bytes as read."""
         self._intake.taken(count, size)
-        if self._alarms.full_since is None and self._intake.too_many_unacked:
+        if self._alarms.full_since is None and self._too_many_unacked:
             self._alarms.full_since = now
         return self._go_on(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
         """Take the word that a run of events is done. Unknown and repeated ones change nothing."""
         if self._ledger.ack(first_seq, last_seq):
-            self._alarms.full_since = now if self._intake.too_many_unacked else None
+            self._alarms.full_since = now if self._too_many_unacked else None
         if self.state is State.DRAINING:
             return self._drain_on(now)
         return self._go_on(now)
@@ -187,12 +189,9 @@ class SubscriptionProtocol:
         out += self._intake.take_in(response)
         if self._standing is not None and self._standing.exhausted is not None:
             return out + self._fail(self._standing.exhausted)
-        if self._intake.overfull:
-            self._paused = f"{self._intake.queued_bytes} bytes wait to be read"
-            self._step(Signal.OVERFULL)
-            return [*out, CancelStream(self._stream)]
         # First, so that the service works on it while the application works on the events.
-        return self._request(now) + out
+        out = self._request(now) + out
+        return out + self._leave_when_overfull()
 
     def ended(
         self, stream: int, failure: Failure | None, now: float, jitter: float
@@ -313,7 +312,7 @@ class SubscriptionProtocol:
         self._ledger.new_stream(self._stream)
         if self._standing is not None:
             self._standing.new_stream(self._stream, now)
-        num_requested = self._outgoing.open(self._stream, now, held=self._intake.full)
+        num_requested = self._outgoing.open(self._stream, now, self._intake.room)
         start = None if self._resume is None else self._resume.position
         return OpenStream(self._stream, num_requested, start)
 
@@ -366,8 +365,23 @@ class SubscriptionProtocol:
 
     # Credit and commits.
 
+    @property
+    def _too_many_unacked(self) -> bool:
+        # More than was asked for: the application goes on taking events and acks none.
+        return self._intake.unacked > self._limits.max_unacked
+
+    def _leave_when_overfull(self) -> list[Command]:
+        standing = self._standing
+        if not self._appetite.overfull or not self._outgoing.window.outstanding:
+            return []
+        if standing is not None and standing.unanswered:
+            return []  # what is acked would come again
+        self._paused = f"{self._appetite.waiting_bytes} bytes wait to be read"
+        self._step(Signal.OVERFULL)
+        return [CancelStream(self._stream)]
+
     def _go_on(self, now: float) -> list[Command]:
-        if self.state is State.PAUSED and not self._intake.full:
+        if self.state is State.PAUSED and not self._appetite.full:
             self._step(Signal.ROOM)
             return [self._open(now)]
         return self._request(now)
@@ -376,7 +390,7 @@ class SubscriptionProtocol:
         if self.state is not State.STREAMING:
             return []
         commit = None if self._standing is None else self._standing.next_commit(now, again=again)
-        return self._outgoing.request(now, commit, held=self._intake.full)
+        return self._outgoing.request(now, commit, self._intake.room)
 
     def _answered(self, response: Response, now: float) -> list[Command]:
         if self._standing is None or response.commit is None:
@@ -422,8 +436,8 @@ class SubscriptionProtocol:
             state=self.state.value,
             reason=self._reason(),
             outstanding=self._outgoing.window.outstanding if self.state in ALIVE else 0,
-            pending_count=intake.queued_count,
-            pending_bytes=intake.queued_bytes,
+            pending_count=self._appetite.waiting_count,
+            pending_bytes=self._appetite.waiting_bytes,
             unacked=intake.unacked,
             delivered=intake.delivered,
             redelivered=intake.redelivered,

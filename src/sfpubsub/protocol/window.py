@@ -1,15 +1,16 @@
 """Credit: how many more events to ask for.
 
 A `Window` never sends; it answers how much to request now, or 0. The service adds every request to
-what is outstanding and clamps the sum at 100 (Salesforce documentation, flow control).
+what is outstanding and clamps the sum at 100 (Salesforce documentation, flow control). What it may
+ask for is told it as *room*: how many events may be on their way, by number, bytes and acks.
 
-1. *Opening*: ask for the whole window, or for 1 when the application has no room, since a
-   subscription's first request must ask for something.
-2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, so that a busy
-   stream costs one request for every 50 events. With nothing outstanding all of it is owed, so a
-   stream never stands still.
-3. *Held* (the application has no room): nothing is returned. But a stream with nothing pending is
-   closed by the service after 60 s, so 1 is asked for within 50 s: the *reserve*.
+1. *Opening*: ask for what there is room for, or for 1 when there is none, since a subscription's
+   first request must ask for something.
+2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, or half of the
+   room, so that a busy stream costs one request for every 50 events. With nothing outstanding all
+   of it is owed, so a stream never stands still.
+3. *Held* (no room): nothing is returned. But a stream with nothing pending is closed by the service
+   after 60 s, so 1 is asked for within 50 s: the *reserve*.
 4. *Disagreement*: if the service says that nothing is pending while we count credit, one of us is
    wrong, or our request was on its way. The reserve asks for 1 here too, and the answer to it is
    believed: without that, credit that the service lost would be missed for ever.
@@ -29,10 +30,10 @@ class Window:
         self._dry = False  # the service's last word was "nothing pending", and nothing went since
         self._probing = False  # a reserve was sent last, and no response came since
 
-    def open(self, *, held: bool) -> int:
+    def open(self, room: int) -> int:
         """Return what the first request of a new stream asks for."""
         self._dry = self._probing = False
-        self.outstanding = 1 if held else WINDOW
+        self.outstanding = max(1, min(WINDOW, room))
         return self.outstanding
 
     def received(self, count: int, pending: int | None) -> None:
@@ -52,10 +53,11 @@ class Window:
             self._probing = False
         self._dry = pending == 0
 
-    def grant(self, *, held: bool) -> int:
+    def grant(self, room: int) -> int:
         """Return how many events to request now, or 0."""
-        owed = WINDOW - self.outstanding
-        if held or owed < RETURN_CREDIT_AT:
+        room = min(WINDOW, room)
+        owed = room - self.outstanding
+        if owed < max(1, min(RETURN_CREDIT_AT, room // 2)):
             return 0
         # With this on its way too, the next figure is no answer to the reserve alone.
         self._probing = False

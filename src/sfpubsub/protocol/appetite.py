@@ -1,0 +1,79 @@
+"""How many events the application has room for: by number, by bytes and by acks.
+
+The service is asked for events and sends bytes: from a few hundred to a megabyte each. So room for
+bytes is turned into room for events by the size that was seen. What does not fit would be dropped
+with its stream and delivered again, at the cost of the org's delivery allocation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfpubsub.config import FIRST_CREDIT, LARGEST_EVENT, WINDOW, Limits
+from sfpubsub.types import RawEvent
+
+
+class Appetite:
+    """The room of one subscription. Not thread-safe; the driver serialises.
+
+    Args:
+        limits: Bounds of memory.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._size: float | None = None  # of an event, in bytes
+        self.waiting_count = 0
+        """Events received and not yet read by the application."""
+        self.waiting_bytes = 0
+        """Payload bytes of those."""
+
+    def seen(self, events: Sequence[RawEvent], size: int) -> None:
+        """Learn from events of *size* bytes together how large an event is."""
+        mean = size / len(events)
+        if self._size is None or mean > self._size:
+            self._size = mean  # large ones at once, or they would not fit
+        else:
+            self._size += (mean - self._size) * min(1.0, len(events) / WINDOW)
+
+    def delivered(self, count: int, size: int) -> None:
+        """Count a batch that waits to be read."""
+        self.waiting_count += count
+        self.waiting_bytes += size
+
+    def taken(self, count: int, size: int) -> None:
+        """Count a batch as read."""
+        self.waiting_count -= count
+        self.waiting_bytes -= size
+
+    def discarded(self) -> None:
+        """Count everything that waits as gone."""
+        self.waiting_count = self.waiting_bytes = 0
+
+    def room(self, unacked: int) -> int:
+        """Return how many events may be on their way now; 0 for none.
+
+        Args:
+            unacked: Events received and not acked, read or not.
+        """
+        limits = self._limits
+        free = limits.max_bytes - self.waiting_bytes
+        by_count = min(limits.max_pending_count - self.waiting_count, limits.max_unacked - unacked)
+        if free <= 0 or by_count <= 0:
+            return 0
+        if self._size is None:
+            by_bytes = min(FIRST_CREDIT, free // LARGEST_EVENT)
+        else:
+            by_bytes = int(free / max(1.0, self._size))
+        # One that is larger than the bound has to come through as well, if alone.
+        return min(WINDOW, by_count, by_bytes if self.waiting_bytes else max(1, by_bytes))
+
+    @property
+    def full(self) -> bool:
+        """Whether the bytes that wait leave no room for anything."""
+        return self.waiting_bytes >= self._limits.max_bytes
+
+    @property
+    def overfull(self) -> bool:
+        """Whether even the stream is too much: events were far larger than those before."""
+        return self.waiting_bytes >= 2 * self._limits.max_bytes
