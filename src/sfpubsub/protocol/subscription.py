@@ -85,7 +85,8 @@ class SubscriptionProtocol:
         self._intake = Intake(self._appetite, ledger, self._resume)
         self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._standing)
         self._stream = 0
-        self._paused: str | None = None
+        self._held = False  # paused by the application
+        self._paused: str | None = None  # why the stream was given up
         self._responses = 0
         self._gaps: list[Gap] = []
 
@@ -132,6 +133,16 @@ class SubscriptionProtocol:
             raise LocalProtocolError(f"the subscription {self.name} is closed")
         ticket, settled = self._standing.ask()
         return ticket, [*settled, *self._request(now, again=not settled)]
+
+    def pause(self, now: float) -> list[Command]:
+        """Ask for no more events; the stream is kept open, and commits go on."""
+        self._held = True
+        return self._go_on(now)
+
+    def resume(self, now: float) -> list[Command]:
+        """Ask for events again."""
+        self._held = False
+        return self._go_on(now)
 
     def storable(self) -> ReplayId | None:
         """Return the newest position up to which everything is acked, once; else None.
@@ -312,7 +323,7 @@ class SubscriptionProtocol:
         self._ledger.new_stream(self._stream)
         if self._standing is not None:
             self._standing.new_stream(self._stream, now)
-        num_requested = self._outgoing.open(self._stream, now, self._intake.room)
+        num_requested = self._outgoing.open(self._stream, now, self._room)
         start = None if self._resume is None else self._resume.position
         return OpenStream(self._stream, num_requested, start)
 
@@ -370,6 +381,10 @@ class SubscriptionProtocol:
         # More than was asked for: the application goes on taking events and acks none.
         return self._intake.unacked > self._limits.max_unacked
 
+    @property
+    def _room(self) -> int:
+        return 0 if self._held else self._intake.room
+
     def _leave_when_overfull(self) -> list[Command]:
         standing = self._standing
         if not self._appetite.overfull or not self._outgoing.window.outstanding:
@@ -390,7 +405,7 @@ class SubscriptionProtocol:
         if self.state is not State.STREAMING:
             return []
         commit = None if self._standing is None else self._standing.next_commit(now, again=again)
-        return self._outgoing.request(now, commit, self._intake.room)
+        return self._outgoing.request(now, commit, self._room)
 
     def _answered(self, response: Response, now: float) -> list[Command]:
         if self._standing is None or response.commit is None:
@@ -426,7 +441,7 @@ class SubscriptionProtocol:
         failure = self._retries.reason
         if failure is not None and self.state is State.OPENING:
             return f"opening again after: {failure}"
-        return self._paused or failure
+        return self._paused or failure or ("paused by the application" if self._held else None)
 
     def health(self) -> Health:
         """Return a snapshot."""
