@@ -98,3 +98,19 @@ def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect
     assert most < 2 * 2_000_000
     record = emulator.managed.get(NAME)
     assert emulator.bus.tally.of_managed(record.subscription_id).delivered == 60
+
+
+def test_a_drain_during_a_short_outage_commits_what_is_acked(run_emulator, connect):
+    """One stream is opened for it; without it everything since the last commit comes again."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan)
+    emulator.publish(TOPIC, orders(3))
+    client = connect(emulator, timings=Timings(backoff_initial=3600.0, backoff_max=3600.0))
+    subscription = client.subscribe_managed(NAME, ack="manual")
+    batch = subscription.next_batch(PATIENCE)
+    plan.add(Fault("drop_stream"))
+    until(lambda: subscription.health().state == "waiting", "the outage")
+    batch.ack()
+    subscription.drain()
+    assert committed(emulator) == bytes(batch.last_replay_id)
+    plan.assert_consumed()

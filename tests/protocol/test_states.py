@@ -82,9 +82,9 @@ class Recorded(SubscriptionProtocol):
         self.pairs: list[tuple[State, Signal]] = []
         super().__init__(*args, **options)
 
-    def _step(self, signal: Signal) -> None:
+    def _step(self, signal: Signal) -> State:
         self.pairs.append((self.state, signal))
-        super()._step(signal)
+        return super()._step(signal)
 
 
 class RecordedScript(Script):
@@ -132,6 +132,41 @@ def managed() -> Script:
     return script
 
 
+def unsaved() -> Script:
+    """Opening again, with an acked event that no stream has shown for a commit."""
+    script = managed()
+    script.end(failure())
+    script.wait(60.0)
+    return script
+
+
+def unsaved_waiting() -> Script:
+    script = managed()
+    script.end(failure())
+    return script
+
+
+def unsaved_renewing() -> Script:
+    script = managed()
+    script.end(failure(FailureKind.REAUTHENTICATE))
+    return script
+
+
+def unsaved_paused() -> Script:
+    script = RecordedScript(limits=Limits(max_bytes=10))
+    script.start()
+    script.read(events(1))
+    script.respond(events(2, 3, size=10))
+    script.ack(1)
+    return script
+
+
+def saving() -> Script:
+    script = unsaved_renewing()
+    script.drain()
+    return script
+
+
 def draining() -> Script:
     script = managed()
     script.drain()
@@ -157,6 +192,7 @@ MAKE: dict[State, Callable[[], Script]] = {
     State.WAITING: waiting,
     State.RENEWING: renewing,
     State.PAUSED: paused,
+    State.SAVING: saving,
     State.DRAINING: draining,
     State.CLOSING: closing,
 }
@@ -176,6 +212,7 @@ CAUSE: dict[Signal, Cause] = {
     Signal.POSTPONED: lambda script: script._did(script.protocol.session_renewed(script.now)),
     Signal.DUE: lambda script: script.wait(60.0),
     Signal.DRAIN: lambda script: script.drain(),
+    Signal.SAVE: lambda script: script.drain(),
     Signal.SETTLED: lambda script: script.wait(10.0),
     Signal.ENDED: lambda script: script.end(None),
     Signal.FATAL: lambda script: script._did(script.protocol.crashed(StreamError("a fault"))),
@@ -205,6 +242,10 @@ def renewing_again() -> Script:
 
 
 MAKE_FOR: dict[tuple[State, Signal], Callable[[], Script]] = {
+    (State.OPENING, Signal.SAVE): unsaved,
+    (State.WAITING, Signal.SAVE): unsaved_waiting,
+    (State.RENEWING, Signal.SAVE): unsaved_renewing,
+    (State.PAUSED, Signal.SAVE): unsaved_paused,
     (State.RENEWING, Signal.POSTPONED): renewing_again,
 }
 
@@ -212,6 +253,7 @@ SPECIAL: dict[tuple[State, Signal], Cause] = {
     (State.OPENING, Signal.MOVED): refused,
     (State.STREAMING, Signal.MOVED): refused,
     (State.RENEWING, Signal.BROKEN): no_session,
+    (State.SAVING, Signal.ENDED): no_session,
 }
 
 

@@ -359,7 +359,7 @@ class Walk:
     def settle(self) -> None:
         """With nothing failing any more, everything published is handed over and committed."""
         self.service.most_refusals = 0.0
-        if self.protocol.state in {State.DRAINING, State.CLOSING, State.CLOSED}:
+        if self.protocol.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             self.crash()
         for _ in range(60):
             self.reject = False

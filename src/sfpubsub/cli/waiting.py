@@ -20,7 +20,7 @@ ATTEMPT = 25.0
 
 # States (protocol/states.py) without a stream that could bring anything. A paused one is not told
 # of: it waits for the reader of our own output.
-_WITHOUT_STREAM = frozenset({"new", "waiting", "renewing", "paused"})
+_WITHOUT_STREAM = frozenset({"new", "waiting", "renewing", "paused", "saving"})
 
 # Differs from attempt to attempt, and says nothing to a person who waits.
 _RPC_ID = re.compile(r", rpc id [^\s,)]+")

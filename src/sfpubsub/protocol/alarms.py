@@ -77,6 +77,6 @@ class Alarms:
                 found.append((self._standing.commit_at, Due.COMMIT))
         if state in {State.STREAMING, State.PAUSED} and self.full_since is not None:
             found.append((self.full_since + times.unacked_stall, Due.NEVER_ACKED))
-        if state in {State.DRAINING, State.CLOSING}:
+        if state in {State.SAVING, State.DRAINING, State.CLOSING}:
             found.append((self.close_by, Due.CLOSE))
         return found

@@ -32,10 +32,13 @@ class Intake:
         self.last_position: ReplayId | None = None
         self.caught_up = False
         """Whether the newest message of this stream was a keepalive."""
+        self.redelivering = True
+        """Whether known events may still come: they come before all others."""
 
     def new_stream(self) -> None:
         """Forget what the old stream said of itself."""
         self.caught_up = False
+        self.redelivering = True
 
     def taken(self, count: int, size: int) -> None:
         """Count a batch as read by the application."""
@@ -69,6 +72,8 @@ class Intake:
         out: list[Command] = []
         self.last_position = position
         self.caught_up = keepalive is not None
+        if self.caught_up:
+            self.redelivering = False
         if self._resume is not None:
             self._resume.received(position)
         if self._ledger is not None and keepalive is not None:
@@ -86,8 +91,19 @@ class Intake:
                 self.redelivered += again
                 size = _size(new)
         if new:
+            self.redelivering = False
             out.append(self._deliver(new, size, response.rpc_id))
         return out
+
+    def recognise(self, response: Response) -> None:
+        """Note the known events of *response*; drop the others, and all behind them."""
+        for event in response.events:
+            if self._ledger is None or not self.redelivering or not self._ledger.is_known(event):
+                self.redelivering = False
+                return
+            self.redelivered += 1
+        if response.keepalive is not None:
+            self.redelivering = False
 
     def _note(self, events: tuple[RawEvent, ...], ledger: Ledger) -> tuple[RawEvent, ...]:
         # One at a time: an event may stand twice in one response.

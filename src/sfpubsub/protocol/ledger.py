@@ -143,6 +143,12 @@ class Ledger:
         return next((entry for entry in reversed(self._done) if entry.key is not None), None)
 
     @property
+    def awaits_redelivery(self) -> bool:
+        """Whether the current stream has not shown the newest acked event yet."""
+        newest = self.newest_done_event
+        return newest is not None and newest.stream != self._stream
+
+    @property
     def unacked(self) -> int:
         """Events delivered and not acked, wherever they stand."""
         return len(self._by_seq)

@@ -19,9 +19,10 @@ A subscription outlives its streams. It is made in NEW. One stream's life:
 
 The end has two ways. ABORT is at once, from anywhere. DRAIN is orderly: DRAINING commits what was
 acked and waits for the answer, CLOSING has said that nothing more is asked for and waits for the
-service to end the stream. Without an open stream there is nothing to drain. A stream that ends
-while it is drained ends the subscription. FATAL is an end that no retry mends; the subscription's
-error says why. Nothing follows CLOSED.
+service to end the stream. SAVE is a DRAIN that finds acked events which no stream has shown for a
+commit: one stream is opened for them, after a session that is still being fetched (SAVING). A
+stream that ends while it is drained ends the subscription. FATAL is an end that no retry mends; the
+subscription's error says why. Nothing follows CLOSED.
 
 The table holds exactly the pairs that can happen. Words of a call that is no longer the current one
 may come at any time; they are known by their stream's number and never become a signal. Any other
@@ -44,6 +45,7 @@ class State(enum.Enum):
     WAITING = "waiting"
     RENEWING = "renewing"
     PAUSED = "paused"
+    SAVING = "saving"
     DRAINING = "draining"
     CLOSING = "closing"
     CLOSED = "closed"
@@ -65,6 +67,7 @@ class Signal(enum.Enum):
     POSTPONED = "postponed"
     DUE = "due"
     DRAIN = "drain"
+    SAVE = "save"
     SETTLED = "settled"
     ENDED = "ended"
     FATAL = "fatal"
@@ -88,11 +91,12 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
         Signal.DRAIN: State.CLOSED,
         Signal.ABORT: State.CLOSED,
     },
-    State.OPENING: {**_OPEN, Signal.DRAIN: State.CLOSING},
+    State.OPENING: {**_OPEN, Signal.DRAIN: State.CLOSING, Signal.SAVE: State.DRAINING},
     State.STREAMING: {**_OPEN, Signal.OVERFULL: State.PAUSED, Signal.DRAIN: State.DRAINING},
     State.WAITING: {
         Signal.DUE: State.OPENING,
         Signal.DRAIN: State.CLOSED,
+        Signal.SAVE: State.DRAINING,
         Signal.FATAL: State.CLOSED,
         Signal.ABORT: State.CLOSED,
     },
@@ -101,12 +105,20 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
         Signal.POSTPONED: State.WAITING,
         Signal.BROKEN: State.WAITING,
         Signal.DRAIN: State.CLOSED,
+        Signal.SAVE: State.SAVING,
         Signal.FATAL: State.CLOSED,
         Signal.ABORT: State.CLOSED,
     },
     State.PAUSED: {
         Signal.ROOM: State.OPENING,
         Signal.DRAIN: State.CLOSED,
+        Signal.SAVE: State.DRAINING,
+        Signal.FATAL: State.CLOSED,
+        Signal.ABORT: State.CLOSED,
+    },
+    State.SAVING: {
+        Signal.RENEWED: State.DRAINING,
+        Signal.ENDED: State.CLOSED,
         Signal.FATAL: State.CLOSED,
         Signal.ABORT: State.CLOSED,
     },

@@ -32,7 +32,6 @@ from sfpubsub.protocol.commands import (
     OpenStream,
     RenewSession,
     ReportGap,
-    SendRequest,
 )
 from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.protocol.intake import Intake
@@ -157,18 +156,20 @@ class SubscriptionProtocol:
 
     def drain(self, now: float) -> list[Command]:
         """End in order: take nothing more, commit what is acked, half-close."""
-        if self.state in {State.DRAINING, State.CLOSING, State.CLOSED}:
+        if self.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             return []
         had_stream = self.state in ALIVE
-        streaming = self.state is State.STREAMING
-        self._step(Signal.DRAIN)
+        unsaved = self.state is not State.STREAMING and self._uncommitted() is not None
+        state = self._step(Signal.SAVE if unsaved else Signal.DRAIN)
         self._intake.discarded()
-        if streaming:
-            self._alarms.close_by = now + self._timings.drain_timeout
-            return [Discard(), *self._drain_on(now, again=True)]
-        if had_stream:
+        self._alarms.close_by = now + self._timings.drain_timeout
+        if state is State.CLOSED:
+            return [Discard(), *self._finished(None)]
+        if state is State.CLOSING:
             return [Discard(), *self._half_close(now)]
-        return [Discard(), *self._finished(self._uncommitted())]
+        if state is State.SAVING:
+            return [Discard()]
+        return [Discard(), *(self._drain_on(now, again=True) if had_stream else [self._open(now)])]
 
     def abort(self) -> list[Command]:
         """End now. What is acked and not committed comes again."""
@@ -193,6 +194,8 @@ class SubscriptionProtocol:
         self._outgoing.received(response, now)
         out = self._answered(response, now)
         if self.state is State.DRAINING:
+            out += self._began(response)
+            self._intake.recognise(response)
             return out + self._drain_on(now)
         if self.state is not State.STREAMING:
             return out
@@ -218,8 +221,7 @@ class SubscriptionProtocol:
         if stream != self._stream or self.state not in ALIVE:
             return []
         if self.state in {State.DRAINING, State.CLOSING}:
-            self._step(Signal.ENDED)
-            return self._finished(self._uncommitted())
+            return self._ended()
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
             return self._follow(self._retries.broken(error, now, jitter))
@@ -229,10 +231,10 @@ class SubscriptionProtocol:
 
     def session_renewed(self, now: float) -> list[Command]:
         """Go on with a new session."""
-        if self.state is not State.RENEWING:
+        if self.state not in {State.RENEWING, State.SAVING}:
             return []
         self._retries.renewed()
-        if now < self._alarms.reopen_at:
+        if self.state is State.RENEWING and now < self._alarms.reopen_at:
             self._step(Signal.POSTPONED)
             return []
         self._step(Signal.RENEWED)
@@ -240,9 +242,11 @@ class SubscriptionProtocol:
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
         """Take the word that no new session could be had."""
-        if self.state is not State.RENEWING:
+        if self.state not in {State.RENEWING, State.SAVING}:
             return []
         if failure.kind is FailureKind.RETRY:
+            if self.state is State.SAVING:
+                return self._ended()
             return self._follow(self._retries.broken(failure.error, now, jitter))
         return self._fail(failure.error)
 
@@ -306,14 +310,13 @@ class SubscriptionProtocol:
         if self.state is State.DRAINING:
             self._step(Signal.SETTLED)
             return self._half_close(now)
-        cancel = self._cancel()
-        self._step(Signal.ENDED)
-        return [*cancel, *self._finished(self._uncommitted())]
+        return [*self._cancel(), *self._ended()]
 
     # Streams.
 
-    def _step(self, signal: Signal) -> None:
+    def _step(self, signal: Signal) -> State:
         self.state = step(self.state, signal)
+        return self.state
 
     def _open(self, now: float) -> OpenStream:
         self._stream += 1
@@ -383,6 +386,8 @@ class SubscriptionProtocol:
 
     @property
     def _room(self) -> int:
+        if self.state is State.DRAINING:
+            return self._ledger.done_events if self._redelivering else 0
         return 0 if self._held else self._intake.room
 
     def _leave_when_overfull(self) -> list[Command]:
@@ -423,12 +428,19 @@ class SubscriptionProtocol:
     def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
         if self._standing is not None:
             commit = self._standing.last_commit(now, again=again)
-            if commit is not None:
-                return [SendRequest(self._stream, 0, commit)]
-            if self._standing.unanswered:
-                return []
+            if commit is not None or self._standing.unanswered or self._redelivering:
+                return self._outgoing.request(now, commit, self._room)
         self._step(Signal.SETTLED)
         return self._half_close(now)
+
+    @property
+    def _redelivering(self) -> bool:
+        # What was acked comes again first of all, and can be committed once this stream shows it.
+        return self._intake.redelivering and self._ledger.awaits_redelivery
+
+    def _ended(self) -> list[Command]:
+        self._step(Signal.ENDED)
+        return self._finished(self._uncommitted())
 
     def _uncommitted(self) -> CommitError | None:
         return None if self._standing is None else self._standing.uncommitted()
