@@ -2,19 +2,19 @@
 #
 #   prepare EXTRAS        for instance: prepare emulator,spark
 #
-# Needs Python 3.10 or newer with its venv module, and nothing else. Installs again only when the
+# Needs Python 3.11 or newer with its venv module, and nothing else. Installs again only when the
 # project's requirements or the extras have changed.
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-} python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do
-    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
+  for candidate in ${PYTHON:-} python3 python python3.14 python3.13 python3.12 python3.11; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
       >/dev/null 2>&1; then
       command -v "$candidate"
       return
     fi
   done
-  echo "no Python 3.10 or newer with its venv module was found; set PYTHON to one" >&2
+  echo "no Python 3.11 or newer with its venv module was found; set PYTHON to one" >&2
   return 1
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from sfpubsub.errors import DecodeError
 from tests.avro.schemas import CORPUS, payload, schema_text, values
 from tests.avro.test_arrow import event_schema, events, written
 
-NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
 RAW = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("payload", pa.binary()), *BATCH])
 
 
@@ -113,7 +113,7 @@ def with_times(value: dict[str, Any], times: Any) -> dict[str, Any]:
 
 
 def moment(milliseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=milliseconds)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
 
 
 @pytest.mark.parametrize("name", CORPUS)

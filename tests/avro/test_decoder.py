@@ -122,7 +122,7 @@ def test_times_are_datetimes_on_request_only():
     raw = codec.encode(value)
     assert codec.decode(raw)["CreatedDate"] == 1_771_300_995_001
     times = codec.decode(raw, datetimes=True)
-    utc = datetime.timezone.utc
+    utc = datetime.UTC
     assert times["CreatedDate"] == datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=utc)
     assert times["CreatedDate"].tzinfo is utc
     assert times["Promised_At__c"] == datetime.datetime(
@@ -151,7 +151,7 @@ def test_times_inside_records_are_found():
     }
     codec = codec_of(["null", inner], "I")
     value = {"f0": None, "f1": {"t": 0, "again": {"t": None, "again": None}}}
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     assert codec.decode(codec.encode(value), datetimes=True)["f1"]["t"] == epoch
 
 

@@ -82,7 +82,7 @@ def test_keys_that_are_not_text_survive(maker):
 
 def test_the_types_of_avro_have_a_form(maker):
     """Datetimes on request, and what fastavro makes of logical types."""
-    moment = datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=datetime.timezone.utc)
+    moment = datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=datetime.UTC)
     value = {
         "a": moment,
         "b": moment.date(),

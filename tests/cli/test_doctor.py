@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -321,7 +321,7 @@ def der_of(chain: trustme.LeafCert) -> bytes:
 
 def test_a_certificate_says_who_by_whom_and_until_when():
     """Read from its bytes, so that an expired or foreign one can be described too."""
-    expires = datetime(2020, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
+    expires = datetime(2020, 2, 3, 4, 5, 6, tzinfo=UTC)
     ca = trustme.CA(organization_name="Authority Ö", organization_unit_name="Unit")
     leaf = ca.issue_cert(
         "api.example.com", common_name="api.example.com", not_after=expires, not_before=expires
@@ -331,7 +331,7 @@ def test_a_certificate_says_who_by_whom_and_until_when():
     assert "CN=api.example.com" in found.subject
     assert found.issuer == "O=Authority Ö, OU=Unit"
     assert "valid until 2020-02-03" in str(found)
-    late = ca.issue_cert("a", not_after=datetime(2070, 1, 1, tzinfo=timezone.utc))
+    late = ca.issue_cert("a", not_after=datetime(2070, 1, 1, tzinfo=UTC))
     assert certificate.read(der_of(late)).expires.year == 2070
 
 
@@ -355,7 +355,7 @@ def test_an_expired_certificate_is_shown_with_its_date(tmp_path: Path):
     ca = trustme.CA()
     ca_file = tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)
-    past = datetime.now(timezone.utc) - timedelta(days=3)
+    past = datetime.now(UTC) - timedelta(days=3)
     leaf = ca.issue_cert("localhost", not_before=past - timedelta(days=9), not_after=past)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     leaf.configure_cert(context)

@@ -6,7 +6,7 @@ import io
 import json
 import random
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import fastavro
@@ -171,9 +171,7 @@ def test_a_row_for_each_record_of_an_event(spark):
     assert sorted(found[:2]) == [("001A", "UPDATE", False, 7), ("001B", "UPDATE", False, 7)]
     assert found[2:] == [(None, "GAP_OVERFLOW", True, 1)]
     first = rows.collect()[0]
-    assert first.commit_timestamp.astimezone(timezone.utc) == datetime(
-        2026, 2, 17, 4, 3, 15, tzinfo=timezone.utc
-    )
+    assert first.commit_timestamp.astimezone(UTC) == datetime(2026, 2, 17, 4, 3, 15, tzinfo=UTC)
     assert (first.sequence_number, first.change_origin) == (2, "com/salesforce/api")
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 import fastavro
@@ -36,7 +36,7 @@ MAX_SCHEMA_DEPTH = 100
 # Fields that are times, and fields with such fields in them.
 Times: TypeAlias = "list[tuple[str, Times | None]]"
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 

@@ -7,7 +7,7 @@ a person asks for out of any. It judges nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 _VERSION = 0xA0  # the tag [0], which is left out of version 1
@@ -75,4 +75,4 @@ def _name(der: bytes) -> str:
 
 def _time(kind: int, value: bytes) -> datetime:
     form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[kind]
-    return datetime.strptime(value.decode("ascii"), form).replace(tzinfo=timezone.utc)
+    return datetime.strptime(value.decode("ascii"), form).replace(tzinfo=UTC)

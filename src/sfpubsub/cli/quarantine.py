@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,7 +220,7 @@ def _entry(kept: FileQuarantine, key: str) -> QuarantinedEvent:
 
 def _head(entry: QuarantinedEvent) -> dict[str, Any]:
     raw = entry.raw
-    received = datetime.fromtimestamp(entry.received_at, timezone.utc)
+    received = datetime.fromtimestamp(entry.received_at, UTC)
     return {
         "key": entry.key,
         "subscription": entry.subscription,

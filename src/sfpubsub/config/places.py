@@ -6,10 +6,9 @@ must not silently be its default.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
+import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -124,12 +123,10 @@ def profiles_in(path: Path) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    # Python 3.10 has no tomllib; tomli is the same one.
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     found: dict[str, Any]
     try:
         # Some editors put a byte order mark before the text.
-        found = toml.loads(path.read_text(encoding="utf-8-sig"))
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"the settings file {path} cannot be read: {error}") from error
     except (ValueError, RecursionError):  # TOML's own error, and that of bytes that are no UTF-8

@@ -50,10 +50,9 @@ users and apps too, managed subscriptions and events are made once in the life o
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,7 +134,6 @@ def load(path: Path) -> Seed:
 
     Raises:
         SeedError: It cannot be read, or something in it cannot be.
-        EmulatorProblem: Python 3.10 without the package tomli.
     """
     return _Reader(path).seed()
 
@@ -209,14 +207,6 @@ class _Reader:
         )
 
     def _document(self) -> dict[str, Any]:
-        # By name: the checker looks at this for one version and has stubs for neither.
-        name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
-        try:
-            tomllib = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise EmulatorProblem(
-                f"on Python 3.10 a seed needs the package {name}: pip install 'sfpubsub[emulator]'"
-            ) from error
         try:
             document: dict[str, Any] = tomllib.loads(self._path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -240,7 +240,7 @@ class _CommitLog:
     def __init__(self, files: Files, now: float) -> None:
         self._files = files
         self._run = uuid.uuid4().hex[:12]
-        self._began = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        self._began = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
         self._number = 0
         self._lines: list[str] = []
         self._unwritten = 0

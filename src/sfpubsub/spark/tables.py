@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -210,7 +210,7 @@ def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
 
 def hour_of(time: float) -> str:
     """Return the ``ingest_hour`` of a time in seconds since 1970 UTC."""
-    return datetime.fromtimestamp(time, timezone.utc).strftime(_HOUR_FORMAT)
+    return datetime.fromtimestamp(time, UTC).strftime(_HOUR_FORMAT)
 
 
 def hour_start(hour: str) -> float:
@@ -219,7 +219,7 @@ def hour_start(hour: str) -> float:
     Raises:
         ValueError: It is none.
     """
-    return datetime.strptime(hour, _HOUR_FORMAT).replace(tzinfo=timezone.utc).timestamp()
+    return datetime.strptime(hour, _HOUR_FORMAT).replace(tzinfo=UTC).timestamp()
 
 
 class RawTable(ABC):

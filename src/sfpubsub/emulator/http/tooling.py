@@ -8,7 +8,7 @@ state.
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -255,7 +255,7 @@ def _value(record: ManagedSubscription, column: str) -> str:
 
 
 def _values(record: ManagedSubscription) -> dict[str, Any]:
-    created = datetime.fromtimestamp(record.created_at, timezone.utc)
+    created = datetime.fromtimestamp(record.created_at, UTC)
     return {
         "Id": record.subscription_id,
         "DeveloperName": record.developer_name,
