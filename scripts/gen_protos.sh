@@ -15,7 +15,9 @@ pins=(grpcio-tools==1.78.0 grpcio==1.78.0 protobuf==6.33.6)
 stamp="$tools/.pins"
 if [ "$(cat "$stamp" 2>/dev/null)" != "${pins[*]}" ]; then
   python3 -m venv --clear "$tools"
-  "$tools/bin/python" -m pip install --quiet "${pins[@]}"
+  # shellcheck source=scripts/environment.sh
+  . scripts/environment.sh
+  install "$tools" "${pins[@]}"
   echo "${pins[*]}" >"$stamp"
 fi
 

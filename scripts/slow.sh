@@ -10,8 +10,7 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh
 prepare all,dev
 # Spark Connect's own requirements; only its slow test needs them.
-python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-  'pyspark[connect]'
+install "${SFPUBSUB_VENV:-.venv}" --constraint constraints.txt 'pyspark[connect]'
 python -m pytest -m slow -s
 PYTHON=python scripts/kill_ingest.sh "${1:-20}"
 PYTHON=python scripts/crash_matrix.sh

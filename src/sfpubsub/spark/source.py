@@ -23,7 +23,7 @@ def check_version(version: str) -> None:
     if (major, minor) < (4, 2):
         raise ConfigurationError(
             f"the streaming source needs PySpark 4.2 or newer, and this is {version}: pip install "
-            f"'pyspark>=4.2', or use sfpubsub ingest"
+            f"'sfpubsub[spark]' into an environment without Iceberg, or use sfpubsub ingest"
         )
 
 
