@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import WriteError
+from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.iceberg import IcebergTable, _ancestors
 from tests.spark.conftest import TABLE_FORMAT
@@ -166,3 +166,9 @@ def test_positions_have_no_minimum_and_no_maximum(spark, open_writer, table):
     (file,) = files
     assert fields["ingest_seq"] in file["lower_bounds"]
     assert fields["replay_id"] not in file["lower_bounds"]
+
+
+def test_the_streaming_source_says_what_it_lacks():
+    """It needs a newer PySpark than Iceberg has jars for; the error names both and the way out."""
+    with pytest.raises(ConfigurationError, match=r"needs PySpark 4\.2 or newer, and this is 4\.1"):
+        from sfpubsub.spark import PubSubDataSource  # noqa: F401
