@@ -13,6 +13,7 @@ import pytest
 
 from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
+from sfpubsub.client.subscription import ManagedSubscription, Subscription
 from sfpubsub.config import Timings
 from sfpubsub.emulator.server import EmulatorServer
 
@@ -52,6 +53,23 @@ def run_emulator(tmp_path: Path) -> Iterator[Callable[..., EmulatorServer]]:
         yield start
 
 
+class KeepingClient(PubSubClient):
+    """Keeps its subscriptions: one that nobody refers to any more would warn and end."""
+
+    def subscribe(self, *arguments: Any, **options: Any) -> Subscription:
+        return self._keep(super().subscribe(*arguments, **options))
+
+    def subscribe_managed(self, *arguments: Any, **options: Any) -> ManagedSubscription:
+        return self._keep(super().subscribe_managed(*arguments, **options))
+
+    def _opened(self) -> None:
+        self.kept: list[Subscription] = []
+
+    def _keep(self, subscription: Any) -> Any:
+        self.kept.append(subscription)
+        return subscription
+
+
 @pytest.fixture
 def connect() -> Iterator[Callable[..., PubSubClient]]:
     """Make a client of an emulator; all are closed with the test."""
@@ -61,7 +79,7 @@ def connect() -> Iterator[Callable[..., PubSubClient]]:
             arguments.setdefault("timings", QUICK)
             arguments.setdefault("insecure", "1")
             return stack.enter_context(
-                PubSubClient(
+                KeepingClient(
                     Session(emulator.access_token, emulator.instance_url, emulator.tenant_id),
                     endpoint=emulator.grpc_target,
                     **arguments,

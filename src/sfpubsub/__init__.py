@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
+    from sfpubsub.client.file_replay_store import FileReplayStore
     from sfpubsub.client.quarantine import FileQuarantine, Quarantine, QuarantinedEvent
     from sfpubsub.client.replay_store import (
         AsyncReplayStore,
         DefaultMappingReplayStore,
-        FileReplayStore,
         MappingReplayStore,
         ReplayStore,
     )
@@ -50,7 +50,7 @@ _HOMES = {
     "FieldChange": "sfpubsub.avro.change_events",
     "FieldState": "sfpubsub.avro.change_events",
     "FileQuarantine": "sfpubsub.client.quarantine",
-    "FileReplayStore": "sfpubsub.client.replay_store",
+    "FileReplayStore": "sfpubsub.client.file_replay_store",
     "FileSchemaStore": "sfpubsub.client.schema_store",
     "Gap": "sfpubsub.types",
     "Health": "sfpubsub.types",

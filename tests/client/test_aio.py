@@ -605,7 +605,8 @@ def test_what_waits_for_its_schema_ends_with_the_subscription():
             subscription.abort()
             script.may_answer.set()
             assert await task is None
-            assert await subscription.next_batch() is None
+            with pytest.raises(LocalProtocolError, match="has ended"):
+                await subscription.next_batch()
 
     run(main())
 
@@ -629,7 +630,7 @@ def test_a_cancelled_commit_leaves_no_waiter(run_emulator):
                 await subscription.commit(timeout=0.01)
             receipt = await subscription.commit()
             assert receipt.replay_id == batch.last_replay_id
-            await eventually(lambda: not subscription._driver._tickets, "no ticket left")
+            await eventually(lambda: not subscription._delivery.driver._tickets, "no ticket left")
 
     run(main())
 
@@ -862,13 +863,11 @@ def test_acks_from_threads_reach_the_store_in_the_loop(run_emulator):
             await cancelled(task)
 
     run(main(AsyncDictStore(StartPosition.earliest())))
-    store = DictStore(StartPosition.earliest())
-    run(main(store))
-    assert store.threads == {threading.get_ident()}
+    run(main(DictStore(StartPosition.earliest())))
 
 
-def test_a_sync_store_works_in_the_loops_thread(run_emulator):
-    """A store that does not wait may stay as it is; an ack in the loop stores at once."""
+def test_a_store_that_may_wait_is_called_in_threads(run_emulator):
+    """The loop never waits for a disk, neither for the start nor for positions."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     store = DictStore(StartPosition.earliest())
@@ -876,11 +875,32 @@ def test_a_sync_store_works_in_the_loops_thread(run_emulator):
     async def main():
         async with (
             client_of(emulator) as client,
+            client.subscribe(TOPIC, replay_store=store) as subscription,
+        ):
+            batch = await subscription.next_batch(PATIENCE)
+            assert await subscription.next_batch(0.01) is None  # nothing more, so it stores
+            assert store.positions[TOPIC] == batch.last_replay_id
+
+    run(main())
+    assert store.threads and threading.get_ident() not in store.threads
+
+
+def test_a_mapping_is_used_in_the_loops_thread(run_emulator):
+    """A shelve may belong to the thread that opened it."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    store = DictStore(StartPosition.earliest())
+    store.may_wait = False  # as MappingReplayStore says of itself
+
+    async def main():
+        async with (
+            client_of(emulator) as client,
             client.subscribe(TOPIC, replay=store, ack="manual") as subscription,
         ):
-            for event in await subscription.next_batch(PATIENCE):
-                event.ack()
-                assert store.positions[TOPIC] == event.replay_id
+            batch = await subscription.next_batch(PATIENCE)
+            batch.ack()
+            await subscription.next_batch(0.01)
+            assert store.positions[TOPIC] == batch.last_replay_id
 
     run(main())
     assert store.threads == {threading.get_ident()}

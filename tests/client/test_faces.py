@@ -13,12 +13,13 @@ import sfpubsub
 # Sync class -> asyncio class, and the methods that wait: coroutines there, plain methods here.
 FACES = {
     "PubSubClient": {"connect", "get_topic", "get_schema", "publish", "close"},
-    "Subscription": {"next_batch", "drain", "join"},
-    "ManagedSubscription": {"next_batch", "commit", "drain", "join"},
+    "Subscription": {"next_batch", "drain", "aclose", "join"},
+    "ManagedSubscription": {"next_batch", "commit", "drain", "aclose", "join"},
 }
 
-# The dunder methods that asyncio spells otherwise; the first two and the last wait.
+# The methods that asyncio spells otherwise; all of them but __iter__ wait.
 SPELLED = {
+    "close": "aclose",
     "__enter__": "__aenter__",
     "__exit__": "__aexit__",
     "__iter__": "__aiter__",
@@ -39,7 +40,12 @@ def members(cls: type) -> list[str]:
 
 
 def dunders() -> list[str]:
-    return [*SPELLED.values(), "__init__", "__repr__"]
+    return [*SPELLED.values(), "__init__", "__repr__", "__del__"]
+
+
+def spelled(member: str, asynchronous: type) -> str:
+    """The name of a sync face's member on the other face."""
+    return member if hasattr(asynchronous, member) else SPELLED.get(member, member)
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
@@ -63,7 +69,7 @@ def callables(cls: type) -> dict[str, Callable[..., Any]]:
 def test_the_faces_have_the_same_names_in_the_same_order(name: str):
     """Who knows one face knows the other; neither has a method that the other lacks."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
-    assert [SPELLED.get(member, member) for member in members(sync)] == members(asynchronous)
+    assert [spelled(member, asynchronous) for member in members(sync)] == members(asynchronous)
 
 
 @pytest.mark.parametrize("name", FACES)
@@ -71,7 +77,7 @@ def test_the_faces_have_the_same_parameters_and_defaults(name: str):
     """Every argument can be moved from one face to the other."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
     for member, function in callables(sync).items():
-        other = getattr(asynchronous, SPELLED.get(member, member))
+        other = getattr(asynchronous, spelled(member, asynchronous))
         assert parameters(function) == parameters(other), member
 
 

@@ -177,6 +177,7 @@ def test_a_keepalives_position_is_stored_in_its_turn(run_emulator, connect):
         events[0].ack()
         assert store.calls == [events[0].replay_id]
         events[1].ack()
+        assert subscription.next_batch(0) is None  # stored before it waits
         assert store.calls[-1] not in (events[0].replay_id, events[1].replay_id)
     with connect(emulator).subscribe(TOPIC, replay=store) as subscription:
         assert subscription.next_batch(0.1) is None

@@ -61,6 +61,7 @@ class Face:
     def __init__(self, **arguments: Any) -> None:
         arguments.setdefault("timings", QUICK)
         self.client: Any = self.make(arguments)
+        self._held: list[Held] = []  # or they would end, with a warning, when a test returns
 
     def make(self, arguments: dict[str, Any]) -> Any:
         return PubSubClient(**arguments)
@@ -69,10 +70,14 @@ class Face:
         return method(*arguments, **options)
 
     def managed(self, name: str, **options: Any) -> Held:
-        return Held(self, self.call(self.client.subscribe_managed, name, **options))
+        return self._hold(self.call(self.client.subscribe_managed, name, **options))
 
     def plain(self, topic: str, **options: Any) -> Held:
-        return Held(self, self.call(self.client.subscribe, topic, **options))
+        return self._hold(self.call(self.client.subscribe, topic, **options))
+
+    def _hold(self, subscription: Any) -> Held:
+        self._held.append(Held(self, subscription))
+        return self._held[-1]
 
     def close(self) -> None:
         self.call(self.client.close)

@@ -171,6 +171,8 @@ class Codec:
             time = header.get("commitTimestamp") if isinstance(header, Mapping) else None
         else:
             time = value.get("CreatedDate")
+        if isinstance(time, datetime):  # decoded with datetimes=True
+            return (time - _EPOCH) // _MILLISECOND
         return time if isinstance(time, int) else None
 
     def __repr__(self) -> str:

@@ -21,8 +21,8 @@ from sfpubsub.cli.waiting import Waiting
 from sfpubsub.cli.words import counted
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
+from sfpubsub.client.file_replay_store import FileReplayStore
 from sfpubsub.client.quarantine import FileQuarantine
-from sfpubsub.client.replay_store import FileReplayStore
 from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.client.subscription import Subscription
 from sfpubsub.client.undecodable import OnUndecodable

@@ -13,83 +13,44 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar
 
-from sfpubsub.auth.oauth import session_provider
-from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.aio_bridge import call_in, in_thread, settled
-from sfpubsub.client.aio_subscription import AnyStore, AsyncManagedSubscription, AsyncSubscription
-from sfpubsub.client.connection import CLOSE_TIMEOUT, Connection
+from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
+from sfpubsub.client.base import ClientBase
+from sfpubsub.client.connection import CLOSE_TIMEOUT
+from sfpubsub.client.options import AckMode, SubscribeOptions
 from sfpubsub.client.quarantine import Quarantine
-from sfpubsub.client.replay_store import AsyncReplayStore, ReplayStore, as_store, is_async
-from sfpubsub.client.schema_store import SchemaStore
-from sfpubsub.client.subscription import AckMode
-from sfpubsub.client.undecodable import OnUndecodable, Screen
-from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
+from sfpubsub.client.replay_store import (
+    AsyncReplayStore,
+    ReplayStore,
+    is_async,
+    start_and_store,
+)
+from sfpubsub.client.undecodable import OnUndecodable
+from sfpubsub.config import Limits
 from sfpubsub.errors import LocalProtocolError
-from sfpubsub.transports.base import Transport
-from sfpubsub.transports.grpc_driver import StreamDriver
-from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, StartPosition, TopicInfo
+from sfpubsub.transports.base import Target
+from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo
 
 T = TypeVar("T")
-S = TypeVar("S", bound=AsyncSubscription)
 
 # Threads for calls that wait for the service. A schema is fetched once for all subscriptions, so
 # that even many of them need few; more calls than this at a time wait for their turn.
 POOL_SIZE = 8
 
 
-class AsyncPubSubClient:
-    """A client of the Pub/Sub API for asyncio; see `PubSubClient`, whose arguments it takes.
+class AsyncPubSubClient(ClientBase):
+    """A client of the Pub/Sub API for asyncio; see `PubSubClient`.
 
     Use it as an async context manager; leaving it aborts subscriptions that are still open and
     closes the channel. It belongs to no loop, but each of its subscriptions belongs to the loop it
     was made in. A unary call that is cancelled may still be carried out.
     """
 
-    def __init__(
-        self,
-        session: Session | SessionProvider,
-        *,
-        endpoint: str = DEFAULT_ENDPOINT,
-        insecure: str = "",
-        ca_file: str = "",
-        proxy: str = "",
-        timings: Timings | None = None,
-        transport: Transport | None = None,
-        schema_store: SchemaStore | None = None,
-    ) -> None:
-        self._connection = Connection(
-            session,
-            endpoint=endpoint,
-            insecure=insecure,
-            ca_file=ca_file,
-            proxy=proxy,
-            timings=timings,
-            transport=transport,
-            schema_store=schema_store,
-        )
+    def _opened(self) -> None:
         self._pool = ThreadPoolExecutor(POOL_SIZE, thread_name_prefix="sfpubsub-aio")
         self._jobs: set[Future[Any]] = set()  # what runs in the pool, or waits for it
-
-    @classmethod
-    def from_env(
-        cls,
-        options: Mapping[str, str | None] | None = None,
-        *,
-        schema_store: SchemaStore | None = None,
-    ) -> AsyncPubSubClient:
-        """Make a client of the ``SFPUBSUB_…`` settings; see `PubSubClient.from_env`."""
-        settings = Settings.load(options)
-        return cls(
-            session_provider(settings),
-            endpoint=settings.endpoint,
-            insecure=settings.insecure,
-            ca_file=settings.ca_file,
-            proxy=settings.proxy,
-            timings=settings.timings,
-            schema_store=schema_store,
-        )
 
     # Unary calls.
 
@@ -140,6 +101,7 @@ class AsyncPubSubClient:
         topic: str,
         *,
         replay: Replay | MutableMapping[str, Any] | ReplayStore | AsyncReplayStore = "latest",
+        replay_store: MutableMapping[str, Any] | ReplayStore | AsyncReplayStore | None = None,
         replay_fallback: Replay | None = None,
         ack: AckMode = "auto",
         max_pending_count: int = Limits.max_pending_count,
@@ -152,31 +114,34 @@ class AsyncPubSubClient:
     ) -> AsyncSubscription:
         """Subscribe to a topic; the caller keeps the position. See `PubSubClient.subscribe`.
 
-        *replay* may be an async store as well; then the stream is opened when the subscription is
-        entered or first awaited. Any other store is called in the loop's thread, where it must not
-        wait long; so is *quarantine*. *on_gap* is called in the loop's thread.
+        The store may be an async one as well. One that may wait is asked where to start when the
+        subscription is entered or first awaited, and only then is the stream opened. Mappings are
+        called in the loop's thread, where they must not wait; other stores and *quarantine* in
+        threads of the client's. *on_gap* is called in the loop's thread.
         """
-        tell = self._in_loop(on_gap)
-        screen = Screen(on_undecodable, quarantine)
-        later = is_async(replay)
-        store = cast("AnyStore", replay) if later else as_store(replay)
-
-        def open_driver(start: Replay | None) -> StreamDriver:
-            return self._connection.open_plain(
-                topic,
-                StartPosition.latest() if start is None else start,
-                replay_fallback,
-                tracked=store is not None,
-                limits=Limits(max_pending_count, max_bytes, max_unacked),
-                connection_timeout=connection_timeout,
-                on_gap=tell,
-            )
-
-        if later:
-            first = open_driver(None)
-            return self._make(AsyncSubscription, first, ack, screen, store, open_driver)
-        start = cast("Replay", replay) if store is None else cast("ReplayStore", store).get(topic)
-        return self._make(AsyncSubscription, open_driver(start), ack, screen, store)
+        options = SubscribeOptions(
+            ack,
+            max_pending_count,
+            max_bytes,
+            max_unacked,
+            connection_timeout,
+            self._in_loop(on_gap),
+            on_undecodable,
+            quarantine,
+        )
+        start, store = start_and_store(replay, replay_store)
+        asks_store = is_async(store) or (isinstance(store, ReplayStore) and store.may_wait)
+        if isinstance(store, ReplayStore) and not asks_store:
+            start = store.get(topic) or start
+        delivery = self._connection.open(
+            Target(topic, False),
+            options,
+            start=start,
+            fallback=replay_fallback,
+            store=store,
+            stores_on_ack=False,
+        )
+        return AsyncSubscription(delivery, start, submit=self._submit, asks_store=asks_store)
 
     def subscribe_managed(
         self,
@@ -193,39 +158,24 @@ class AsyncPubSubClient:
     ) -> AsyncManagedSubscription:
         """Subscribe through a managed subscription; see `PubSubClient.subscribe_managed`.
 
-        *on_gap* and *quarantine* are called in the loop's thread.
+        *on_gap* is called in the loop's thread.
         """
-        screen = Screen(on_undecodable, quarantine)
-        driver = self._connection.open_managed(
-            name,
-            limits=Limits(max_pending_count, max_bytes, max_unacked),
-            connection_timeout=connection_timeout,
-            on_gap=self._in_loop(on_gap),
+        options = SubscribeOptions(
+            ack,
+            max_pending_count,
+            max_bytes,
+            max_unacked,
+            connection_timeout,
+            self._in_loop(on_gap),
+            on_undecodable,
+            quarantine,
         )
-        return self._make(AsyncManagedSubscription, driver, ack, screen)
+        delivery = self._connection.open(Target(name, True), options, stores_on_ack=False)
+        return AsyncManagedSubscription(delivery, submit=self._submit)
 
     def _in_loop(self, on_gap: Callable[[Gap], None] | None) -> Callable[[Gap], None] | None:
         loop = asyncio.get_running_loop()
         return None if on_gap is None else lambda gap: call_in(loop, on_gap, gap)
-
-    def _make(
-        self,
-        kind: type[S],
-        driver: StreamDriver,
-        ack: AckMode,
-        screen: Screen,
-        store: AnyStore | None = None,
-        open_later: Callable[[Replay | None], StreamDriver] | None = None,
-    ) -> S:
-        return kind(
-            driver,
-            self._connection,
-            ack=ack,
-            store=store,
-            screen=screen,
-            submit=self._submit,
-            open_later=open_later,
-        )
 
     # The end.
 
@@ -241,7 +191,7 @@ class AsyncPubSubClient:
         if not wait_for_futures(list(self._jobs), CLOSE_TIMEOUT).not_done:
             self._pool.shutdown()
 
-    async def __aenter__(self) -> AsyncPubSubClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -8,13 +8,14 @@ fetched before it was handed out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from sfpubsub.avro.bitmaps import change_schema
-from sfpubsub.avro.change_events import ChangeEvent, FieldChange
+from sfpubsub.avro.change_events import ChangeEvent
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import to_json
-from sfpubsub.errors import DecodeError, LocalProtocolError
+from sfpubsub.errors import DecodeError
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ class Event:
     """One event. Not thread-safe, but each event may be handled by a thread of its own."""
 
     # Thousands of these live at a time.
-    __slots__ = ("_batch", "_facts", "_value", "codec", "delivery_seq", "raw")
+    __slots__ = ("_batch", "_change", "_value", "codec", "delivery_seq", "raw")
 
     def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:
         self.raw = raw
@@ -35,7 +36,7 @@ class Event:
         self.delivery_seq = delivery_seq
         """Order of arrival within this subscription object; replay ids have no order."""
         self._value: dict[str, Any] | None = None
-        self._facts: ChangeEvent | None = None
+        self._change: ChangeEvent | None = None
 
     @property
     def id(self) -> str:
@@ -85,12 +86,19 @@ class Event:
     def value(self) -> dict[str, Any]:
         """The decoded fields by name. Times are integers, in milliseconds since 1970 UTC.
 
+        With a client made with ``datetimes=True`` fields that the schema documents as ``DateTime``
+        are `datetime` objects in UTC.
+
         Raises:
             DecodeError: The payload does not fit its schema. The text says which event it is, and
                 where.
         """
         if self._value is None:
-            self._value = self._decoded_by(self.codec.decode)
+            self._value = self._decoded_by(
+                partial(self.codec.decode, datetimes=True)
+                if self._batch.datetimes
+                else self.codec.decode
+            )
         return self._value
 
     @property
@@ -111,7 +119,7 @@ class Event:
         Raises:
             DecodeError: The payload does not fit its schema.
         """
-        if self._value is not None:
+        if self._value is not None and not self._batch.datetimes:
             value, text = self._value, to_json(self._value)
         else:
             value, text = self._decoded_by(self.codec.decode_with_json)
@@ -128,106 +136,17 @@ class Event:
                 rpc_id=error.rpc_id,
             ) from error
 
-    # Change events. The facts are asked of change events only: on another event they raise
-    # LocalProtocolError. A payload that does not fit its schema is a DecodeError everywhere.
-
     @property
-    def is_change_event(self) -> bool:
-        """Whether this is a change data capture event. Decodes nothing."""
-        return self.codec.is_change_event
-
-    @property
-    def is_gap(self) -> bool:
-        """Whether this is a change event without its change; False for other events."""
-        return self.is_change_event and self._change.is_gap
-
-    @property
-    def is_overflow(self) -> bool:
-        """Whether the rest of a large transaction was left out; False for other events."""
-        return self.is_change_event and self._change.is_overflow
-
-    @property
-    def change_type(self) -> str:
-        """``CREATE``, ``UPDATE``, ``DELETE``, ``UNDELETE``, ``GAP_…``, or one that is newer."""
-        return self._change.change_type
-
-    @property
-    def entity_name(self) -> str:
-        """API name of the object that changed, such as ``Account``."""
-        return self._change.entity_name
-
-    @property
-    def record_ids(self) -> tuple[str, ...]:
-        """Ids of the records that changed in this way; ``001*`` stands for all of an object."""
-        return self._change.record_ids
-
-    @property
-    def changed_fields(self) -> tuple[str, ...]:
-        """Names of the fields that an update changed, ``Parent.Child`` for parts."""
-        return self._change.changed_fields
-
-    @property
-    def nulled_fields(self) -> tuple[str, ...]:
-        """Names of the fields that an update set to null."""
-        return self._change.nulled_fields
-
-    @property
-    def diff_fields(self) -> tuple[str, ...]:
-        """Names of the fields whose text was sent as a diff."""
-        return self._change.diff_fields
-
-    @property
-    def transaction_key(self) -> str:
-        """The same for all changes of one transaction."""
-        return self._change.transaction_key
-
-    @property
-    def sequence_number(self) -> int:
-        """Counts the changes of one transaction, from 1."""
-        return self._change.sequence_number
-
-    @property
-    def commit_number(self) -> int:
-        """The service's number of the commit."""
-        return self._change.commit_number
-
-    @property
-    def commit_timestamp(self) -> int:
-        """When the change was committed, in milliseconds since 1970 UTC."""
-        return self._change.commit_timestamp
-
-    @property
-    def commit_user(self) -> str:
-        """Id of the user who made the change."""
-        return self._change.commit_user
-
-    @property
-    def change_origin(self) -> str:
-        """The API and the client that made the change; empty for changes of the org itself."""
-        return self._change.change_origin
-
-    def change(self, name: str) -> FieldChange:
-        """Say what happened to a field: changed to a value, set to null, or unchanged.
-
-        Args:
-            name: A field, or ``Parent.Child`` for a part of a compound field.
+    def change_event(self) -> ChangeEvent | None:
+        """What a change data capture event says: which records, and what changed; else None.
 
         Raises:
-            LocalProtocolError: Not a change event, or its schema has no such field.
-            DecodeError: The payload or its bitmaps do not fit the schema.
+            DecodeError: The payload does not fit its schema, or has no header.
         """
-        return self._change.change(name)
-
-    @property
-    def _change(self) -> ChangeEvent:
-        if self._facts is None:
-            if not self.is_change_event:
-                raise LocalProtocolError(
-                    f"{self.event_name} is not a change event: ask event.is_change_event first"
-                )
+        if self._change is None and self.codec.is_change_event:
             schema = change_schema(self.schema_id, self.codec.schema_json)
-            self._facts = ChangeEvent(schema, self.value)
-        return self._facts
+            self._change = ChangeEvent(schema, self.value)
+        return self._change
 
     @property
     def dedupe_key(self) -> bytes:
@@ -235,11 +154,13 @@ class Event:
         return dedupe_key(self.raw.id, self.raw.schema_id, self.raw.payload)
 
     def to_json(self) -> str:
-        """Return `value` as one line of JSON text.
+        """Return the fields as one line of JSON text; times are integers.
 
         Raises:
             DecodeError: The payload does not fit its schema.
         """
+        if self._batch.datetimes:
+            return self._decoded_by(self.codec.decode_with_json)[1]
         return to_json(self.value)
 
     def ack(self) -> None:
@@ -264,6 +185,7 @@ class EventBatch:
         ack: Takes the first and the last ``delivery_seq`` of a run of done events. Thread-safe.
         decoded: `Event.value` of events that were decoded already, by their place in *events*. Each
             is given away once, to the first event that is made of it.
+        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
     """
 
     def __init__(
@@ -278,6 +200,7 @@ class EventBatch:
         rpc_id: str = "",
         ack: Callable[[int, int], None],
         decoded: Mapping[int, dict[str, Any]] | None = None,
+        datetimes: bool = False,
     ) -> None:
         self.subscription = subscription
         self.topic = topic
@@ -289,6 +212,8 @@ class EventBatch:
         self.codecs = codecs
         """By schema id, one for each event's."""
         self._decoded = dict(decoded or ())
+        self.datetimes = datetimes
+        """Whether `Event.value` gives dates with a time as `datetime`."""
 
     def __iter__(self) -> Iterator[Event]:
         for place, raw in enumerate(self.raw_events):

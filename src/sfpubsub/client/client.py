@@ -4,100 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Self
 
-from sfpubsub.auth.oauth import session_provider
-from sfpubsub.auth.session import Session, SessionProvider
-from sfpubsub.client.connection import Connection
+from sfpubsub.client.base import ClientBase
+from sfpubsub.client.options import AckMode, SubscribeOptions
 from sfpubsub.client.quarantine import Quarantine
-from sfpubsub.client.replay_store import ReplayStore, as_store
-from sfpubsub.client.schema_store import SchemaStore
-from sfpubsub.client.subscription import (
-    AckMode,
-    ManagedSubscription,
-    Subscription,
-    check_ack,
-)
-from sfpubsub.client.undecodable import OnUndecodable, Screen
-from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
-from sfpubsub.transports.base import Transport
-from sfpubsub.transports.grpc_driver import StreamDriver
-from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, StartPosition, TopicInfo
-
-S = TypeVar("S", bound=Subscription)
+from sfpubsub.client.replay_store import ReplayStore, check_sync, start_and_store
+from sfpubsub.client.subscription import ManagedSubscription, Subscription
+from sfpubsub.client.undecodable import OnUndecodable
+from sfpubsub.config import Limits
+from sfpubsub.transports.base import Target
+from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo
 
 
-class PubSubClient:
-    """A client of the Pub/Sub API. Thread-safe.
+class PubSubClient(ClientBase):
+    """A client of the Pub/Sub API. Thread-safe. `ClientBase` tells of its arguments.
 
     Use it as a context manager; leaving it aborts subscriptions that are still open and closes the
     channel.
-
-    Args:
-        session: A ready session, or an object whose ``get_session`` supplies one.
-        endpoint: ``host:port``.
-        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to anywhere.
-        ca_file: PEM file of certificate authorities to trust instead of the system's.
-        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
-        timings: Times of the service and the client.
-        transport: Instead of a grpc channel: for tests.
-        schema_store: Where schemas are kept, so that raw events can be decoded offline and later;
-            looked into before the service is asked.
-
-    Raises:
-        ConfigurationError: A setting is wrong.
     """
-
-    def __init__(
-        self,
-        session: Session | SessionProvider,
-        *,
-        endpoint: str = DEFAULT_ENDPOINT,
-        insecure: str = "",
-        ca_file: str = "",
-        proxy: str = "",
-        timings: Timings | None = None,
-        transport: Transport | None = None,
-        schema_store: SchemaStore | None = None,
-    ) -> None:
-        self._connection = Connection(
-            session,
-            endpoint=endpoint,
-            insecure=insecure,
-            ca_file=ca_file,
-            proxy=proxy,
-            timings=timings,
-            transport=transport,
-            schema_store=schema_store,
-        )
-
-    @classmethod
-    def from_env(
-        cls,
-        options: Mapping[str, str | None] | None = None,
-        *,
-        schema_store: SchemaStore | None = None,
-    ) -> PubSubClient:
-        """Make a client of the ``SFPUBSUB_…`` settings.
-
-        Args:
-            options: Settings that go before the environment, by field of `Settings`, and
-                ``config`` and ``profile``, which choose a file and a table in it.
-            schema_store: Where schemas are kept.
-
-        Raises:
-            ConfigurationError: A setting is missing or wrong.
-        """
-        settings = Settings.load(options)
-        return cls(
-            session_provider(settings),
-            endpoint=settings.endpoint,
-            insecure=settings.insecure,
-            ca_file=settings.ca_file,
-            proxy=settings.proxy,
-            timings=settings.timings,
-            schema_store=schema_store,
-        )
 
     # Unary calls.
 
@@ -164,6 +89,7 @@ class PubSubClient:
         topic: str,
         *,
         replay: Replay | MutableMapping[str, Any] | ReplayStore = "latest",
+        replay_store: MutableMapping[str, Any] | ReplayStore | None = None,
         replay_fallback: Replay | None = None,
         ack: AckMode = "auto",
         max_pending_count: int = Limits.max_pending_count,
@@ -179,14 +105,17 @@ class PubSubClient:
         Args:
             topic: Full path.
             replay: Where to start: ``latest``, ``earliest``, a `ReplayOption`, a replay id or its
-                hexadecimal form; or where the position is kept: a mapping or a `ReplayStore`.
+                hexadecimal form. With a store: for a topic that the store does not know. A store is
+                taken here as well.
+            replay_store: Where the position is kept: a mapping or a `ReplayStore`.
             replay_fallback: Where to go on when the position is refused; None to stop.
             ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
                 acks. Matters only with a store.
             max_pending_count: Events held unread before no more are asked for.
             max_bytes: Payload bytes held unread before no more are asked for.
             max_unacked: Events handed out and not acked before no more are asked for.
-            connection_timeout: Seconds that transport failures may last; None for ever.
+            connection_timeout: The outage budget: seconds that transport failures may last before
+                the subscription fails; None for ever. Not a timeout of one connection attempt.
             on_gap: Told of every position that is given up; must not wait.
             on_undecodable: What becomes of an event that cannot be decoded: ``fail``: reading its
                 value raises; ``quarantine``: it is put into *quarantine*, durably before its
@@ -195,27 +124,32 @@ class PubSubClient:
             quarantine: Where such events are kept.
 
         Raises:
-            ConfigurationError: *replay* is an async store, or *on_undecodable* is no policy, or
-                does not go with *quarantine*.
-            ValueError: *replay* is a string that is no position.
+            ConfigurationError: The store is an async one, or there are two, or *ack* or
+                *on_undecodable* is not one of its values, or the latter does not go with
+                *quarantine*.
+            ValueError: *replay* is a string that is not a position, or a limit is below 1.
         """
-        check_ack(ack)
-        screen = Screen(on_undecodable, quarantine)
-        store = as_store(replay)
-        if store is not None:
-            start: Replay = store.get(topic) or StartPosition.latest()
-        else:
-            start = cast("Replay", replay)
-        driver = self._connection.open_plain(
-            topic,
-            start,
-            replay_fallback,
-            tracked=store is not None,
-            limits=Limits(max_pending_count, max_bytes, max_unacked),
-            connection_timeout=connection_timeout,
-            on_gap=on_gap,
+        options = SubscribeOptions(
+            ack,
+            max_pending_count,
+            max_bytes,
+            max_unacked,
+            connection_timeout,
+            on_gap,
+            on_undecodable,
+            quarantine,
         )
-        return self._start(Subscription, driver, ack, store, screen)
+        start, kept_in = start_and_store(replay, replay_store)
+        store = check_sync(kept_in)
+        delivery = self._connection.open(
+            Target(topic, False),
+            options,
+            start=(None if store is None else store.get(topic)) or start,
+            fallback=replay_fallback,
+            store=store,
+            stores_on_ack=True,
+        )
+        return Subscription(delivery)
 
     def subscribe_managed(
         self,
@@ -234,8 +168,7 @@ class PubSubClient:
 
         Args:
             name: Developer name or record id of the ManagedEventSubscription.
-            ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
-                acks.
+            ack: As for `subscribe`.
             max_pending_count: As for `subscribe`.
             max_bytes: As for `subscribe`.
             max_unacked: As for `subscribe`.
@@ -245,35 +178,22 @@ class PubSubClient:
             quarantine: As for `subscribe`.
 
         Raises:
-            ConfigurationError: *on_undecodable* is no policy, or does not go with *quarantine*.
+            ConfigurationError: *ack* or *on_undecodable* is not one of its values, or the latter
+                does not go with *quarantine*.
+            ValueError: A limit is below 1.
         """
-        check_ack(ack)
-        screen = Screen(on_undecodable, quarantine)
-        driver = self._connection.open_managed(
-            name,
-            limits=Limits(max_pending_count, max_bytes, max_unacked),
-            connection_timeout=connection_timeout,
-            on_gap=on_gap,
+        options = SubscribeOptions(
+            ack,
+            max_pending_count,
+            max_bytes,
+            max_unacked,
+            connection_timeout,
+            on_gap,
+            on_undecodable,
+            quarantine,
         )
-        return self._start(ManagedSubscription, driver, ack, None, screen)
-
-    def _start(
-        self,
-        kind: type[S],
-        driver: StreamDriver,
-        ack: AckMode,
-        store: ReplayStore | None,
-        screen: Screen,
-    ) -> S:
-        return kind(
-            driver,
-            self._connection.schemas,
-            ack=ack,
-            store=store,
-            screen=screen,
-            timings=self._connection.timings,
-            on_close=self._connection.release,
-        )
+        delivery = self._connection.open(Target(name, True), options, stores_on_ack=True)
+        return ManagedSubscription(delivery)
 
     # The end.
 
@@ -281,7 +201,7 @@ class PubSubClient:
         """Abort the subscriptions that are still open, then close the channel."""
         self._connection.close()
 
-    def __enter__(self) -> PubSubClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

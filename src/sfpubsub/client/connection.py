@@ -18,16 +18,25 @@ from typing import Any, TypeVar
 
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
 from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.options import ClientOptions, SubscribeOptions
 from sfpubsub.client.publisher import publish
-from sfpubsub.client.schema_store import SchemaStore
-from sfpubsub.config import Limits, Timings
+from sfpubsub.client.replay_store import AnyStore
+from sfpubsub.config import Timings
 from sfpubsub.errors import LocalProtocolError, SessionExpiredError
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.transports.alarm import AlarmClock
-from sfpubsub.transports.base import Headers, Target, Transport
+from sfpubsub.transports.base import Headers, Target
 from sfpubsub.transports.channel import GrpcTransport, open_channel
-from sfpubsub.transports.grpc_driver import StreamDriver
-from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo, start_position
+from sfpubsub.transports.driver import StreamDriver
+from sfpubsub.types import (
+    PublishResult,
+    Replay,
+    SchemaInfo,
+    StartPosition,
+    TopicInfo,
+    start_position,
+)
 
 logger = logging.getLogger("sfpubsub.client")
 
@@ -40,35 +49,25 @@ _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class Connection:
-    """One client's way to the service. Thread-safe. Its arguments are those of `PubSubClient`."""
+    """One client's way to the service. Thread-safe."""
 
-    def __init__(
-        self,
-        session: Session | SessionProvider,
-        *,
-        endpoint: str,
-        insecure: str,
-        ca_file: str,
-        proxy: str,
-        timings: Timings | None,
-        transport: Transport | None,
-        schema_store: SchemaStore | None,
-    ) -> None:
+    def __init__(self, session: Session | SessionProvider, options: ClientOptions) -> None:
         provider = StaticSession(session) if isinstance(session, Session) else session
         self._sessions = CurrentSession(provider)
-        self.timings = timings or Timings()
-        self.transport = transport or GrpcTransport(
+        self._datetimes = options.datetimes
+        self.timings = options.timings or Timings()
+        self.transport = options.transport or GrpcTransport(
             open_channel(
-                endpoint,
-                insecure=insecure,
-                ca_file=ca_file,
-                proxy=proxy,
+                options.endpoint,
+                insecure=options.insecure,
+                ca_file=options.ca_file,
+                proxy=options.proxy,
                 timings=self.timings,
             ),
-            endpoint,
+            options.endpoint,
             lambda: self._sessions.get().headers,
         )
-        self.schemas = SchemaCache(self.get_schema, store=schema_store)
+        self.schemas = SchemaCache(self.get_schema, store=options.schema_store)
         self._alarm = AlarmClock(time.monotonic)
         self._lock = threading.Lock()  # guards the two below
         self._drivers: set[StreamDriver] = set()
@@ -121,76 +120,64 @@ class Connection:
 
     # Streams.
 
-    def open_plain(
+    def open(
         self,
-        topic: str,
-        start: Replay,
-        fallback: Replay | None,
-        *,
-        tracked: bool,
-        limits: Limits,
-        connection_timeout: float | None,
-        on_gap: Callable[[Gap], None] | None,
-    ) -> StreamDriver:
-        """Return the driver of a plain subscription, not started; see `PubSubClient.subscribe`.
-
-        Raises:
-            LocalProtocolError: The client is closed.
-            ValueError: *start* or *fallback* is a string that is no position.
-        """
-        protocol = SubscriptionProtocol(
-            topic,
-            start=start_position(start),
-            fallback=None if fallback is None else start_position(fallback),
-            tracked=tracked,
-            limits=limits,
-            timings=self.timings,
-            connection_timeout=connection_timeout,
-        )
-        return self._open(protocol, Target(topic, False), on_gap)
-
-    def open_managed(
-        self,
-        name: str,
-        *,
-        limits: Limits,
-        connection_timeout: float | None,
-        on_gap: Callable[[Gap], None] | None,
-    ) -> StreamDriver:
-        """Return the driver of a managed subscription, not started.
-
-        Raises:
-            LocalProtocolError: The client is closed.
-        """
-        protocol = SubscriptionProtocol(
-            name, limits=limits, timings=self.timings, connection_timeout=connection_timeout
-        )
-        return self._open(protocol, Target(name, True), on_gap)
-
-    def _open(
-        self,
-        protocol: SubscriptionProtocol,
         target: Target,
-        on_gap: Callable[[Gap], None] | None,
-    ) -> StreamDriver:
+        options: SubscribeOptions,
+        *,
+        start: StartPosition | None = None,
+        fallback: Replay | None = None,
+        store: AnyStore | None = None,
+        stores_on_ack: bool,
+    ) -> Delivery:
+        """Return a subscription without its face, not started; see `PubSubClient.subscribe`.
+
+        Args:
+            target: Topic or managed subscription.
+            options: What the caller chose.
+            start: Where a plain subscription starts.
+            fallback: Where it goes on when its position is refused; None to stop.
+            store: Where its position is kept.
+            stores_on_ack: See `Delivery`.
+
+        Raises:
+            LocalProtocolError: The client is closed.
+            ValueError: *fallback* is a string that is not a position.
+        """
+        protocol = SubscriptionProtocol(
+            target.name,
+            start=start,
+            fallback=None if fallback is None else start_position(fallback),
+            tracked=target.managed or store is not None,
+            limits=options.limits,
+            timings=self.timings,
+            connection_timeout=options.connection_timeout,
+        )
         driver = StreamDriver(
             protocol,
             self.transport,
             target,
             alarm=self._alarm,
             renew=self._renew,
-            on_gap=on_gap or (lambda _gap: None),
+            on_gap=options.on_gap or (lambda _gap: None),
         )
         with self._lock:
             self._check_open()
             self._drivers.add(driver)
-        return driver
+        return Delivery(
+            driver,
+            self.schemas,
+            options,
+            store=store,
+            timings=self.timings,
+            datetimes=self._datetimes,
+            release=self.release,
+            stores_on_ack=stores_on_ack,
+        )
 
-    def release(self, driver: StreamDriver) -> None:
-        """Forget a driver that has ended, once no thread of it is left."""
+    def release(self) -> None:
+        """Forget the drivers that have ended and of which no thread is left."""
         with self._lock:
-            if not driver.has_begun:
-                self._drivers.discard(driver)
             self._drivers = {other for other in self._drivers if not other.is_done}
 
     # The end.

@@ -1,23 +1,18 @@
 """Where a plain subscription's position lives when the caller keeps it.
 
-A store is touched only in the thread that iterates or acks, never by the stream's own thread. That
-matters for stores that are tied to a thread, such as a shelve on Python 3.13.
+With the synchronous client a store is touched only in the thread that iterates or acks, never by
+the stream's own thread. That matters for stores that are tied to a thread, such as a shelve on
+Python 3.13. `AsyncPubSubClient` calls a store that may wait in threads of its own, and a mapping in
+the loop's thread.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from inspect import iscoroutinefunction
-from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-from sfpubsub.durable import replace_file
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.types import Replay, ReplayId, StartPosition, start_position
 
@@ -26,8 +21,13 @@ class ReplayStore(ABC):
     """A position per topic.
 
     `set` is called after every event up to the position was acked, so that a new process which
-    starts at `get` misses nothing and sees again at most what was not acked.
+    starts at `get` misses nothing, and sees again what was not acked or was acked since the last
+    `set`: at most `Timings.store_interval` lies between an ack and the next chance to store it.
     """
+
+    may_wait: bool = True
+    """Whether a call may wait for a disk or a network. Then the asyncio face makes it in a thread;
+    any other store is called in the loop's own thread."""
 
     @abstractmethod
     def get(self, topic: str) -> StartPosition | None:
@@ -47,6 +47,8 @@ class MappingReplayStore(ReplayStore):
         mapping: Used as it is; opening, closing and flushing it are the caller's business.
     """
 
+    may_wait = False  # some mappings, such as a shelve, are tied to the thread that made them
+
     def __init__(self, mapping: MutableMapping[str, Any]) -> None:
         self._mapping = mapping
 
@@ -54,7 +56,7 @@ class MappingReplayStore(ReplayStore):
         """Return the position kept for *topic*, or None.
 
         Raises:
-            ConfigurationError: What is kept there is no replay id.
+            ConfigurationError: What is kept there is not a replay id.
         """
         value = self._mapping.get(topic)
         if value is None:
@@ -64,8 +66,8 @@ class MappingReplayStore(ReplayStore):
         if isinstance(value, bytes) and value:
             return StartPosition.after(ReplayId(value))
         raise ConfigurationError(
-            f"the replay store holds {value!r} for {topic}, which is no replay id: delete the key "
-            f"to start over, or store bytes"
+            f"the replay store holds {value!r} for {topic}, which is not a replay id: delete the "
+            f"key to start over, or store bytes"
         )
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -88,135 +90,6 @@ class DefaultMappingReplayStore(MappingReplayStore):
     def get(self, topic: str) -> StartPosition:
         """Return the position kept for *topic*, or the default."""
         return super().get(topic) or self._default
-
-
-class FileReplayStore(ReplayStore):
-    """Positions in a small JSON file, one writer at a time.
-
-    Every `set` replaces the file by one rename, flushed before and after: a crash at any moment
-    leaves the old positions or the new ones. A file that is damaged all the same (by a disk, by an
-    editor) is an error and never an empty store, because starting over may lose events.
-
-    Thread-safe. Use it as a context manager, or call `close`, to let another process have it.
-
-    Args:
-        path: The file; made with the first position.
-        default: Where a topic starts that the file does not know.
-
-    Raises:
-        ConfigurationError: The file is damaged, cannot be read, or is in use by another process.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, default: Replay = "latest") -> None:
-        self._path = Path(path)
-        self._default = start_position(default)
-        self._writing = threading.Lock()  # one `set` at a time: each writes all positions
-        self._lock: int | None = _claim(self._path)
-        try:
-            self._positions = _read(self._path)
-        except BaseException:
-            self.close()
-            raise
-
-    def get(self, topic: str) -> StartPosition:
-        """Return the position kept for *topic*, or the default."""
-        replay_id = self._positions.get(topic)
-        return self._default if replay_id is None else StartPosition.after(replay_id)
-
-    def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Keep the position; durable when this returns.
-
-        Raises:
-            ConfigurationError: The file cannot be written; the old positions are still there.
-        """
-        with self._writing:
-            self._set(topic, replay_id)
-
-    def _set(self, topic: str, replay_id: ReplayId) -> None:
-        if self._lock is None:
-            raise ConfigurationError(f"the replay store {self._path} is closed")
-        positions = {**self._positions, topic: replay_id}
-        document = {"positions": {name: positions[name].hex() for name in sorted(positions)}}
-        try:
-            replace_file(self._path, json.dumps(document, indent=1) + "\n")
-        except OSError as error:
-            raise ConfigurationError(
-                f"the replay store {self._path} cannot be written: {error.strerror}"
-            ) from error
-        self._positions = positions
-
-    def close(self) -> None:
-        """Let another process have the file. Can be repeated."""
-        if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may hold the file as well
-            os.close(self._lock)
-            self._lock = None
-
-    def __enter__(self) -> FileReplayStore:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _claim(path: Path) -> int:
-    # A file of its own is locked, since the store itself is replaced by every write. The lock ends
-    # with the process.
-    lock = path.with_name(f"{path.name}.lock")
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the replay store {path} cannot be written: {error.strerror}"
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigurationError(
-            f"the replay store {path} is in use by another process: stop it, or use another file"
-        ) from error
-    return descriptor
-
-
-def _read(path: Path) -> dict[str, ReplayId]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        positions = document["positions"]
-        return {str(topic): ReplayId.from_hex(text) for topic, text in positions.items()}
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ConfigurationError(
-            f"the replay store {path} cannot be read: {error.strerror}"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(
-            f"the replay store {path} is damaged: restore it, or remove it to start over, which "
-            f"may lose or repeat events"
-        ) from error
-
-
-def as_store(replay: object) -> ReplayStore | None:
-    """Return the store that a ``replay`` argument stands for, or None for a fixed position.
-
-    Raises:
-        ConfigurationError: It is an async store, which nobody here could await.
-    """
-    if is_async(replay):
-        raise ConfigurationError(
-            f"{type(replay).__name__} is an async store, which only AsyncPubSubClient can await"
-        )
-    if isinstance(replay, ReplayStore):
-        return replay
-    if isinstance(replay, MutableMapping):
-        return MappingReplayStore(replay)
-    return None
 
 
 class AsyncReplayStore(ABC):
@@ -242,3 +115,49 @@ def is_async(store: object) -> bool:
         isinstance(store, ReplayStore)
         and (iscoroutinefunction(store.get) or iscoroutinefunction(store.set))
     )
+
+
+AnyStore: TypeAlias = ReplayStore | AsyncReplayStore
+
+# What `subscribe` takes as the place where positions are kept.
+StoreLike: TypeAlias = MutableMapping[str, Any] | AnyStore
+
+
+def start_and_store(
+    replay: Replay | StoreLike, replay_store: StoreLike | None
+) -> tuple[StartPosition, AnyStore | None]:
+    """Return what the arguments ``replay`` and ``replay_store`` of `subscribe` stand for.
+
+    Args:
+        replay: A position, for a topic that the store does not know; or, as aiosfstream has it,
+            the store.
+        replay_store: Where positions are kept.
+
+    Raises:
+        ConfigurationError: Both are a store.
+        ValueError: *replay* is a string that is not a position.
+    """
+    if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):
+        if replay_store is not None:
+            raise ConfigurationError(
+                "replay and replay_store are both a store: give the start position as replay"
+            )
+        return StartPosition.latest(), _as_store(replay)
+    return start_position(replay), None if replay_store is None else _as_store(replay_store)
+
+
+def _as_store(store: StoreLike) -> AnyStore:
+    return MappingReplayStore(store) if isinstance(store, MutableMapping) else store
+
+
+def check_sync(store: AnyStore | None) -> ReplayStore | None:
+    """Return *store*, which is not an async one.
+
+    Raises:
+        ConfigurationError: It is, and nobody here could await it.
+    """
+    if is_async(store):
+        raise ConfigurationError(
+            f"{type(store).__name__} is an async store, which only AsyncPubSubClient can await"
+        )
+    return cast("ReplayStore | None", store)

@@ -1,7 +1,8 @@
 """What becomes of an event that cannot be decoded: `OnUndecodable`.
 
 Such an event's payload does not fit its schema, or its schema is not valid, or the service says
-that there is no such schema. A schema that cannot be had for now is none of this: the batch waits.
+that there is no such schema. A schema that cannot be fetched for now is another matter: the
+response waits for it.
 
 With ``fail`` a batch is handed out as it came, and decoding stays lazy: reading `Event.value` of
 the event raises. With ``quarantine`` and ``skip`` a batch is decoded when it is handed out, in the
@@ -14,8 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.avro.schema_cache import SchemaCache
@@ -23,8 +23,7 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.errors import ConfigurationError, DecodeError, SchemaError, SchemaNotFoundError
 from sfpubsub.transports.base import Target
-from sfpubsub.transports.grpc_driver import Arrival
-from sfpubsub.types import Health
+from sfpubsub.transports.mailbox import Arrival
 
 logger = logging.getLogger("sfpubsub.client")
 
@@ -37,7 +36,7 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
     """Return what decodes the payloads of a schema, or a `NoCodec` if nothing ever will.
 
     Raises:
-        SfPubSubError: The schema cannot be had, which says nothing about the payloads.
+        SfPubSubError: The schema cannot be fetched, which says nothing about the payloads.
     """
     try:
         return schemas.get(schema_id)
@@ -55,94 +54,118 @@ def reason_of(error: DecodeError) -> str:
     return str(error.__cause__ if isinstance(error.__cause__, DecodeError) else error)
 
 
-class Screen:
-    """Applies one subscription's policy to what arrives. For one thread at a time.
+class Screened(NamedTuple):
+    """A response, sorted."""
 
-    Args:
-        on_undecodable: The policy.
-        quarantine: Takes the events, with ``quarantine`` and only then.
+    batches: list[EventBatch]
+    """The runs between the events that cannot be decoded, in order; possibly none."""
+    undecodable: list[QuarantinedEvent]
+
+
+def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -> None:
+    """Check that a policy and a quarantine go together.
 
     Raises:
-        ConfigurationError: The policy is none, or the quarantine does not go with it.
+        ConfigurationError: They do not, or there is no such policy.
+    """
+    if on_undecodable not in get_args(OnUndecodable):
+        raise ConfigurationError(
+            f"on_undecodable is 'fail', 'quarantine' or 'skip', not {on_undecodable!r}"
+        )
+    if (on_undecodable == "quarantine") != (quarantine is not None):
+        raise ConfigurationError(
+            "on_undecodable='quarantine' and quarantine=… go together: where events are kept "
+            "has to be said, and is of no use otherwise"
+        )
+
+
+class Screen:
+    """Sorts what arrives on one subscription by its policy. No I/O; not thread-safe.
+
+    Args:
+        target: What the subscription is to.
+        on_undecodable: The policy.
+        ack: What batches call to ack; takes the first and the last ``delivery_seq``.
+        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
     """
 
-    def __init__(self, on_undecodable: OnUndecodable, quarantine: Quarantine | None) -> None:
-        if on_undecodable not in get_args(OnUndecodable):
-            raise ConfigurationError(
-                f"on_undecodable is 'fail', 'quarantine' or 'skip', not {on_undecodable!r}"
-            )
-        if (on_undecodable == "quarantine") != (quarantine is not None):
-            raise ConfigurationError(
-                "on_undecodable='quarantine' and quarantine=… go together: where events are kept "
-                "has to be said, and is of no use otherwise"
-            )
-        self._lazy = on_undecodable == "fail"
-        self._quarantine = quarantine
+    def __init__(
+        self,
+        target: Target,
+        on_undecodable: OnUndecodable,
+        ack: Callable[[int, int], None],
+        *,
+        datetimes: bool,
+    ) -> None:
+        self._target = target
+        self._policy = on_undecodable
+        self._ack = ack
+        self._datetimes = datetimes
         self.quarantined = 0
         """Events put into the quarantine."""
         self.skipped = 0
         """Events passed over without being kept."""
 
-    def runs(
-        self,
-        arrival: Arrival,
-        target: Target,
-        codecs: Mapping[str, Codec],
-        ack: Callable[[int, int], None],
-    ) -> list[EventBatch]:
-        """Return what of a response is to be handed out, in order; possibly nothing.
+    @property
+    def keeps(self) -> bool:
+        """Whether events that cannot be decoded are to be kept."""
+        return self._policy == "quarantine"
 
-        1. Decode every event.
-        2. Put those that cannot be decoded into the quarantine, which makes them durable.
-        3. Ack them. Their position is passed once everything before them was acked, too.
-
-        If 2 fails nothing is acked, and the response is screened again.
+    def sort(self, arrival: Arrival, codecs: Mapping[str, Codec]) -> Screened:
+        """Return what of a response is to be handed out, and what cannot be decoded.
 
         Args:
             arrival: A response.
-            target: What it came from.
             codecs: By schema id, one for each event's.
-            ack: Takes the first and the last ``delivery_seq`` of a run of done events.
-
-        Raises:
-            WriteError: The quarantine could not be written.
         """
-        make = _maker(arrival, target, codecs, ack)
-        if self._lazy:
-            return [make(0, len(arrival.batch.events), {})]
+        count = len(arrival.batch.events)
+        whole = self._run(arrival, codecs, 0, count, {})
+        if self._policy == "fail":
+            return Screened([whole], [])
         decoded: dict[int, dict[str, Any]] = {}
-        undecodable: list[tuple[int, QuarantinedEvent]] = []
-        for place, event in enumerate(make(0, len(arrival.batch.events), {})):
+        undecodable: list[QuarantinedEvent] = []
+        cuts: list[int] = []
+        for place, event in enumerate(whole):
             try:
                 decoded[place] = event.value
             except DecodeError as error:
                 kept = QuarantinedEvent.of(event, reason_of(error), arrival.received_at)
-                undecodable.append((place, kept))
-        self._set_aside([kept for _, kept in undecodable])
-        runs, start = [], 0
-        for place, kept in undecodable:
-            ack(kept.delivery_seq, kept.delivery_seq)
-            if start < place:
-                runs.append(make(start, place, decoded))
-            start = place + 1
-        if start < len(arrival.batch.events):
-            runs.append(make(start, len(arrival.batch.events), decoded))
-        return runs
+                undecodable.append(kept)
+                cuts.append(place)
+        batches = [
+            self._run(arrival, codecs, start, stop, decoded)
+            for start, stop in zip([0, *(cut + 1 for cut in cuts)], [*cuts, count], strict=True)
+            if start < stop
+        ]
+        return Screened(batches, undecodable)
 
-    def health(self, health: Health, schemas: SchemaCache) -> Health:
-        """Return a snapshot with the counts of what was taken out."""
-        return replace(
-            health,
-            quarantined=self.quarantined,
-            skipped=self.skipped,
-            details={**health.details, "schema_id_mismatches": schemas.mismatches},
+    def _run(
+        self,
+        arrival: Arrival,
+        codecs: Mapping[str, Codec],
+        start: int,
+        stop: int,
+        decoded: Mapping[int, dict[str, Any]],
+    ) -> EventBatch:
+        batch = arrival.batch
+        return EventBatch(
+            subscription=self._target.name,
+            topic=None if self._target.managed else self._target.name,
+            events=batch.events[start:stop],
+            codecs=codecs,
+            first_seq=batch.first_seq + start,
+            received_at=arrival.received_at,
+            rpc_id=batch.rpc_id,
+            ack=self._ack,
+            decoded={p - start: decoded[p] for p in range(start, stop) if p in decoded}
+            if decoded
+            else None,
+            datetimes=self._datetimes,
         )
 
-    def _set_aside(self, events: list[QuarantinedEvent]) -> None:
-        if not events:
-            return
-        if self._quarantine is not None:
-            self._quarantine.put(events)
+    def count(self, events: list[QuarantinedEvent]) -> None:
+        """Count and log events that are passed over now."""
+        if self.keeps:
             self.quarantined += len(events)
         else:
             self.skipped += len(events)
@@ -152,28 +175,6 @@ class Screen:
                 event.raw.id or "(without an id)",
                 event.raw.replay_id.hex(),
                 event.subscription,
-                "skipped" if self._quarantine is None else f"quarantined as {event.key}",
+                f"quarantined as {event.key}" if self.keeps else "skipped",
                 event.reason,
             )
-
-
-def _maker(
-    arrival: Arrival,
-    target: Target,
-    codecs: Mapping[str, Codec],
-    ack: Callable[[int, int], None],
-) -> Callable[[int, int, Mapping[int, dict[str, Any]]], EventBatch]:
-    def make(start: int, stop: int, decoded: Mapping[int, dict[str, Any]]) -> EventBatch:
-        return EventBatch(
-            subscription=target.name,
-            topic=None if target.managed else target.name,
-            events=arrival.batch.events[start:stop],
-            codecs=codecs,
-            first_seq=arrival.batch.first_seq + start,
-            received_at=arrival.received_at,
-            rpc_id=arrival.batch.rpc_id,
-            ack=ack,
-            decoded={p - start: decoded[p] for p in range(start, stop) if p in decoded},
-        )
-
-    return make

@@ -63,6 +63,10 @@ class Timings:
     """Longest such delay; a retry after 15 s was seen to succeed."""
     slot_timeout: float = 1260.0
     """How long to wait for the slot; after a half-open loss it was seen held for 19 minutes."""
+    store_interval: float = 1.0
+    """A replay store gets the position at most this often while events keep coming: one that
+    flushes to a disk takes some 100 positions a second. After a crash what was acked since then
+    comes again."""
     unacked_stall: float = 300.0
     """With ``max_unacked`` exceeded (by the events that keep the stream open) and no ack for this
     long, the subscription fails instead of standing still in silence."""

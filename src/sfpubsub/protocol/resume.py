@@ -36,6 +36,10 @@ class Resume:
         """Where the next stream starts."""
         return self._start if self._last is None else StartPosition.after(self._last)
 
+    def begin_at(self, start: StartPosition) -> None:
+        """Start the first stream elsewhere."""
+        self._start = start
+
     def received(self, replay_id: ReplayId) -> None:
         """Move on."""
         self._last = replay_id

@@ -91,13 +91,20 @@ class SubscriptionProtocol:
 
     # The application speaks.
 
-    def start(self, now: float) -> list[Command]:
+    def start(self, now: float, position: StartPosition | None = None) -> list[Command]:
         """Open the first stream.
+
+        Args:
+            now: The time.
+            position: Where a plain subscription starts, instead of where it was told when it was
+                made.
 
         Raises:
             LocalProtocolError: It was started before, or has ended.
         """
         self._step(Signal.START)
+        if position is not None and self._resume is not None:
+            self._resume.begin_at(position)
         return [self._open(now)]
 
     def taken(self, count: int, size: int, now: float) -> list[Command]:

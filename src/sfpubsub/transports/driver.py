@@ -15,6 +15,7 @@ its own; batches, not events, cross to the application's thread.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -22,9 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import NamedTuple
 
-from sfpubsub.errors import CommitError, SfPubSubError, StreamError
+from sfpubsub.errors import CommitError, LocalProtocolError, SfPubSubError, StreamError
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -43,17 +43,10 @@ from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Headers, StreamCall, Target, Transport
-from sfpubsub.types import CommitReceipt, Gap, Health, ReplayId
+from sfpubsub.transports.mailbox import Arrival, Mailbox
+from sfpubsub.types import CommitReceipt, Gap, Health, ReplayId, StartPosition
 
 logger = logging.getLogger("sfpubsub.transport")
-
-
-class Arrival(NamedTuple):
-    """A batch that waits for the application."""
-
-    batch: Deliver
-    received_at: float
-    """Seconds since 1970 UTC on this machine's clock."""
 
 
 class StreamDriver:
@@ -99,109 +92,56 @@ class StreamDriver:
         self._headers: Headers = ()  # of the last call that was made
         self._threads: list[threading.Thread] = []
         self._tickets: dict[int, Future[CommitReceipt]] = {}
-        # Guards what the application waits for. Taken inside the lock, never around it.
-        # Entered by its lock: the condition's own way in can be interrupted by Ctrl-C half-way.
-        self._mutex = threading.Lock()
-        self._arrivals = threading.Condition(self._mutex)
-        self._queue: deque[Arrival] = deque()
-        self._woken = False
+        self._mailbox = Mailbox()
+        self._process = os.getpid()
         self._todo: deque[Command] = deque()  # what an interrupted `_apply` has left to the next
-        self._finish: Finish | None = None
-        self._changed: Callable[[], None] = lambda: None
 
     # For the application's threads.
 
-    def start(self) -> None:
-        """Open the first stream."""
-        self.has_begun = True
-        self._apply(self._protocol.start)
+    def start(self, position: StartPosition | None = None) -> None:
+        """Open the first stream.
 
-    def listen(self, changed: Callable[[], None]) -> None:
-        """Call *changed* whenever `poll` may have something new to say, and at the end.
-
-        It is called in any thread, under a lock: it must not wait, and must not call back.
+        Args:
+            position: Where a plain subscription starts, instead of where the protocol was told.
         """
-        with self._mutex:
-            self._changed = changed
-            changed()
+        self.has_begun = True
+        self._apply(lambda now: self._protocol.start(now, position))
 
     def peek(self) -> Arrival | None:
-        """Return the next batch if there is one, and leave it where it is; never waits.
+        """Return the next response if there is one, and leave it where it is; never waits."""
+        return self._mailbox.peek()
 
-        Raises:
-            SfPubSubError: The subscription has failed and everything received was accepted.
-        """
-        over = self.over  # before looking: what comes before the end is taken first
-        with self._mutex:
-            if self._queue:
-                return self._queue[0]
-        if over:
-            self.raise_failure()
-        return None
-
-    def accept(self, arrival: Arrival) -> bool:
+    def accept(self, arrival: Arrival) -> None:
         """Take *arrival* off the queue: it is in the application's hands.
 
-        Until then it stays the next one, so that a caller that is interrupted loses nothing.
-
-        Returns:
-            Whether it was the next one; False when it was accepted before, or discarded.
+        Until then it stays the next one, so that a caller that is interrupted loses nothing. One
+        that was accepted before, or discarded, changes nothing.
         """
-        accepted: list[Arrival] = []
 
         def pop(now: float) -> list[Command]:
-            if not self._queue or self._queue[0] is not arrival:
+            if not self._mailbox.pop(arrival):
                 return []
-            accepted.append(self._queue.popleft())
             return self._protocol.taken(len(arrival.batch.events), arrival.batch.size, now)
 
         self._apply(pop)
-        return bool(accepted)
 
-    def poll(self) -> Arrival | None:
-        """Return the next batch if there is one, accepted; never waits.
+    @property
+    def changes(self) -> int:
+        """Changes with everything that `wait` may be waiting for."""
+        return self._mailbox.count
 
-        Raises:
-            SfPubSubError: The subscription has failed and everything received was accepted.
-        """
-        while (arrival := self.peek()) is not None:
-            if self.accept(arrival):
-                return arrival
-        return None
+    def wait(self, changes: int, timeout: float | None) -> None:
+        """Wait until `changes` differs from *changes*, or for *timeout* seconds; None for ever."""
+        self._check_process()
+        self._mailbox.wait(changes, timeout)
 
-    def wait(self, timeout: float | None) -> Arrival | None:
-        """Wait for the next batch, and leave it where it is.
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        self._mailbox.wake()
 
-        Args:
-            timeout: Seconds; None for no limit.
-
-        Returns:
-            A batch; None after the timeout, after a `Wake`, and at the end (see `over`).
-
-        Raises:
-            SfPubSubError: The subscription has failed and everything received was accepted.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._mutex:
-                waiting = self._wait_for_arrival(deadline)
-            arrival = self.peek()
-            if arrival is not None or not waiting:
-                return arrival
-            # Discarded since we looked: wait on.
-
-    def _wait_for_arrival(self, deadline: float | None) -> bool:
-        while not self._queue:
-            if self._finish is not None:
-                return False
-            if self._woken:
-                self._woken = False
-                return False
-            wait = None if deadline is None else deadline - time.monotonic()
-            if wait is not None and wait <= 0:
-                return False
-            self._arrivals.wait(None if wait is None else min(wait, threading.TIMEOUT_MAX))
-        return True
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call *changed* with every change; see `Mailbox.listen`."""
+        self._mailbox.listen(changed)
 
     @property
     def target(self) -> Target:
@@ -211,13 +151,20 @@ class StreamDriver:
     @property
     def over(self) -> bool:
         """Whether the subscription has ended; nothing more comes."""
-        return self._finish is not None
+        return self._mailbox.finish is not None
 
-    def wait_until_over(self, timeout: float) -> bool:
-        """Wait up to *timeout* seconds for the end; return whether it has come."""
-        with self._mutex:
-            self._arrivals.wait_for(lambda: self.over, min(timeout, threading.TIMEOUT_MAX))
-            return self.over
+    @property
+    def discarded(self) -> bool:
+        """Whether what was not accepted is gone for good."""
+        return self._mailbox.discarded
+
+    def pause(self) -> None:
+        """Ask for no more events until `resume`; the stream is kept open."""
+        self._apply(self._protocol.pause)
+
+    def resume(self) -> None:
+        """Ask for events again."""
+        self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:
         """Ack a run of events. After the end it changes nothing."""
@@ -225,6 +172,7 @@ class StreamDriver:
 
     def storable(self) -> ReplayId | None:
         """Return the position to store now, if there is a new one."""
+        self._check_process()
         with self._lock:
             return self._protocol.storable()
 
@@ -276,9 +224,11 @@ class StreamDriver:
             SfPubSubError: What ended the subscription, such as a last commit that failed.
         """
         self.begin_drain()
-        # The protocol bounds this: its deadlines end a drain.
-        with self._mutex:
-            self._arrivals.wait_for(lambda: self.over)
+        while True:
+            changes = self.changes
+            if self.over:
+                break
+            self.wait(changes, None)  # the protocol bounds this: its deadlines end a drain
         self.raise_failure()
 
     def begin_drain(self) -> None:
@@ -287,9 +237,15 @@ class StreamDriver:
 
     def raise_failure(self) -> None:
         """Raise what ended the subscription, if it ended with an error."""
-        if self._finish is not None and self._finish.error is not None:
+        if self.failure is not None:
             # The same error may be raised by many calls: without the frames of the last one.
-            raise self._finish.error.with_traceback(None)
+            raise self.failure.with_traceback(None)
+
+    @property
+    def failure(self) -> SfPubSubError | None:
+        """What ended the subscription, if that was an error."""
+        finish = self._mailbox.finish
+        return None if finish is None else finish.error
 
     def abort(self) -> None:
         """End now."""
@@ -309,12 +265,23 @@ class StreamDriver:
 
     def health(self) -> Health:
         """Return a snapshot."""
+        self._check_process()
         with self._lock:
             return self._protocol.health()
+
+    def _check_process(self) -> None:
+        # A forked child has this object and none of its threads: nothing would ever happen here,
+        # and a lock that another thread held at that moment is never released.
+        if os.getpid() != self._process:
+            raise LocalProtocolError(
+                f"the subscription {self._target.name} belongs to process {self._process}, which "
+                f"forked this one: make a client after the fork"
+            )
 
     # The recipe.
 
     def _apply(self, happened: Callable[[float], list[Command]]) -> None:
+        self._check_process()
         told: list[Command] = []
         with self._lock:
             self._todo.extend(happened(self._clock()))
@@ -332,9 +299,7 @@ class StreamDriver:
     def _carry_out(self, command: Command) -> bool:
         """Do what needs the lock; return False for what has to be told outside it."""
         if isinstance(command, Deliver):
-            with self._mutex:
-                self._queue.append(Arrival(command, time.time()))
-                self._notify()
+            self._mailbox.put(Arrival(command, time.time()))
         elif isinstance(command, SendRequest):
             if self._call is not None:
                 self._call.send(command)
@@ -353,26 +318,15 @@ class StreamDriver:
                 call.cancel()
         elif isinstance(command, RenewSession):
             self._spawn("renew", self._renew_session)
+        elif isinstance(command, Discard):
+            self._mailbox.discard()
+        elif isinstance(command, Wake):
+            self._mailbox.wake()
+        elif isinstance(command, Finish):
+            self._mailbox.close(command)
         else:
-            return self._carry_out_for_waiters(command)
-        return True
-
-    def _carry_out_for_waiters(self, command: Command) -> bool:
-        if isinstance(command, (ReportGap, SettleCommit)):
             return False
-        with self._mutex:
-            if isinstance(command, Discard):
-                self._queue.clear()
-            elif isinstance(command, Wake):
-                self._woken = True
-            elif isinstance(command, Finish):
-                self._finish = command
-            self._notify()
         return True
-
-    def _notify(self) -> None:
-        self._arrivals.notify_all()
-        self._changed()
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, ReportGap):

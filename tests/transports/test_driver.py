@@ -21,7 +21,7 @@ from sfpubsub.protocol.events import CommitAnswer, Failure, FailureKind, Respons
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.transports.alarm import AlarmClock
 from sfpubsub.transports.base import Target
-from sfpubsub.transports.grpc_driver import StreamDriver
+from sfpubsub.transports.driver import StreamDriver
 from sfpubsub.transports.memory import MemoryTransport
 from sfpubsub.types import RawEvent, ReplayId, StartPosition
 

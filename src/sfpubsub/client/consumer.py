@@ -1,0 +1,305 @@
+"""From a delivered response to the application: every decision, for both faces.
+
+No I/O, no clock, no threads. After anything has happened the face asks `Consumer.next` what to do,
+does it, reports back, and asks again:
+
+========================  ==============================================  ======================
+answer                    what the face does                              what it reports
+========================  ==============================================  ======================
+`FetchSchemas`            fetches them; may wait                          `found` or `not_found`
+`Quarantine`              makes the events durable; may wait              `set_aside`
+`Take`                    acks what was set aside, takes the response     nothing
+                          off the queue
+`Store`                   stores what `to_store` answers; may wait        `stored`
+`HandOut`                 returns the batch to the application            nothing
+`WaitUntil`               waits for news, until that time at most         nothing
+`End`                     says that the subscription is over              nothing
+========================  ==============================================  ======================
+
+A face that is interrupted (Ctrl-C, a cancelled task) before it has reported asks again and gets
+the same answer, so everything but `HandOut` may be carried out twice. A response stays at the head
+of the queue until it is ready to be handed out, so nothing is lost in between.
+
+Positions are stored together: at once when the application asks for more and there is nothing to
+hand out, otherwise at most every `Timings.store_interval`. After a crash the events that were acked
+since then come again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.client.quarantine import QuarantinedEvent
+from sfpubsub.client.undecodable import OnUndecodable, Screen, Screened
+from sfpubsub.config import Timings
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.protocol.backoff import Backoff
+from sfpubsub.transports.base import Target
+from sfpubsub.transports.mailbox import Arrival
+from sfpubsub.types import Health, ReplayId
+
+logger = logging.getLogger("sfpubsub.client")
+
+
+class FetchSchemas(NamedTuple):
+    """Fetch the schemas of the next response."""
+
+    schema_ids: tuple[str, ...]
+
+
+class Quarantine(NamedTuple):
+    """Make these events durable: they cannot be decoded."""
+
+    events: list[QuarantinedEvent]
+
+
+class Take(NamedTuple):
+    """Ack the events that were set aside, and take the response off the queue."""
+
+    arrival: Arrival
+    acks: tuple[int, ...]
+    """``delivery_seq`` of each."""
+
+
+class Store(NamedTuple):
+    """Store the position that `Consumer.to_store` answers."""
+
+
+class HandOut(NamedTuple):
+    """Give the application its next batch."""
+
+    batch: EventBatch
+
+
+class WaitUntil(NamedTuple):
+    """Wait until something changes."""
+
+    time: float | None
+    """The latest time; None for no limit."""
+
+
+class End(NamedTuple):
+    """Nothing more comes."""
+
+
+Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
+
+_STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
+
+
+class Consumer:
+    """The decisions of one subscription's consuming side. Not thread-safe.
+
+    Args:
+        target: What the subscription is to.
+        on_undecodable: The policy for events that cannot be decoded.
+        auto_ack: Whether asking for the next batch acks the one before.
+        peek: Returns the codec of a schema id if it is known; never waits.
+        ack: What batches call to ack; takes the first and the last ``delivery_seq``.
+        timings: Of retries and of storing.
+        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        on_undecodable: OnUndecodable,
+        auto_ack: bool,
+        peek: Callable[[str], Codec | None],
+        ack: Callable[[int, int], None],
+        timings: Timings,
+        datetimes: bool = False,
+    ) -> None:
+        self._name = target.name
+        self.acks_by_itself = auto_ack
+        """Whether asking for the next batch acks the one before."""
+        self._peek = peek
+        self._screen = Screen(target, on_undecodable, ack, datetimes=datetimes)
+        self._head: Arrival | None = None  # the response that is being prepared
+        self._codecs: dict[str, Codec] = {}  # of that one
+        self._missing: tuple[str, ...] = ()  # schema ids of that one
+        self._screened: Screened | None = None  # that one, once it has its codecs
+        self._is_set_aside = False  # its events that cannot be decoded are durable
+        self._taken: Arrival | None = None  # the last one that was prepared
+        self._acks: tuple[int, ...] = ()
+        self._ready: deque[EventBatch] = deque()  # of that one, not yet handed out
+        self._in_hand: EventBatch | None = None
+        self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
+        self._schema_due = 0.0  # no schema that could not be fetched is asked for before
+        self._schema_error: str | None = None
+        self._over = False
+        self._paused = False
+        self._unstored: ReplayId | None = None
+        self._store_interval = timings.store_interval
+        self._store_due = float("-inf")
+        self._store_when_idle = False  # the application has asked for more since the last time
+
+    # What happens.
+
+    def asked(self) -> tuple[int, int] | None:
+        """Take the application's request for the next batch.
+
+        Returns:
+            First and last ``delivery_seq`` of what that acks, if it acks something.
+        """
+        acked = self.in_hand if self.acks_by_itself else None
+        self._in_hand = None
+        self._store_when_idle = True
+        return acked
+
+    @property
+    def in_hand(self) -> tuple[int, int] | None:
+        """First and last ``delivery_seq`` of the batch that the application was given last."""
+        batch = self._in_hand
+        return None if batch is None else (batch.first_seq, batch.first_seq + len(batch) - 1)
+
+    def found(self, codecs: dict[str, Codec]) -> None:
+        """Take the codecs of the schemas that were fetched."""
+        self._codecs.update(codecs)
+        self._schema_backoff.reset()
+        self._schema_error = None
+
+    def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
+        """Take the reason why a schema could not be fetched.
+
+        A schema that cannot be fetched for now must not cost an event: the response waits for it.
+
+        Args:
+            error: Why.
+            now: The time.
+            jitter: A uniform random number in [0, 1).
+            over: Whether the subscription has ended; then that is what there is to say.
+
+        Raises:
+            SfPubSubError: *error*, if trying again would not help.
+        """
+        if not error.retryable and not over:
+            raise error
+        wait = self._schema_backoff.next(jitter)
+        self._schema_due = now + wait
+        self._schema_error = str(error)
+        if not over:
+            logger.warning("%s; trying again in %.1f s", error, wait)
+
+    def set_aside(self) -> None:
+        """Take the word that the events of the last `Quarantine` are durable."""
+        self._is_set_aside = True
+
+    def pause(self, paused: bool) -> None:
+        """Hand out nothing while *paused*."""
+        self._paused = paused
+
+    # Positions.
+
+    def storable(self, position: ReplayId | None) -> None:
+        """Take the newest position up to which everything is acked; None where there is no news."""
+        if position is not None:
+            self._unstored = position
+
+    def is_store_due(self, now: float) -> bool:
+        """Whether the time has come to store what was acked."""
+        return self._unstored is not None and now >= self._store_due
+
+    def to_store(self, now: float, *, last: bool = False) -> ReplayId | None:
+        """Return the position to store now, or None.
+
+        Args:
+            now: The time.
+            last: There is no later time.
+        """
+        return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
+
+    def stored(self, position: ReplayId, now: float) -> None:
+        """Take the word that *position* is durable. One that failed is answered again."""
+        if self._unstored == position:
+            self._unstored = None
+        self._store_due = now + self._store_interval
+
+    # What to do.
+
+    def next(self, now: float, head: Arrival | None, *, over: bool, discarded: bool) -> Step:
+        """Return what to do next.
+
+        Args:
+            now: The time.
+            head: The first response in the queue.
+            over: Whether the subscription had ended before *head* was looked at.
+            discarded: Whether what was received is not to be handed out any more.
+        """
+        self._over = over
+        if discarded:
+            self._ready.clear()
+            return _END
+        if head is not None and head is self._taken:
+            return Take(head, self._acks)  # interrupted before it was off the queue
+        if self.is_store_due(now):
+            return _STORE
+        if self._paused and not over:
+            return self._wait()
+        if self._ready:
+            self._in_hand = self._ready.popleft()
+            self._store_when_idle = False
+            return HandOut(self._in_hand)
+        if head is not None:
+            return self._prepare(head, now)
+        if self._unstored is not None and (over or self._store_when_idle):
+            self._store_when_idle = True
+            return _STORE
+        self._store_when_idle = False
+        return _END if over else self._wait()
+
+    def _wait(self) -> WaitUntil:
+        return _FOR_EVER if self._unstored is None else WaitUntil(self._store_due)
+
+    def _prepare(self, head: Arrival, now: float) -> Step:
+        if head is not self._head:
+            self._head, self._screened, self._is_set_aside, self._codecs = head, None, False, {}
+            self._missing = tuple({raw.schema_id for raw in head.batch.events})
+        if self._missing and not self._has_codecs():
+            if now < self._schema_due:
+                return _END if self._over else WaitUntil(self._schema_due)
+            return FetchSchemas(self._missing)
+        if self._screened is None:
+            self._screened = self._screen.sort(head, self._codecs)
+        screened = self._screened
+        if screened.undecodable and self._screen.keeps and not self._is_set_aside:
+            return Quarantine(screened.undecodable)
+        self._screen.count(screened.undecodable)
+        self._ready.extend(screened.batches)
+        self._taken, self._head, self._screened = head, None, None
+        self._acks = tuple(event.delivery_seq for event in screened.undecodable)
+        return Take(head, self._acks)
+
+    def _has_codecs(self) -> bool:
+        for schema_id in self._missing:
+            if schema_id not in self._codecs:
+                codec = self._peek(schema_id)
+                if codec is not None:
+                    self._codecs[schema_id] = codec
+        self._missing = tuple(name for name in self._missing if name not in self._codecs)
+        return not self._missing
+
+    def health(self, health: Health, mismatches: int) -> Health:
+        """Return the driver's snapshot with what is known here.
+
+        Args:
+            health: The driver's.
+            mismatches: Schema ids that are not the hash of their schema.
+        """
+        if self._schema_error is not None and health.state == "streaming":
+            reason = f"a schema cannot be fetched, and events wait for it: {self._schema_error}"
+            health = replace(health, state="waiting_for_schema", reason=reason)
+        return replace(
+            health,
+            pending_count=health.pending_count + sum(map(len, self._ready)),
+            quarantined=self._screen.quarantined,
+            skipped=self._screen.skipped,
+            details={**health.details, "schema_id_mismatches": mismatches},
+        )

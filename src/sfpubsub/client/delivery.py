@@ -1,0 +1,219 @@
+"""Carries out what the `Consumer` decides: everything that the two faces of a subscription share.
+
+`Delivery.step` never waits and `Delivery.carry_out` may; the synchronous face calls it inline, the
+asynchronous one in threads. Batches hold on to this object and not to the subscription, so that a
+subscription nobody refers to can be noticed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.client.consumer import Consumer, FetchSchemas, Quarantine, Step, Store, Take
+from sfpubsub.client.options import SubscribeOptions
+from sfpubsub.client.replay_store import AnyStore, ReplayStore
+from sfpubsub.client.undecodable import codec_of
+from sfpubsub.config import Timings
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.transports.driver import StreamDriver
+from sfpubsub.types import Health, ReplayId
+
+logger = logging.getLogger("sfpubsub.client")
+
+
+class Delivery:
+    """One subscription below its face. Thread-safe.
+
+    Args:
+        driver: Of its stream; started by the face.
+        schemas: Of the client.
+        options: What the caller of `subscribe` chose.
+        store: Where positions are kept; None if they are not.
+        timings: Of the client.
+        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
+        release: Called once the subscription has ended.
+        stores_on_ack: Whether the thread that acks may store a position that is due. If not, only
+            whoever iterates or drains does.
+    """
+
+    def __init__(
+        self,
+        driver: StreamDriver,
+        schemas: SchemaCache,
+        options: SubscribeOptions,
+        *,
+        store: AnyStore | None,
+        timings: Timings,
+        datetimes: bool,
+        release: Callable[[], None],
+        stores_on_ack: bool,
+    ) -> None:
+        self.driver = driver
+        self.store = store
+        self._schemas = schemas
+        self._quarantine = options.quarantine
+        self.release = release
+        """Has the client forget the driver, once it has ended."""
+        self._stores_on_ack = stores_on_ack
+        self._lock = threading.Lock()  # guards the consumer; held for moments only
+        self._storing = threading.Lock()  # positions reach the store one by one, in their order
+        self._consumer = Consumer(
+            driver.target,
+            on_undecodable=options.on_undecodable,
+            auto_ack=options.ack == "auto",
+            peek=schemas.peek,
+            ack=self.ack,
+            timings=timings,
+            datetimes=datetimes,
+        )
+
+    @property
+    def acks_by_itself(self) -> bool:
+        """Whether asking for the next batch acks the one before."""
+        return self._consumer.acks_by_itself
+
+    @property
+    def name(self) -> str:
+        """Topic, or name or id of the managed subscription."""
+        return self.driver.target.name
+
+    # For the one who iterates.
+
+    def asked(self) -> None:
+        """Take the application's request for the next batch; acks the one before in ``auto``."""
+        with self._lock:
+            acked = self._consumer.asked()
+        if acked is not None:
+            self.driver.ack(*acked)
+
+    def ack_in_hand(self) -> None:
+        """With ``ack="auto"``, ack the batch that the application holds."""
+        with self._lock:
+            acked = self._consumer.in_hand if self._consumer.acks_by_itself else None
+        if acked is not None:
+            self.driver.ack(*acked)
+
+    def step(self) -> Step:
+        """Return what to do next; never waits."""
+        driver = self.driver
+        over = driver.over  # before looking: what comes before the end is taken first
+        with self._lock:
+            self._note_storable()
+            return self._consumer.next(
+                time.monotonic(), driver.peek(), over=over, discarded=driver.discarded
+            )
+
+    def carry_out(self, step: Step) -> None:
+        """Do one `FetchSchemas`, `Quarantine`, `Take` or `Store`; may wait, `Take` apart.
+
+        Raises:
+            SfPubSubError: It failed; the same step comes again.
+        """
+        if isinstance(step, Take):
+            for seq in step.acks:
+                self.driver.ack(seq, seq)
+            self.driver.accept(step.arrival)
+        elif isinstance(step, FetchSchemas):
+            self._fetch(step.schema_ids)
+        elif isinstance(step, Quarantine):
+            assert self._quarantine is not None  # noqa: S101  # checked with the options
+            self._quarantine.put(step.events)
+            with self._lock:
+                self._consumer.set_aside()
+        elif isinstance(step, Store):
+            self.store_position()
+        else:
+            raise AssertionError(f"{step} is for the face")  # noqa: TRY004  # it cannot happen
+
+    def _fetch(self, schema_ids: tuple[str, ...]) -> None:
+        try:
+            codecs = {name: codec_of(self._schemas, name) for name in schema_ids}
+        except SfPubSubError as error:
+            over = self.driver.over
+            with self._lock:
+                jitter = random.random()  # noqa: S311  # not a secret
+                self._consumer.not_found(error, time.monotonic(), jitter, over=over)
+        else:
+            with self._lock:
+                self._consumer.found(codecs)
+
+    def pause(self) -> None:
+        """Hand out nothing, and ask for nothing more."""
+        self.driver.pause()
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._set_paused(False)
+        self.driver.resume()
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._lock:
+            self._consumer.pause(paused)
+        self.driver.wake()
+
+    # Acks and positions.
+
+    def ack(self, first_seq: int, last_seq: int) -> None:
+        """Ack a run of events; for any thread."""
+        if self.store is None and not self.driver.target.managed:
+            return  # nobody keeps a position
+        self.driver.ack(first_seq, last_seq)
+        if self.store is None:
+            return
+        if self._stores_on_ack and self._is_store_due():
+            self.store_position()
+        else:
+            self.driver.wake()  # whoever waits for a batch stores it when it is due
+
+    def _is_store_due(self) -> bool:
+        with self._lock:
+            self._note_storable()
+            return self._consumer.is_store_due(time.monotonic())
+
+    def _note_storable(self) -> None:
+        if self.store is not None:  # under the lock: an older one must not come behind a newer one
+            self._consumer.storable(self.driver.storable())
+
+    def store_position(self, *, last: bool = False) -> None:
+        """Store the newest position, if there is one to store; not for async stores.
+
+        Args:
+            last: There is no later time.
+        """
+        if not isinstance(self.store, ReplayStore):
+            return
+        with self._storing:
+            position = self.to_store(last=last)
+            if position is not None:
+                self.store.set(self.name, position)
+                self.stored(position)
+
+    def to_store(self, *, last: bool = False) -> ReplayId | None:
+        """Return the position to store now, or None."""
+        with self._lock:
+            self._note_storable()
+            return self._consumer.to_store(time.monotonic(), last=last)
+
+    def stored(self, position: ReplayId) -> None:
+        """Take the word that *position* is durable."""
+        with self._lock:
+            self._consumer.stored(position, time.monotonic())
+
+    # For anyone.
+
+    def health(self) -> Health:
+        """Return a snapshot."""
+        health = self.driver.health()
+        with self._lock:
+            return self._consumer.health(health, self._schemas.mismatches)
+
+    def abort(self) -> None:
+        """End now."""
+        self.driver.abort()
+        self.release()

@@ -1,0 +1,105 @@
+"""What the two faces of a subscription have in common: everything that never waits."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import warnings
+
+from sfpubsub.client.consumer import End
+from sfpubsub.client.delivery import Delivery
+from sfpubsub.errors import LocalProtocolError, SfPubSubError
+from sfpubsub.types import Health
+
+# How long `commit` waits for its answer, in seconds: the time after which an answer counts as
+# lost, and one more try.
+COMMIT_TIMEOUT = 60.0
+
+END = End()
+
+
+class SubscriptionFace:
+    """The base of `Subscription` and `AsyncSubscription`. Its methods are for any thread.
+
+    Args:
+        delivery: Of the subscription; owned by this object from now on.
+    """
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._process = os.getpid()
+        self._end_is_told = False
+        self._failure_is_told = False
+
+    @property
+    def name(self) -> str:
+        """Topic, or name or id of the managed subscription."""
+        return self._delivery.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the subscription has ended: drained, closed, aborted or failed."""
+        return self._delivery.driver.over
+
+    @property
+    def pending_count(self) -> int:
+        """Events received and not yet handed out."""
+        return self.health().pending_count
+
+    def health(self) -> Health:
+        """Return a snapshot: state, counts, position, gaps."""
+        return self._delivery.health()
+
+    def pause(self) -> None:
+        """Hand out nothing and ask for nothing more until `resume`.
+
+        The stream is kept open, acks are taken and commits go on. Iterating waits meanwhile, and
+        `next_batch` with a timeout returns None.
+        """
+        self._delivery.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._delivery.resume()
+
+    def abort(self) -> None:
+        """End now. What is acked and not committed comes again."""
+        self._delivery.abort()
+
+    def _raise_failure(self) -> None:
+        try:
+            self._delivery.driver.raise_failure()
+        except SfPubSubError:
+            self._failure_is_told = True
+            raise
+
+    def _ended(self) -> None:
+        """Say that the subscription is over: by its failure; else once by returning."""
+        self._raise_failure()
+        if self._end_is_told:
+            raise LocalProtocolError(
+                f"the subscription {self.name} has ended and brings nothing more: subscribe again"
+            )
+        self._end_is_told = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.health().state})"
+
+    def __del__(self) -> None:
+        # Nobody can iterate, drain or close it any more, and it would hold its slot for ever.
+        delivery = getattr(self, "_delivery", None)  # None where __init__ was not reached
+        if delivery is None or delivery.driver.over or not delivery.driver.has_begun:
+            return
+        if sys.is_finalizing() or os.getpid() != self._process:
+            return
+        warnings.warn(
+            f"the subscription {delivery.name} was not closed: use it in a with block, or call "
+            f"close(); it ends now, and what was not committed comes again",
+            ResourceWarning,
+            source=self,
+            stacklevel=2,
+        )
+        # In a thread: the garbage collector may have come while this one holds any lock. Not by
+        # threading.Thread, which takes locks of its own.
+        _thread.start_new_thread(delivery.abort, ())

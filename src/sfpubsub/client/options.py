@@ -1,0 +1,63 @@
+"""What callers choose, for a client and for a subscription: checked before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from sfpubsub.client.quarantine import Quarantine
+from sfpubsub.client.schema_store import SchemaStore
+from sfpubsub.client.undecodable import OnUndecodable, check_policy
+from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Timings
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.transports.base import Transport
+from sfpubsub.types import Gap
+
+AckMode: TypeAlias = Literal["auto", "manual"]
+"""``auto``: asking for the next batch acks the one before. ``manual``: the caller acks."""
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """What a client is made with, apart from its session; see `PubSubClient`."""
+
+    endpoint: str = DEFAULT_ENDPOINT
+    insecure: str = ""
+    ca_file: str = ""
+    proxy: str = ""
+    timings: Timings | None = None
+    transport: Transport | None = None
+    schema_store: SchemaStore | None = None
+    datetimes: bool = False
+
+
+@dataclass(frozen=True)
+class SubscribeOptions:
+    """What both kinds of subscription take; see `PubSubClient.subscribe`.
+
+    Raises:
+        ConfigurationError: *ack* or *on_undecodable* is not one of its values, or *quarantine* does
+            not go with it.
+        ValueError: A limit is below 1.
+    """
+
+    ack: AckMode = "auto"
+    max_pending_count: int = Limits.max_pending_count
+    max_bytes: int = Limits.max_bytes
+    max_unacked: int = Limits.max_unacked
+    connection_timeout: float | None = None
+    on_gap: Callable[[Gap], None] | None = None
+    on_undecodable: OnUndecodable = "fail"
+    quarantine: Quarantine | None = None
+
+    def __post_init__(self) -> None:
+        if self.ack not in get_args(AckMode):
+            raise ConfigurationError(f"ack is 'auto' or 'manual', not {self.ack!r}")
+        check_policy(self.on_undecodable, self.quarantine)
+        self.limits  # noqa: B018  # checks them
+
+    @property
+    def limits(self) -> Limits:
+        """How much the subscription may hold in memory."""
+        return Limits(self.max_pending_count, self.max_bytes, self.max_unacked)

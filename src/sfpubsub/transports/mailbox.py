@@ -1,0 +1,101 @@
+"""Between the threads of a driver and those of the application: what came, and how it ended.
+
+One item a response. Whoever waits notes `Mailbox.count`, looks, and then waits for the count to
+change; so nothing that happens between looking and waiting is missed, whatever it is. The asyncio
+face does the same with a bell that `Mailbox.listen` lets ring.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sfpubsub.protocol.commands import Deliver, Finish
+
+
+class Arrival(NamedTuple):
+    """A response that waits for the application."""
+
+    batch: Deliver
+    received_at: float
+    """Seconds since 1970 UTC on this machine's clock."""
+
+
+class Mailbox:
+    """The queue of one subscription. Thread-safe."""
+
+    def __init__(self) -> None:
+        # Entered by its lock: the condition's own way in can be interrupted by Ctrl-C half-way.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
+        self._arrivals: deque[Arrival] = deque()
+        self._listener: Callable[[], None] = lambda: None
+        self.count = 0
+        """Changes with everything that somebody may be waiting for."""
+        self.finish: Finish | None = None
+        """How the subscription ended; None while it has not."""
+        self.discarded = False
+        """Whether what was not taken is gone. That is for good: it comes before the end."""
+
+    # For the driver.
+
+    def put(self, arrival: Arrival) -> None:
+        """Add what came, behind everything that came before."""
+        with self._mutex:
+            self._arrivals.append(arrival)
+            self._notify()
+
+    def discard(self) -> None:
+        """Forget what was not taken."""
+        with self._mutex:
+            self._arrivals.clear()
+            self.discarded = True
+            self._notify()
+
+    def close(self, finish: Finish) -> None:
+        """Say that nothing more comes, and why."""
+        with self._mutex:
+            self.finish = finish
+            self._notify()
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        with self._mutex:
+            self._notify()
+
+    def _notify(self) -> None:
+        self.count += 1
+        self._changed.notify_all()
+        self._listener()
+
+    # For the application.
+
+    def peek(self) -> Arrival | None:
+        """Return the next arrival and leave it where it is; never waits."""
+        with self._mutex:
+            return self._arrivals[0] if self._arrivals else None
+
+    def pop(self, arrival: Arrival) -> bool:
+        """Take *arrival* off the queue; return whether it was the next one."""
+        with self._mutex:
+            if not self._arrivals or self._arrivals[0] is not arrival:
+                return False
+            self._arrivals.popleft()
+            return True
+
+    def wait(self, count: int, timeout: float | None) -> None:
+        """Wait until `count` is not *count* any more, or for *timeout* seconds; None for ever."""
+        bound = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        with self._mutex:
+            self._changed.wait_for(lambda: self.count != count, bound)
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call *changed* now, and with everything that somebody may be waiting for.
+
+        It is called in any thread, under a lock: it must not wait, and must not call back.
+        """
+        with self._mutex:
+            self._listener = changed
+            changed()
