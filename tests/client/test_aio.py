@@ -882,7 +882,8 @@ def test_a_store_that_may_wait_is_called_in_threads(run_emulator):
             assert store.positions[TOPIC] == batch.last_replay_id
 
     run(main())
-    assert store.threads and threading.get_ident() not in store.threads
+    assert store.threads
+    assert threading.get_ident() not in store.threads
 
 
 def test_a_mapping_is_used_in_the_loops_thread(run_emulator):
