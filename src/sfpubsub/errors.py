@@ -9,6 +9,7 @@
      │    └── SessionExpiredError      they were good once; a new session may help
      ├── ProtocolError
      │    ├── LocalProtocolError       the caller broke a rule of this library
+     │    │    └── SubscriptionClosedError  it was drained, closed or aborted before
      │    └── RemoteProtocolError      the service broke a rule of the wire contract
      ├── StreamError                   a call or stream ended without doing its work
      │    ├── StreamUnavailableError   network, restart, overload: the same call may work later
@@ -103,6 +104,10 @@ class ProtocolError(SfPubSubError):
 
 class LocalProtocolError(ProtocolError):
     """The caller broke a rule of this library. The state is unchanged."""
+
+
+class SubscriptionClosedError(LocalProtocolError):
+    """A batch was asked for of a subscription that was drained, closed or aborted."""
 
 
 class RemoteProtocolError(ProtocolError):

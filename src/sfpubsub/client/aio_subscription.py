@@ -103,8 +103,7 @@ class AsyncSubscription(SubscriptionFace):
         """
         batch = await self._next(self._bell.deadline(timeout))
         if isinstance(batch, End):
-            self._ended()
-            return None
+            self._raise_end()
         return batch
 
     async def events(self) -> AsyncIterator[Event]:

@@ -117,7 +117,6 @@ class Consumer:
         timings: Timings,
         datetimes: bool = False,
     ) -> None:
-        self._name = target.name
         self.acks_by_itself = auto_ack
         """Whether asking for the next batch acks the one before."""
         self._peek = peek
@@ -134,7 +133,6 @@ class Consumer:
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._schema_due = 0.0  # no schema that could not be fetched is asked for before
         self._schema_error: str | None = None
-        self._over = False
         self._paused = False
         self._unstored: ReplayId | None = None
         self._store_interval = timings.store_interval
@@ -163,8 +161,6 @@ class Consumer:
     def found(self, codecs: dict[str, Codec]) -> None:
         """Take the codecs of the schemas that were fetched."""
         self._codecs.update(codecs)
-        self._schema_backoff.reset()
-        self._schema_error = None
 
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
         """Take the reason why a schema could not be fetched.
@@ -233,7 +229,6 @@ class Consumer:
             over: Whether the subscription had ended before *head* was looked at.
             discarded: Whether what was received is not to be handed out any more.
         """
-        self._over = over
         if discarded:
             self._ready.clear()
             return _END
@@ -248,7 +243,7 @@ class Consumer:
             self._store_when_idle = False
             return HandOut(self._in_hand)
         if head is not None:
-            return self._prepare(head, now)
+            return self._prepare(head, now, over)
         if self._unstored is not None and (over or self._store_when_idle):
             self._store_when_idle = True
             return _STORE
@@ -258,13 +253,13 @@ class Consumer:
     def _wait(self) -> WaitUntil:
         return _FOR_EVER if self._unstored is None else WaitUntil(self._store_due)
 
-    def _prepare(self, head: Arrival, now: float) -> Step:
+    def _prepare(self, head: Arrival, now: float, over: bool) -> Step:
         if head is not self._head:
             self._head, self._screened, self._is_set_aside, self._codecs = head, None, False, {}
             self._missing = tuple({raw.schema_id for raw in head.batch.events})
         if self._missing and not self._has_codecs():
             if now < self._schema_due:
-                return _END if self._over else WaitUntil(self._schema_due)
+                return _END if over else WaitUntil(self._schema_due)
             return FetchSchemas(self._missing)
         if self._screened is None:
             self._screened = self._screen.sort(head, self._codecs)
@@ -279,12 +274,15 @@ class Consumer:
 
     def _has_codecs(self) -> bool:
         for schema_id in self._missing:
-            if schema_id not in self._codecs:
-                codec = self._peek(schema_id)
-                if codec is not None:
-                    self._codecs[schema_id] = codec
+            codec = self._codecs.get(schema_id) or self._peek(schema_id)
+            if codec is not None:
+                self._codecs[schema_id] = codec
         self._missing = tuple(name for name in self._missing if name not in self._codecs)
-        return not self._missing
+        if self._missing:
+            return False
+        self._schema_backoff.reset()
+        self._schema_error = None
+        return True
 
     def health(self, health: Health, mismatches: int) -> Health:
         """Return the driver's snapshot with what is known here.

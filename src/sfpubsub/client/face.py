@@ -6,10 +6,11 @@ import _thread
 import os
 import sys
 import warnings
+from typing import NoReturn
 
 from sfpubsub.client.consumer import End
 from sfpubsub.client.delivery import Delivery
-from sfpubsub.errors import LocalProtocolError, SfPubSubError
+from sfpubsub.errors import SfPubSubError, SubscriptionClosedError
 from sfpubsub.types import Health
 
 # How long `commit` waits for its answer, in seconds: the time after which an answer counts as
@@ -29,7 +30,6 @@ class SubscriptionFace:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self._process = os.getpid()
-        self._end_is_told = False
         self._failure_is_told = False
 
     @property
@@ -74,14 +74,11 @@ class SubscriptionFace:
             self._failure_is_told = True
             raise
 
-    def _ended(self) -> None:
-        """Say that the subscription is over: by its failure; else once by returning."""
+    def _raise_end(self) -> NoReturn:
         self._raise_failure()
-        if self._end_is_told:
-            raise LocalProtocolError(
-                f"the subscription {self.name} has ended and brings nothing more: subscribe again"
-            )
-        self._end_is_told = True
+        raise SubscriptionClosedError(
+            f"the subscription {self.name} is closed and brings nothing more: subscribe again"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.health().state})"

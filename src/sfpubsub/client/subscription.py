@@ -61,18 +61,17 @@ class Subscription(SubscriptionFace):
 
         Returns:
             Consecutive events of one response: all of them, unless ``on_undecodable`` took some
-            out. None after the timeout, and once when the subscription has ended.
+            out. None after the timeout, and for no other reason.
 
         Raises:
             WriteError: The quarantine could not be written; the next call tries again.
-            LocalProtocolError: The subscription has ended, and None has said so before.
+            SubscriptionClosedError: The subscription was drained, closed or aborted.
             SfPubSubError: The subscription failed. A plain one hands out everything it received
                 first; of a managed one that comes again.
         """
         batch = self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
-            self._ended()
-            return None
+            self._raise_end()
         return batch
 
     def events(self) -> Iterator[Event]:

@@ -32,9 +32,6 @@ CONNECTION_TIMEOUT = 300.0
 # within the seconds that the second stream needs to open.
 _PASSED = 100_000
 
-# Subscription states (protocol/states.py) in which nothing can arrive, however much there is.
-_NOT_LISTENING = frozenset({"new", "waiting", "renewing", "paused"})
-
 
 class Received(NamedTuple):
     """An event and when it came."""
@@ -119,7 +116,7 @@ class Feed:
         if batch is None:
             health = self._subscription.health()
             # Events that wait for their schema are no silence either.
-            if health.state in _NOT_LISTENING or health.pending_count:
+            if not health.can_receive or health.pending_count:
                 self.idle = 0.0
             else:
                 self.idle += time.monotonic() - began

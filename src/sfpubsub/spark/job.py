@@ -17,7 +17,7 @@ from typing import Protocol
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
+from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError, SubscriptionClosedError
 from sfpubsub.spark.background import Background
 from sfpubsub.spark.confirmations import Commit, Unconfirmed
 from sfpubsub.spark.gathered import Gathered
@@ -46,10 +46,6 @@ DEFAULT_IDLE_TIMEOUT = 30.0
 # Seconds: the longest sleep without a look at `IngestJob.stop` and at Spark's JVM.
 _POLL = 0.25
 _CHECK_EVERY = 1.0
-
-# Subscription states (protocol/states.py) in which nothing can arrive, however much there is.
-_NOT_LISTENING = frozenset({"new", "waiting", "renewing", "paused"})
-_ENDED = frozenset({"draining", "closing", "closed"})
 
 
 class Subscription(Protocol):
@@ -163,7 +159,6 @@ class IngestJob:
         self._clock = clock
         self._stopping = False
         self._caught_up = False
-        self._over = False
         self._pending = Gathered()
         self._background: Background[WriteResult] = Background(f"write {subscription.name}")
         self._writing: _Writing | None = None
@@ -213,7 +208,11 @@ class IngestJob:
                 self._finish()
                 health = self._look(self._clock())
                 return Summary(self.progress, ending, health.gaps)
-            batch = self._subscription.next_batch(timeout=self._patience())
+            try:
+                batch = self._subscription.next_batch(timeout=self._patience())
+            except SubscriptionClosedError:  # somebody else has ended it
+                self._stopping = True
+                continue
             now = self._clock()
             if batch is not None:
                 self._take(batch, now)
@@ -233,7 +232,7 @@ class IngestJob:
         self._looked = now
         health = self._subscription.health()
         if self._writing is None:  # a write may put something beside the table as well
-            if health.state not in _ENDED:  # or one may be what it failed with: see `_finish_after`
+            if not health.has_ended:  # or one may be what it failed with: see `_finish_after`
                 self._keep_gaps(health.gaps)
             self._note_confirmed(health)
             if self._beside is not None:
@@ -244,12 +243,8 @@ class IngestJob:
 
     def _look_at_state(self, health: Health, now: float) -> None:
         """Look at the state after a time without events."""
-        if health.state in _NOT_LISTENING:
+        if not health.can_receive:
             self._active = now
-        elif health.state in _ENDED:
-            # By a failure, which the next look for events raises; or by somebody else, and nothing
-            # will come any more.
-            self._stopping, self._over = self._stopping or self._over, True
         # The keepalive may have come behind events that are still to be handed out.
         elif health.state == "streaming" and health.caught_up and not health.pending_count:
             self._caught_up = True
@@ -304,7 +299,7 @@ class IngestJob:
             health = self._subscription.health()
             # The last one of a subscription that has ended may be what it failed with: a failure
             # sorts that out, and all that is gathered came before it.
-            self._keep_gaps(health.gaps[:-1] if health.state in _ENDED else health.gaps)
+            self._keep_gaps(health.gaps[:-1] if health.has_ended else health.gaps)
             self._note_confirmed(health)
             self._beside.keep_schemas(batch.codecs)
         written = self._background.start(lambda: self._writer.write_read(batch.rows))

@@ -1,0 +1,42 @@
+"""The values that the layers hand to each other.
+
+Responsible for meaning, not behaviour: no I/O, no clock, the standard library only.
+"""
+
+from sfpubsub.types.events import (
+    ProducerEvent,
+    PublishResult,
+    RawEvent,
+    SchemaInfo,
+    TopicInfo,
+    dedupe_key,
+)
+from sfpubsub.types.health import CommitReceipt, Gap, GapReason, Health, HealthState
+from sfpubsub.types.positions import (
+    Replay,
+    ReplayId,
+    ReplayOption,
+    ReplayPreset,
+    StartPosition,
+    start_position,
+)
+
+__all__ = [
+    "CommitReceipt",
+    "Gap",
+    "GapReason",
+    "Health",
+    "HealthState",
+    "ProducerEvent",
+    "PublishResult",
+    "RawEvent",
+    "Replay",
+    "ReplayId",
+    "ReplayOption",
+    "ReplayPreset",
+    "SchemaInfo",
+    "StartPosition",
+    "TopicInfo",
+    "dedupe_key",
+    "start_position",
+]

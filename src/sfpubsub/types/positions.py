@@ -1,0 +1,166 @@
+"""Positions in an event stream: opaque, to be compared for equality and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import enum
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+class ReplayId:
+    """An opaque position in an event stream.
+
+    Equality and hash are those of the bytes. There is no order and no number in it: the service
+    promises neither (pubsub_api.proto, ``ConsumerEvent.replay_id``), and ids are neither
+    contiguous nor sorted as bytes.
+
+    Args:
+        value: The bytes as the service sent them; not empty.
+
+    Raises:
+        TypeError: *value* is not bytes.
+        ValueError: *value* is empty.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        if type(value) is not bytes:  # the usual case comes once for each event
+            if not isinstance(value, (bytes, bytearray, memoryview)):
+                raise TypeError(f"a replay id is bytes, not {type(value).__name__}")
+            value = bytes(value)
+        if not value:
+            raise ValueError("a replay id has at least one byte")
+        self._value = value
+
+    @classmethod
+    def from_hex(cls, text: str) -> ReplayId:
+        """Read the form that `hex` writes.
+
+        Raises:
+            ValueError: *text* is not an even number of hexadecimal digits.
+        """
+        digits = text.strip()
+        try:
+            value = bytes.fromhex(digits)
+        except ValueError:
+            value = b""
+        # fromhex skips white space between digits; an id with some in it was mangled on its way.
+        if not value or len(digits) != 2 * len(value):
+            raise ValueError(
+                f"not a replay id: {text!r} (an even number of hexadecimal digits, as printed in "
+                f"replay_id)"
+            )
+        return cls(value)
+
+    @classmethod
+    def from_base64(cls, text: str) -> ReplayId:
+        """Read the form that `base64` writes.
+
+        Raises:
+            ValueError: *text* is not standard base64.
+        """
+        try:
+            return cls(base64.b64decode(text, validate=True))
+        except ValueError as error:
+            raise ValueError(f"not a replay id in base64: {text!r}") from error
+
+    def hex(self) -> str:
+        """Return lower-case hexadecimal digits, two a byte."""
+        return self._value.hex()
+
+    def base64(self) -> str:
+        """Return standard base64 with padding."""
+        return base64.b64encode(self._value).decode("ascii")
+
+    def __bytes__(self) -> bytes:
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ReplayId):
+            return self._value == other._value
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return f"ReplayId({self.hex()})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ReplayId, (self._value,))
+
+
+class ReplayPreset(enum.Enum):
+    """Where a new stream begins, in the wire's own words."""
+
+    LATEST = 0
+    EARLIEST = 1
+    CUSTOM = 2
+
+
+@dataclass(frozen=True)
+class StartPosition:
+    """Where a stream begins: use `latest`, `earliest` or `after`."""
+
+    preset: ReplayPreset
+    replay_id: ReplayId | None = None
+
+    def __post_init__(self) -> None:
+        if (self.preset is ReplayPreset.CUSTOM) != (self.replay_id is not None):
+            raise ValueError("a replay id belongs to CUSTOM, and CUSTOM needs one")
+
+    @classmethod
+    def latest(cls) -> StartPosition:
+        """Begin at the tip: events published from now on."""
+        return cls(ReplayPreset.LATEST)
+
+    @classmethod
+    def earliest(cls) -> StartPosition:
+        """Begin at the oldest event that the service still keeps (72 h)."""
+        return cls(ReplayPreset.EARLIEST)
+
+    @classmethod
+    def after(cls, replay_id: ReplayId) -> StartPosition:
+        """Begin strictly after *replay_id*."""
+        return cls(ReplayPreset.CUSTOM, replay_id)
+
+    def __str__(self) -> str:
+        if self.replay_id is None:
+            return self.preset.name.lower()
+        return f"after {self.replay_id.hex()}"
+
+
+class ReplayOption(enum.Enum):
+    """Where a subscription without a position starts, in the words of the Streaming API."""
+
+    NEW_EVENTS = "latest"
+    ALL_EVENTS = "earliest"
+
+
+# What `subscribe(replay=…)` takes, apart from a store.
+Replay: TypeAlias = str | ReplayId | ReplayOption | StartPosition
+
+
+def start_position(replay: Replay) -> StartPosition:
+    """Turn what a caller wrote into a `StartPosition`.
+
+    Args:
+        replay: ``"latest"``, ``"earliest"``, a `ReplayOption`, a `ReplayId`, its hexadecimal
+            form, or a `StartPosition`.
+
+    Raises:
+        ValueError: A string that is none of these.
+    """
+    if isinstance(replay, StartPosition):
+        return replay
+    if isinstance(replay, ReplayOption):
+        replay = replay.value
+    if isinstance(replay, ReplayId):
+        return StartPosition.after(replay)
+    if replay == "latest":
+        return StartPosition.latest()
+    if replay == "earliest":
+        return StartPosition.earliest()
+    return StartPosition.after(ReplayId.from_hex(replay))
