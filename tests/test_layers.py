@@ -116,11 +116,13 @@ def test_every_package_is_on_the_map():
     assert packages <= MAY_IMPORT.keys()
 
 
-@pytest.mark.parametrize("name", ["types.py", "errors.py", "durable.py"])
-def test_the_lowest_modules_need_the_standard_library_only(name: str):
+@pytest.mark.parametrize(
+    "path", [*SRC.glob("types/*.py"), SRC / "errors.py", SRC / "durable.py"], ids=lambda p: p.name
+)
+def test_the_lowest_modules_need_the_standard_library_only(path: Path):
     """They can be imported anywhere, because they import nothing."""
     import sys
 
-    for module in imports(SRC / name):
+    for module in imports(path):
         top = module.split(".")[0]
         assert top == "sfpubsub" or top in sys.stdlib_module_names

@@ -22,6 +22,7 @@ from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.transports.alarm import AlarmClock
 from sfpubsub.transports.base import Target
 from sfpubsub.transports.driver import StreamDriver
+from sfpubsub.transports.mailbox import Arrival
 from sfpubsub.transports.memory import MemoryTransport
 from sfpubsub.types import RawEvent, ReplayId, StartPosition
 
@@ -61,10 +62,27 @@ class Harness:
         self.driver.start()
         self.call = self.transport.next_call()
 
+    def next(self, timeout: float = PATIENCE) -> Arrival | None:
+        """Wait for the next arrival as a face does; raise what ended the subscription."""
+        deadline = time.monotonic() + timeout
+        while True:
+            changes, over = self.driver.changes, self.driver.over
+            arrival = self.driver.peek()
+            if arrival is not None:
+                return arrival
+            if over:
+                self.driver.raise_failure()
+                return None
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                return None
+            self.driver.wait(changes, rest)
+
     def take(self) -> list[str]:
-        arrival = self.driver.wait(PATIENCE)
+        arrival = self.next()
         assert arrival is not None
-        assert self.driver.accept(arrival)
+        self.driver.accept(arrival)
+        assert self.driver.peek() is not arrival
         return [event.id for event in arrival.batch.events]
 
 
@@ -106,7 +124,7 @@ def test_a_full_queue_stops_the_credit_until_it_is_read(harness):
 def test_waiting_returns_none_after_its_timeout(harness):
     """Waiting is bounded by the caller."""
     h = harness()
-    assert h.driver.wait(0.01) is None
+    assert h.next(0.01) is None
     assert not h.driver.over
 
 
@@ -114,13 +132,13 @@ def test_a_batch_stays_the_next_one_until_it_is_accepted(harness):
     """Whoever is interrupted between looking and taking loses nothing, and takes it once."""
     h = harness()
     h.call.respond(Response(events(0, 3), pending=97))
-    first = h.driver.wait(PATIENCE)
-    assert h.driver.wait(PATIENCE) is first
+    first = h.next()
+    assert h.next() is first
     assert h.driver.health().pending_count == 3
-    assert h.driver.accept(first)
-    assert not h.driver.accept(first)
+    h.driver.accept(first)
+    h.driver.accept(first)
     assert h.driver.health().pending_count == 0
-    assert h.driver.poll() is None
+    assert h.driver.peek() is None
 
 
 def test_a_callback_that_raises_takes_no_thread_with_it(harness, caplog):
@@ -141,7 +159,7 @@ def test_what_was_received_is_handed_out_before_the_failure(harness):
     until(lambda: h.driver.over)
     assert h.take() == ["id0"]
     with pytest.raises(StreamError, match="the end"):
-        h.driver.wait(None)
+        h.next()
 
 
 def test_a_broken_stream_is_opened_again(harness):
@@ -176,7 +194,7 @@ def test_a_session_that_cannot_be_renewed_ends_the_subscription(harness):
     h = harness(renew=renew)
     h.call.end(EXPIRED)
     with pytest.raises(AuthenticationError, match="no credentials"):
-        h.driver.wait(PATIENCE)
+        h.next()
 
 
 def test_a_fault_of_ours_ends_the_subscription_instead_of_silencing_it(harness, caplog):
@@ -185,7 +203,7 @@ def test_a_fault_of_ours_ends_the_subscription_instead_of_silencing_it(harness, 
     h.transport.open_stream = None  # the next stream cannot even be called
     h.call.end(DOWN)
     with pytest.raises(StreamError, match="internal error"):
-        h.driver.wait(PATIENCE)
+        h.next()
     assert "internal error on Orders" in caplog.text
 
 
@@ -227,7 +245,7 @@ def test_a_drain_half_closes_and_waits_for_the_end(harness):
     h.call.end()
     waiter.join(PATIENCE)
     assert h.driver.over
-    assert h.driver.wait(None) is None
+    assert h.next() is None
 
 
 def test_a_drain_before_the_first_response_ends_as_well(harness):
@@ -253,7 +271,7 @@ def test_an_abort_wakes_everyone(harness):
 
     threads = [
         threading.Thread(target=commit),
-        threading.Thread(target=lambda: outcomes.put(h.driver.wait(PATIENCE))),
+        threading.Thread(target=lambda: outcomes.put(h.next())),
     ]
     for thread in threads:
         thread.start()
