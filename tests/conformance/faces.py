@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import threading
 from typing import Any
 
 from sfpubsub import AsyncPubSubClient, PubSubClient
-from sfpubsub.client.batch import EventBatch
+from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.types import CommitReceipt, Health
 
 from ..conftest import PATIENCE, QUICK
@@ -45,6 +47,25 @@ class Held:
     def abort(self) -> None:
         self._subscription.abort()
 
+    def close(self) -> None:
+        self._face.close_subscription(self._subscription)
+
+    def all_events(self) -> list[Event]:
+        """Iterate to the end."""
+        return self._face.events_of(self._subscription, None)
+
+    def some_events(self, count: int) -> list[Event]:
+        """Iterate over events, and leave the loop with the last one in hand."""
+        return self._face.events_of(self._subscription, count)
+
+    def fail_inside(self, error: Exception) -> None:
+        """Raise *error* in the with block of the subscription."""
+        self._face.fail_inside(self._subscription, error)
+
+    @property
+    def subscription(self) -> Any:
+        return self._subscription
+
     def health(self) -> Health:
         return self._subscription.health()
 
@@ -79,6 +100,19 @@ class Face:
         self._held.append(Held(self, subscription))
         return self._held[-1]
 
+    def forget(self, held: Held) -> None:
+        self._held.remove(held)
+
+    def close_subscription(self, subscription: Any) -> None:
+        subscription.close()
+
+    def events_of(self, subscription: Any, count: int | None) -> list[Event]:
+        return list(itertools.islice(subscription.events(), count))
+
+    def fail_inside(self, subscription: Any, error: Exception) -> None:
+        with subscription:
+            raise error
+
     def close(self) -> None:
         self.call(self.client.close)
 
@@ -100,6 +134,32 @@ class AsyncFace(Face):
             return await result if asyncio.iscoroutine(result) else result
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(3 * PATIENCE)
+
+    @property
+    def loop_thread(self) -> int | None:
+        return self._thread.ident
+
+    def close_subscription(self, subscription: Any) -> None:
+        self.call(subscription.aclose)
+
+    def events_of(self, subscription: Any, count: int | None) -> list[Event]:
+        async def take() -> list[Event]:
+            taken: list[Event] = []
+            async with contextlib.aclosing(subscription.events()) as events:
+                async for event in events:
+                    taken.append(event)
+                    if len(taken) == count:
+                        break
+            return taken
+
+        return self.call(take)
+
+    def fail_inside(self, subscription: Any, error: Exception) -> None:
+        async def fail() -> None:
+            async with subscription:
+                raise error
+
+        self.call(fail)
 
     def close(self) -> None:
         super().close()
