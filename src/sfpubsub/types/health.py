@@ -16,6 +16,7 @@ HealthState: TypeAlias = Literal[
     "waiting",
     "renewing",
     "paused",
+    "saving",
     "draining",
     "closing",
     "closed",
@@ -117,4 +118,4 @@ class Health:
     @property
     def has_ended(self) -> bool:
         """Whether nothing more is handed out."""
-        return self.state in ("draining", "closing", "closed")
+        return self.state in ("saving", "draining", "closing", "closed")
