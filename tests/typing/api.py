@@ -1,0 +1,102 @@
+"""What type checkers must make of the public names: read by them, never executed."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from sfpubsub import (
+    AckMode,
+    AsyncManagedSubscription,
+    AsyncPubSubClient,
+    AsyncReplayStore,
+    AsyncSubscription,
+    ChangeEvent,
+    CommitReceipt,
+    Event,
+    EventBatch,
+    Health,
+    HealthState,
+    ManagedSubscription,
+    PublishResult,
+    PubSubClient,
+    ReplayId,
+    ReplayStore,
+    Session,
+    StartPosition,
+    Subscription,
+    TopicInfo,
+)
+
+
+class MyClient(PubSubClient):
+    """A client of one's own is still one after `from_env`."""
+
+
+class MyStore(ReplayStore):
+    """A store of one's own."""
+
+    def get(self, topic: str) -> StartPosition | None:
+        return StartPosition.after(ReplayId(topic.encode()))
+
+    def set(self, topic: str, replay_id: ReplayId) -> None:
+        print(topic, bytes(replay_id))
+
+
+class MyAsyncStore(AsyncReplayStore):
+    """Another one."""
+
+    async def get(self, topic: str) -> StartPosition | None:
+        return None
+
+    async def set(self, topic: str, replay_id: ReplayId) -> None:
+        print(topic, replay_id.hex())
+
+
+class Provider:
+    """Sessions of one's own."""
+
+    def get_session(self, expired: Session | None) -> Session:
+        return Session("token", "https://example.com", "00D")
+
+
+def sync_face(ack: AckMode) -> HealthState:
+    assert_type(MyClient.from_env(), MyClient)
+    with PubSubClient(Provider(), endpoint="localhost:7011", insecure="1") as client:
+        assert_type(client, PubSubClient)
+        assert_type(client.get_topic("/event/X__e"), TopicInfo)
+        assert_type(client.publish("/event/X__e", [{"A__c": 1}]), list[PublishResult])
+        with client.subscribe("/event/X__e", replay=MyStore(), ack=ack) as plain:
+            assert_type(plain, Subscription)
+            assert_type(plain.next_batch(1.0), EventBatch | None)
+            for batch in plain:
+                assert_type(batch, EventBatch)
+                for event in batch:
+                    assert_type(event, Event)
+                    assert_type(event.change_event, ChangeEvent | None)
+        with client.subscribe_managed("X", ack="manual") as managed:
+            assert_type(managed, ManagedSubscription)
+            assert_type(managed.commit(), CommitReceipt)
+            assert_type(managed.closed, bool)
+            assert_type(managed.health(), Health)
+            return managed.health().state
+
+
+async def async_face() -> None:
+    async with AsyncPubSubClient.from_env() as client:
+        assert_type(client, AsyncPubSubClient)
+        assert_type(await client.get_topic("/event/X__e"), TopicInfo)
+        async with client.subscribe("/event/X__e", replay_store=MyAsyncStore()) as plain:
+            assert_type(plain, AsyncSubscription)
+            assert_type(await plain.next_batch(), EventBatch | None)
+            async for event in plain.events():
+                assert_type(event, Event)
+        async with client.subscribe_managed("X") as managed:
+            assert_type(managed, AsyncManagedSubscription)
+            assert_type(await managed.commit(timeout=5.0), CommitReceipt)
+            await managed.aclose()
+
+
+def refused(client: PubSubClient) -> None:
+    client.subscribe("/event/X__e", ack="bad")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    client.subscribe("/event/X__e", on_undecodable="drop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    client.subscribe("/event/X__e", replay=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
