@@ -20,7 +20,7 @@ from sfpubsub.cli.main import cli, run
 from sfpubsub.config import Settings
 
 from .cli.test_cli import point_at
-from .client.test_managed import ACCOUNT, NAME, TOPIC, orders
+from .client.test_managed import ACCOUNT, NAME, TOPIC, committed, orders
 from .conftest import PATIENCE
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +70,80 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
             exec(compile(code, "example", "exec"), {**namespace, "print": printed})
     else:
         exec(compile(code, "example", "exec"), namespace)
+
+
+PROGRAMS = blocks(ROOT / "docs" / "programs.md", "python")
+
+
+def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
+    """Start a program of the page, as a file of its own."""
+    file = tmp_path / f"program_{number}.py"
+    file.write_text(PROGRAMS[number])
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def order_service(run_emulator, monkeypatch):
+    """An emulator with three orders and one change, that programs are pointed at."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    emulator.last_id = emulator.publish(TOPIC, orders(3))[-1].replay_id
+    emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
+    return emulator
+
+
+def test_the_program_that_breaks_has_acked(order_service, tmp_path):
+    """The batch that it printed is committed."""
+    with run_program(0, tmp_path) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, err) == (0, "")
+    assert out == "['0', '1', '2']\n"
+    assert committed(order_service) == order_service.last_id
+
+
+def test_the_program_with_a_signal_drains(order_service, tmp_path):
+    """SIGTERM while it waits: what it printed is committed, and it ends by itself."""
+    with run_program(1, tmp_path) as program:
+        assert program.stdout.readline() == "['0', '1', '2']\n"
+        program.send_signal(signal.SIGTERM)
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, out, err) == (0, "drained\n", "")
+    assert committed(order_service) == order_service.last_id
+
+
+def test_the_program_of_several_topics_reads_all(order_service, tmp_path):
+    """One client, a thread each."""
+    with run_program(2, tmp_path) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == ["/data/AccountChangeEvent 1", "/event/Order_Event__e 3"]
+
+
+def test_the_program_of_errors_names_the_topic(order_service, tmp_path):
+    """The branch for a topic that does not exist is the one that is taken."""
+    with run_program(3, tmp_path) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, err) == (0, "")
+    assert out.startswith("no such topic: ")
+    assert "/event/No_Such_Event__e" in out
+
+
+def test_the_test_of_a_subscriber_passes(tmp_path):
+    """As a file of a user's own test suite."""
+    (tmp_path / "test_orders.py").write_text(PROGRAMS[4])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
 
 
 EMULATOR_PAGE = ROOT / "docs" / "emulator.md"
