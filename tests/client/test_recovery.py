@@ -10,6 +10,7 @@ from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.errors import CommitError, StreamError, SubscriptionStoppedError
+from sfpubsub.types import Gap
 
 from ..conftest import PATIENCE, until
 from .test_managed import NAME, TOPIC, collect, committed, orders
@@ -114,3 +115,27 @@ def test_a_drain_during_a_short_outage_commits_what_is_acked(run_emulator, conne
     subscription.drain()
     assert committed(emulator) == bytes(batch.last_replay_id)
     plan.assert_consumed()
+
+
+def test_events_lost_before_the_first_commit_are_said(run_emulator, connect):
+    """At defaultReplay LATEST the service remembers nothing until then."""
+    plan = FaultPlan()
+    emulator = run_emulator(faults=plan, settings=Settings(events_per_response=1))
+    emulator.managed.create("New", TOPIC, default_replay="LATEST")
+    own_id = emulator.managed.get("New").subscription_id
+    gaps: list[Gap] = []
+    client = connect(emulator, timings=Timings(backoff_initial=1.0, backoff_max=1.0))
+    subscription = client.subscribe_managed("New", ack="manual", on_gap=gaps.append)
+    until(lambda: emulator.managed.is_active(own_id), "the stream")
+    emulator.publish(TOPIC, orders(1))
+    assert collect(subscription, 1) == [0]
+    plan.add(Fault("drop_stream"))
+    until(lambda: subscription.health().state == "waiting", "the outage")
+    emulator.publish(TOPIC, orders(4, first=1))
+    until(lambda: emulator.managed.is_active(own_id), "the next stream")
+    emulator.publish(TOPIC, orders(1, first=5))
+    assert collect(subscription, 1) == [5], "1 to 4 are lost"
+    until(lambda: gaps, "the gap")
+    assert [gap.reason for gap in gaps] == ["unanchored"]
+    assert subscription.health().gaps == tuple(gaps)
+    subscription.abort()

@@ -21,9 +21,16 @@ KEEPALIVE = 270.0
 
 
 class Service:
-    """One topic, and one managed subscription on it with defaultReplay EARLIEST."""
+    """One topic, and one managed subscription on it.
 
-    def __init__(self, chance: random.Random, *, managed: bool) -> None:
+    Args:
+        chance: Decides.
+        managed: Whether the calls are of the managed subscription.
+        latest: Whether its defaultReplay is LATEST; else EARLIEST.
+    """
+
+    def __init__(self, chance: random.Random, *, managed: bool, latest: bool = False) -> None:
+        self.forgets = latest  # until the first commit
         self.chance = chance
         self.managed = managed
         self.tip = 0
@@ -57,7 +64,7 @@ class Service:
         assert 1 <= self.outstanding <= MOST_OUTSTANDING
         if opening.start is None:
             assert self.managed
-            self.cursor = self.committed
+            self.cursor = self.tip if self.forgets else self.committed
         elif opening.start.preset is ReplayPreset.CUSTOM:
             assert opening.start.replay_id is not None
             self.cursor = position(opening.start.replay_id)
@@ -96,6 +103,7 @@ class Service:
             error = "the commit failed"
         else:
             self.committed = wanted
+            self.forgets = False
         self.answers.append(
             CommitAnswer(request.commit.request_id, request.commit.replay_id, error, 1)
         )

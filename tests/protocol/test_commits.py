@@ -237,7 +237,7 @@ def test_the_beginning_of_a_stream_can_confirm() -> None:
     commits.answered(refusal(sent(commits, 1)), 0.0)
     sent(commits, 2, now=1.0)
     commits.new_stream(2, 9.0)
-    commits.began_after(commits.maybe[0])
+    commits.began_after(commits.maybe[0], certain=True)
 
     assert commits.receipt == CommitReceipt(rid(2), None)
     assert commits.maybe == []
@@ -307,7 +307,18 @@ def test_an_ambiguous_beginning_repeats_nothing() -> None:
 
     sent(commits, 3)
     commits.new_stream(3, 200.0)
-    commits.began_after(commits.maybe[0])
+    commits.began_after(commits.maybe[0], certain=True)
     assert commits.deadline(None) is None
-    commits.began_after(commits.maybe[0])
+    commits.began_after(commits.maybe[0], certain=True)
     assert commits.deadline(None) == 1400.0
+
+
+def test_an_uncertain_beginning_repeats_nothing() -> None:
+    """A new event may also be an old one that was forgotten, of a service that moved back."""
+    commits = fresh()
+    sent(commits, 1)
+    commits.new_stream(2, 100.0)
+    commits.began_after(commits.maybe[0], certain=False)
+
+    assert commits.receipt == CommitReceipt(rid(1), None)
+    assert commits.deadline(None) is None

@@ -7,7 +7,10 @@ order, crash and drain. Invariants, besides the assertions of the model:
 - every event is handed over in order, none twice and none skipped, unless a gap says so;
 - no position is committed or stored before every event handed over up to it is acked;
 - a subscription that waits for something has a deadline, and its timer never spins;
-- every caller of commit() is answered exactly once.
+- what a managed subscription at LATEST loses before its first commit is said;
+- no run of refused commits ends a subscription;
+- every caller of commit() is answered exactly once;
+- what waits and what is on its way stay near the bound of bytes.
 
 The seed is printed with a failure; `SFPUBSUB_WALK_SEED` sets another one.
 """
@@ -21,7 +24,7 @@ from collections import Counter
 
 import pytest
 
-from sfpubsub.config import Limits
+from sfpubsub.config import Limits, Timings
 from sfpubsub.errors import (
     CommitError,
     ReplayIdRejectedError,
@@ -60,10 +63,10 @@ class Walk:
 
     def __init__(self, seed: int, *, kind: str, moves: bool = False) -> None:
         self.chance = random.Random(seed)
-        self.kind = kind  # "managed", "stored", "plain" or "latest"
+        self.kind = kind  # "managed", "managed-latest", "stored", "plain" or "latest"
         self.moves = moves
-        self.managed = kind == "managed"
-        self.service = Service(self.chance, managed=self.managed)
+        self.managed = kind.startswith("managed")
+        self.service = Service(self.chance, managed=self.managed, latest=kind == "managed-latest")
         self.now = 0.0
         self.stored: ReplayId | None = None
         self.frontier = 0  # index into the log of the next new event
@@ -83,16 +86,17 @@ class Walk:
             start = StartPosition.latest() if self.kind == "latest" else StartPosition.earliest()
             if self.stored is not None:
                 start = StartPosition.after(self.stored)
+        self.limits = Limits(
+            max_pending_count=self.chance.choice((20, 1000)),
+            max_bytes=self.chance.choice((40, 5000)),
+            max_unacked=self.chance.choice((30, 2000)),
+        )
         self.protocol = SubscriptionProtocol(
             NAME,
             start=start,
             fallback=StartPosition.earliest(),
             tracked=self.kind != "plain",
-            limits=Limits(
-                max_pending_count=self.chance.choice((20, 1000)),
-                max_bytes=self.chance.choice((40, 5000)),
-                max_unacked=self.chance.choice((30, 2000)),
-            ),
+            limits=self.limits,
         )
         self.queue: list[Deliver] = []
         self.held: list[tuple[int, int]] = []  # (delivery_seq, position), read and not acked
@@ -107,8 +111,11 @@ class Walk:
             durable = 0 if self.stored is None else position(self.stored)
         earliest = self.service.earliest if start == StartPosition.earliest() else 0
         self.frontier = self.behind(max(durable, earliest))
-        if start == StartPosition.latest():
+        if start == StartPosition.latest() or self.service.forgets:
             self.frontier = len(self.service.log)
+        self.began = False  # a stream of this process that may have begun has ended
+        self.owed = False  # events were lost, and it was not said yet
+        self.opened_at = self.now
         self.do(self.protocol.start(self.now))
 
     def do(self, commands: list[Command]) -> None:
@@ -119,6 +126,11 @@ class Walk:
             if isinstance(command, OpenStream):
                 self.open(command)
             elif isinstance(command, SendRequest):
+                if command.num_requested > 1:  # events of one byte each; one alone is the reserve
+                    health = self.protocol.health()
+                    there = health.pending_count + health.outstanding
+                    assert there <= self.limits.max_bytes, "more than fits"
+                    assert health.outstanding <= self.limits.max_unacked, "more than may be unacked"
                 if command.stream == self.service.stream and not self.service.deaf:
                     self.service.inbox.append(command)
             elif isinstance(command, Deliver):
@@ -129,13 +141,17 @@ class Walk:
                 self.renew = True
             elif isinstance(command, ReportGap):
                 self.gaps += 1
+                self.owed = False
                 moved = self.service.moves != self.moves_before
-                assert moved or not self.managed, "a gap, and nothing was moved"
+                receipt = commits_of(self.protocol).receipt if self.managed else None
+                unknown = command.gap.reason == "unanchored" and receipt is None
+                assert moved or unknown or not self.managed, "a gap, and nothing was moved"
             elif isinstance(command, SettleCommit):
                 self.tickets.remove(command.ticket)
             elif isinstance(command, HalfClose):
                 self.half_close()
             elif isinstance(command, CancelStream):
+                self.began = True
                 self.service.close(carry_out=self.chance.random() < 0.5)
             elif isinstance(command, Finish):
                 self.finish = command
@@ -154,6 +170,10 @@ class Walk:
             assert self.gaps or self.gap_allowed, "LATEST moved on without a word"
             self.frontier = len(self.service.log)
         self.service.open(command, self.now)
+        self.opened_at = self.now
+        if self.service.forgets and self.frontier < self.behind(self.service.cursor):
+            self.owed = self.began
+            self.frontier = self.behind(self.service.cursor)
         if start == StartPosition.earliest() and self.gaps:
             self.frontier = max(self.frontier, self.behind(self.service.earliest))
 
@@ -223,6 +243,7 @@ class Walk:
         if self.service.outbox:
             stream, response = self.service.stream, self.service.outbox.popleft()
             self.do(self.protocol.response(stream, response, self.now))
+            assert not self.owed or response.position is None, "lost without a word"
 
     def take(self) -> None:
         if self.queue:
@@ -270,6 +291,9 @@ class Walk:
         kind = self.chance.choice([*kinds, FailureKind.SLOT_HELD] if self.managed else kinds)
         error = SessionExpiredError("expired") if kind else StreamUnavailableError("reset")
         failure = None if kind is None else Failure(kind, error)
+        soon = self.now < self.opened_at + Timings().steady
+        refused = kind is FailureKind.SLOT_HELD or (kind is FailureKind.REAUTHENTICATE and soon)
+        self.began |= not (self.protocol.state is State.OPENING and refused)
         self.do(self.protocol.ended(stream, failure, self.now, self.chance.random()))
 
     def mute(self) -> None:
@@ -346,6 +370,8 @@ class Walk:
         )
         if error is not None and not isinstance(error, expected):
             assert "not acked" in str(error), error
+        # One commit in ten is refused: that is passing, however often it happens.
+        assert "no commit was accepted" not in str(error)
 
     def run(self, steps: int) -> None:
         for number in range(steps):
@@ -414,6 +440,7 @@ WEIGHTS = [4, 20, 20, 10, 10, 1, 3, 1.0, 0.1, 3, 2, 0.1]
 WALKS = [
     pytest.param("managed", False, id="managed"),
     pytest.param("managed", True, id="managed-moved-back"),
+    pytest.param("managed-latest", False, id="managed-latest"),
     pytest.param("stored", False, id="stored"),
     pytest.param("plain", False, id="plain"),
     pytest.param("latest", False, id="latest"),
@@ -432,7 +459,7 @@ def test_walk_keeps_the_promises(kind: str, moves: bool) -> None:
     """No event is skipped or doubled and no position passes an unacked event, come what may."""
     walked = walk(kind, moves, steps=2000)
 
-    assert walked.counts["OpenStream"] > 15
+    assert walked.counts["OpenStream"] > 10
     assert walked.counts["Deliver"] > 60
 
 

@@ -154,10 +154,15 @@ class Commits:
         """
         self._standing = not any(sent.order for sent in self.maybe)
 
-    def began_after(self, sent: Sent) -> None:
-        """Learn from the beginning of a stream that *sent* had been carried out."""
+    def began_after(self, sent: Sent, *, certain: bool) -> None:
+        """Learn from the beginning of a stream that *sent* had been carried out.
+
+        Args:
+            sent: The commit.
+            certain: Whether it began with the event behind it, and not only with a new one.
+        """
         self._confirmed(sent, None)
-        self._standing = not self.maybe
+        self._standing = certain and not self.maybe
 
     def check_timeout(self, now: float) -> None:
         """Give up a commit that was unanswered for too long."""

@@ -190,10 +190,12 @@ class Ledger:
         expected = self.event_after(order)
         if first is None or expected is None:
             # Behind the ledger's end anything new may come.
-            return expected is None and (
-                first is None or (first.id, first.replay_id) not in self._by_key
-            )
+            return expected is None and (first is None or not self.holds(first))
         return expected == (first.id, first.replay_id)
+
+    def holds(self, event: RawEvent) -> bool:
+        """Whether *event* is an entry."""
+        return (event.id, event.replay_id) in self._by_key
 
     @property
     def holds_events(self) -> bool:

@@ -2,6 +2,20 @@
 
 A managed subscription's position is the service's: it moves by commits, and shows itself only in
 what a stream begins with. `Standing` is the counterpart of `resume.Resume`, whose position is ours.
+
+A stream may begin right after the last confirmed position, or after one whose commit was sent and
+not answered. Anywhere else, the service has moved the subscription: a gap, ``repositioned``.
+
+Before anything is known to be committed, the service may have a position of an earlier run, or
+none; then it begins at defaultReplay, which it tells nobody. At LATEST it forgets what is published
+between two streams. So the beginning of the next stream is looked at:
+
+- the first event that is held comes again, or the one behind a commit without answer: the service
+  went back, as LATEST never does. Nothing is lost, now or with the next stream (*anchored*);
+- it begins with another event that is held, or with a keepalive at the last position received:
+  there was nothing in between, so nothing is lost;
+- anything else, also where nothing was received before: events may be lost, or not. That cannot be
+  known, and is said: a gap, ``unanchored``.
 """
 
 from __future__ import annotations
@@ -12,7 +26,7 @@ from sfpubsub.protocol.commands import CommitRequest, SettleCommit
 from sfpubsub.protocol.commits import Commits
 from sfpubsub.protocol.events import CommitAnswer, Response
 from sfpubsub.protocol.ledger import Ledger
-from sfpubsub.types import CommitReceipt, Gap
+from sfpubsub.types import CommitReceipt, Gap, RawEvent, ReplayId
 
 
 class Standing:
@@ -29,6 +43,8 @@ class Standing:
         self._ledger = ledger
         self._commits = Commits(timings)
         self._fresh = True  # no position seen on the current stream
+        self._doubt = False  # a stream ended that may have begun, and none has since
+        self._anchored = False  # the service is known to have a position, or to begin at EARLIEST
         self._tickets = 0
 
     # Streams.
@@ -38,34 +54,63 @@ class Standing:
         self._fresh = True
         self._commits.new_stream(stream, now)
 
-    def began(self, response: Response) -> tuple[list[SettleCommit], Gap | None]:
+    def dropped(self) -> None:
+        """Note that a stream ended which may have begun."""
+        self._doubt = True
+
+    def began(
+        self, response: Response, last: ReplayId | None
+    ) -> tuple[list[SettleCommit], Gap | None]:
         """Compare the first position of a stream with where the stream may begin.
 
-        That is right after the last confirmed position, or after one whose commit was sent and not
-        answered. Anywhere else, the service has moved the subscription. To be asked before the
-        ledger takes the events.
+        To be asked before the ledger takes the events.
+
+        Args:
+            response: What came.
+            last: The last position received before.
 
         Returns:
             Callers of `commit` whose answer this is, and what was lost.
         """
-        fresh, commits = self._fresh and response.position is not None, self._commits
-        if not fresh:
+        if not self._fresh or response.position is None:
             return [], None
         self._fresh = False
-        if not self._ledger.holds_events:
-            return [], None
+        doubt, self._doubt = self._doubt, False
         first = response.events[0] if response.events else None
-        if self._ledger.begins_right_after(0, first):
-            commits.began_after_receipt()
+        before = response.position if first is None else first.replay_id
+        if self._ledger.holds_events:
+            if self._ledger.begins_right_after(0, first):
+                self._anchored = True  # LATEST never goes back
+                self._commits.began_after_receipt()
+                return [], None
+            settled = self._began_after_maybe(first)
+            if settled is not None:
+                return settled, None
+            if self._anchored:
+                known_good = None if self.receipt is None else self.receipt.replay_id
+                return [], self._gap("repositioned", known_good, before, response)
+        nothing_between = before == last if first is None else self._ledger.holds(first)
+        if self._anchored or not doubt or nothing_between:
             return [], None
-        for sent in commits.maybe:
+        return [], self._gap("unanchored", last, before, response)
+
+    def _began_after_maybe(self, first: RawEvent | None) -> list[SettleCommit] | None:
+        for sent in self._commits.maybe:
+            # At the ledger's end anything may come: also from LATEST, if nothing is committed.
+            known = self._ledger.event_after(sent.order) is not None
+            if not known and not self._anchored:
+                continue
             if self._ledger.begins_right_after(sent.order, first):
-                commits.began_after(sent)
+                self._anchored = True
+                self._commits.began_after(sent, certain=known)
                 self._ledger.confirm(sent.order)
-                return commits.settle(sent.order), None
-        known_good = None if self.receipt is None else self.receipt.replay_id
-        before = response.latest_replay_id if first is None else first.replay_id
-        return [], Gap("repositioned", self._name, known_good, before, rpc_id=response.rpc_id)
+                return self._commits.settle(sent.order)
+        return None
+
+    def _gap(
+        self, reason: str, after: ReplayId | None, before: ReplayId, response: Response
+    ) -> Gap:
+        return Gap(reason, self._name, after, before, rpc_id=response.rpc_id)
 
     # Commits.
 
@@ -104,6 +149,7 @@ class Standing:
         order = self._commits.answered(answer, now)
         if order is None:
             return self._commits.settle_refused()
+        self._anchored = True
         self._ledger.confirm(order)
         return self._commits.settle(order)
 

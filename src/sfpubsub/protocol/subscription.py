@@ -229,6 +229,7 @@ class SubscriptionProtocol:
             return []
         if self.state in {State.DRAINING, State.CLOSING}:
             return self._ended()
+        self._dropped(failure, now)
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
             return self._follow(self._retries.broken(error, now, jitter))
@@ -292,6 +293,7 @@ class SubscriptionProtocol:
 
     def _stalled(self, now: float, jitter: float) -> list[Command]:
         silence = now - self._alarms.heard_at
+        self._dropped(None, now)
         error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
         return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
 
@@ -345,6 +347,17 @@ class SubscriptionProtocol:
         gap = None if self._resume is None else self._resume.dropped()
         out: list[Command] = [] if gap is None else [self._report(gap)]
         return [*out, RenewSession()] if self.state is State.RENEWING else out
+
+    def _dropped(self, failure: Failure | None, now: float) -> None:
+        if self._standing is None:
+            return
+        if failure is not None and self.state is State.OPENING:
+            # A refusal comes soon; later, an idle stream has lost what it had.
+            soon = now < self._alarms.heard_at + self._timings.steady
+            expired = failure.kind is FailureKind.REAUTHENTICATE and soon
+            if expired or failure.kind is FailureKind.SLOT_HELD:
+                return
+        self._standing.dropped()
 
     def _rejected(
         self, resume: Resume, error: SfPubSubError, now: float, jitter: float
@@ -405,6 +418,8 @@ class SubscriptionProtocol:
             return []  # what is acked would come again
         self._paused = f"{self._appetite.waiting_bytes} bytes wait to be read"
         self._step(Signal.OVERFULL)
+        if standing is not None:
+            standing.dropped()
         return [CancelStream(self._stream)]
 
     def _go_on(self, now: float) -> list[Command]:
@@ -427,7 +442,7 @@ class SubscriptionProtocol:
     def _began(self, response: Response) -> list[Command]:
         if self._standing is None:
             return []
-        settled, gap = self._standing.began(response)
+        settled, gap = self._standing.began(response, self._intake.last_position)
         return [*settled] if gap is None else [*settled, self._report(gap)]
 
     # The orderly end.
