@@ -26,7 +26,7 @@ from sfpubsub.protocol.commands import CommitRequest, SettleCommit
 from sfpubsub.protocol.commits import Commits
 from sfpubsub.protocol.events import CommitAnswer, Response
 from sfpubsub.protocol.ledger import Ledger
-from sfpubsub.types import CommitReceipt, Gap, RawEvent, ReplayId
+from sfpubsub.types import CommitReceipt, Gap, GapReason, RawEvent, ReplayId
 
 
 class Standing:
@@ -108,7 +108,7 @@ class Standing:
         return None
 
     def _gap(
-        self, reason: str, after: ReplayId | None, before: ReplayId, response: Response
+        self, reason: GapReason, after: ReplayId | None, before: ReplayId, response: Response
     ) -> Gap:
         return Gap(reason, self._name, after, before, rpc_id=response.rpc_id)
 

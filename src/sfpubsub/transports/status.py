@@ -174,7 +174,7 @@ def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failu
     rpc_id = trailers.get("rpc-id") or (in_text.group(1) if in_text else None)
     by_status = BY_STATUS[status]
     if managed and status is grpc.StatusCode.NOT_FOUND:
-        by_status = _NO_SUBSCRIPTION
+        by_status = _turned_away(_NO_SUBSCRIPTION)
     rule = BY_CODE.get((code or "").removeprefix(PREFIX)) or by_status
     message = f"{what}: {_RPC_ID.sub('', details)} ({code or status.name}"
     message += f", rpc id {rpc_id})" if rpc_id else ")"
