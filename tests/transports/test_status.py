@@ -174,7 +174,7 @@ def test_what_was_not_found_is_said_by_type(suffix, managed, error):
     refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", trailers)
     failure = classify("Orders", refusal, managed=managed)
     assert type(failure.error) is error
-    assert failure.kind is STOP
+    assert failure.kind is (STOP if suffix else FailureKind.TURNED_AWAY)
     assert not issubclass(SubscriptionNotFoundError, TopicNotFoundError)
 
 
