@@ -34,7 +34,7 @@ from tests.avro.schemas import payload, values
 
 from sfpubsub.avro.json import to_json
 from sfpubsub.spark.dedupe import DEFAULT_WINDOW, KEY_BYTES, KeyWindow, drop_repeats
-from sfpubsub.spark.destination import Source
+from sfpubsub.spark.destination import Source, claim
 from sfpubsub.spark.parquet import ParquetTable
 from sfpubsub.spark.session import spark_session
 from sfpubsub.spark.tables import SCHEMA
@@ -116,7 +116,10 @@ def main() -> None:
     window, now = KeyWindow(DEFAULT_WINDOW), time.time()
     filled = fill(window, arguments.keys, now)
     with tempfile.TemporaryDirectory(prefix="sfpubsub-dedupe-") as place, spark_session() as spark:
-        table = ParquetTable(spark, Path(place), Source("managed", "benchmark"))
+        path = Path(place, "table")
+        path.mkdir()
+        source = Source("managed", "benchmark")
+        table = ParquetTable(spark, path, source, claim(path, source))
         figures = {str(size): measure(table, window, size, now) for size in BATCHES}
     share = max(figure["share"] for figure in figures.values())
     print(

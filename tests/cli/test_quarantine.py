@@ -16,6 +16,7 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import schema_id_of
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.bus import Draft
+from sfpubsub.spark.destination import Source, claim
 from sfpubsub.types import RawEvent, ReplayId
 
 from ..client.test_managed import NAME, TOPIC, committed, orders
@@ -91,13 +92,14 @@ def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys
     missing = ["quarantine", *command, "--dir", str(table)]
     assert run(missing) == 2
     assert f"'{table}' does not exist" in capsys.readouterr().err
-    (table / "_quarantine").mkdir(parents=True)
-    (table / "_table.json").touch()
+    table.mkdir()
+    kept = claim(table, Source("topic", TOPIC)) / "_quarantine"
+    kept.mkdir()
     assert run(missing) == 1
     said = capsys.readouterr().err
     assert f"{table} is no quarantine" in said
-    assert f"name {table / '_quarantine'}" in said
-    (table / "_quarantine").rmdir()
+    assert f"name {kept}" in said
+    kept.rmdir()
     assert run(missing) == 1
     assert "'_table.json'): name another directory" in capsys.readouterr().err
     assert [place.name for place in table.iterdir()] == ["_table.json"]

@@ -280,7 +280,8 @@ def batches_in(table: Path) -> set[str]:
 def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
     """Return what to look at from outside: a set that grows with each step of that kind."""
     if moment == "staging":
-        return lambda: {path.name for path in table.glob("_staging/*")}
+        beside = table.parent / f".{table.name}.sfpubsub"
+        return lambda: {path.name for path in beside.glob("_staging/*")}
     if moment == "batch":
         return lambda: batches_in(table)
     if moment == "commit":

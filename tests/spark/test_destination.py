@@ -115,7 +115,7 @@ def test_a_start_that_died_early_does_not_block_the_next(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"layout": 2, "format": "parquet", "topic": "x"}', "{}"]
+    "text", ["", "[]", '{"layout": 3, "format": "parquet", "topic": "x"}', "{}"]
 )
 def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
     """A newer layout, or a damaged file, is not guessed at."""

@@ -76,7 +76,7 @@ def streams(spark, run_emulator, tmp_path) -> Streams:
 def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
     """Several batches; a batch repeated after its commit was lost; a new checkpoint on the path."""
     published = streams.emulator.publish(TOPIC, orders(50))
-    schemas = streams.table / "_schemas"
+    schemas = streams.table.parent / ".table.sfpubsub" / "_schemas"
     query = streams.run("one", maxOffsetsPerTrigger="20", schemaStore=str(schemas))
     batches = [progress["batchId"] for progress in query.recentProgress if progress.numInputRows]
     assert batches == [0, 1, 2]
@@ -113,7 +113,7 @@ def test_a_gap_is_told_beside_the_table_and_is_no_row_of_it(streams: Streams):
         streams.run("one")
     streams.run("one", failOnDataLoss="false")
     assert streams.ids() == [event.event_id for event in published + later]
-    (gap,) = (streams.table / "_gaps").glob("*.json")
+    (gap,) = (streams.table.parent / ".table.sfpubsub" / "_gaps").glob("*.json")
     assert json.loads(gap.read_text())["after"] == gone
 
 

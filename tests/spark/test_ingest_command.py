@@ -269,12 +269,12 @@ def test_a_position_that_is_refused_stops_the_job_unless_told_otherwise(run_emul
     stopped = ingest_from(emulator, *arguments)
     assert stopped.returncode == 4, stopped.stderr
     assert json.loads(stopped.stdout)["ending"] == "failed"
-    assert list((tmp_path / "t" / "_gaps").iterdir()) == []
+    assert list((tmp_path / ".t.sfpubsub" / "_gaps").iterdir()) == []
     went_on = ingest_from(emulator, *arguments, "--fallback", "earliest")
     assert went_on.returncode == 0, went_on.stderr
     summary = json.loads(went_on.stdout)
     assert (summary["rows"], summary["gaps"]) == (2, 1)
-    (gap,) = (tmp_path / "t" / "_gaps").iterdir()
+    (gap,) = (tmp_path / ".t.sfpubsub" / "_gaps").iterdir()
     assert json.loads(gap.read_text())["reason"] == "rejected"
     assert len(ids_of(tmp_path / "t")) == 5
 

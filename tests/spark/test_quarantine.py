@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kept(table: Path) -> FileQuarantine:
-    return FileQuarantine(table / "_quarantine")
+    return FileQuarantine(table.parent / f".{table.name}.sfpubsub" / "_quarantine")
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_schemas_are_written_once_and_an_unknown_one_is_none(local, tmp_path: Pa
     from sfpubsub.errors import SchemaError
 
     local.keep_schemas({"schema-1": CODEC, "schema-2": NoCodec("schema-2", SchemaError("gone"))})
-    (file,) = (tmp_path / "orders" / "_schemas").iterdir()
+    (file,) = (tmp_path / ".orders.sfpubsub" / "_schemas").iterdir()
     file.unlink()
     local.keep_schemas({"schema-1": CODEC})
     assert not file.exists(), "kept once a run; nobody else removes files"
@@ -162,10 +162,10 @@ def test_a_gap_is_one_row_however_often_it_is_met(local, clock, tmp_path: Path):
     clock.now += 60
     again = Sisters(None, Destination.parse(tmp_path / "orders", "parquet"), clock=clock)
     again.keep_gaps([Gap("rejected", TOPIC, replay_id(1), error_code="corrupted", rpc_id="rpc-2")])
-    (row,) = lines(tmp_path / "orders" / "_gaps")
+    (row,) = lines(tmp_path / ".orders.sfpubsub" / "_gaps")
     assert (row["rpc_id"], row["noted_at"]) == ("rpc-1", 1000.0)
     again.keep_gaps([Gap("rejected", TOPIC, replay_id(2), error_code="corrupted")])
-    assert len(lines(tmp_path / "orders" / "_gaps")) == 2
+    assert len(lines(tmp_path / ".orders.sfpubsub" / "_gaps")) == 2
 
 
 def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, monkeypatch):
@@ -179,7 +179,7 @@ def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, mon
     for number in range(24):
         local.keep_commit(commit(1, first=number))
         clock.now += 1.0
-    directory = tmp_path / "orders" / "_commits"
+    directory = tmp_path / ".orders.sfpubsub" / "_commits"
     assert len(writes) <= 7, "one in 5 s, and one for each full file"
     seen = len(lines(directory))
     assert 20 <= seen < 24, "the newest wait for their seconds"
@@ -198,7 +198,7 @@ def test_the_last_commits_are_written_at_the_end(local, tmp_path: Path):
     for number in range(3):
         local.keep_commit(commit(1, first=number))
     local.close()
-    rows = lines(tmp_path / "orders" / "_commits")
+    rows = lines(tmp_path / ".orders.sfpubsub" / "_commits")
     assert [row["first_seq"] for row in rows] == [0, 1, 2]
     assert len({row["run"] for row in rows}) == 1
 

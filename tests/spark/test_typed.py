@@ -49,7 +49,8 @@ class Raw:
         self.expected: Counter[str] = Counter()
         self.spark = spark
         self.place = Destination.parse(path, "parquet")
-        self.store = FileSchemaStore(path / "_schemas")
+        self.schemas = path.parent / f".{path.name}.sfpubsub" / "_schemas"
+        self.store = FileSchemaStore(self.schemas)
         self._written = 0
 
     def write(self, *parts: tuple[str, int, int]) -> None:
@@ -178,7 +179,7 @@ def test_a_derivation_that_died_is_finished_as_it_was_begun(monkeypatch, raw):
     with which the same rows would go elsewhere."""
     raw.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
     raw.write((ORDER, 2, 1))
-    shutil.move(raw.path / "_schemas", raw.path / "_away")
+    shutil.move(raw.schemas, raw.path / "_away")
     raw.store.put(ACCOUNT, schema_text(ACCOUNT))
     with monkeypatch.context() as patch:
         patch.setattr(files_module.os, "rename", die)  # all is staged, nothing is decided on
@@ -287,7 +288,7 @@ def test_rows_that_go_missing_are_noticed(monkeypatch, raw):
 def test_events_of_an_unknown_schema_wait_in_undecodable(spark, raw):
     """A raw row whose schema nobody has does not stop the others, and says so."""
     raw.write((ORDER, 2, 0))
-    shutil.rmtree(raw.path / "_schemas")
+    shutil.rmtree(raw.schemas)
     assert raw.derive() == Derived(1, {}, 2)
     (row, _) = read_undecodable(spark, raw.typed).collect()
     assert row["reason"] == "schema order_event is not known"
@@ -296,7 +297,7 @@ def test_events_of_an_unknown_schema_wait_in_undecodable(spark, raw):
 def test_a_schema_that_comes_later_is_used_from_then_on(spark, raw):
     """By the same deriver, which may run for months."""
     raw.write((ORDER, 2, 0))
-    shutil.rmtree(raw.path / "_schemas")
+    shutil.rmtree(raw.schemas)
     with TypedTables(spark, raw.path, raw.typed) as tables:
         assert list(tables.derive()) == [Derived(1, {}, 2)]
         raw.write((ORDER, 3, 0))

@@ -66,6 +66,10 @@ def rows_of(table: Path) -> list[dict]:
     return sorted(found.to_pylist(), key=lambda row: row["ingest_seq"])
 
 
+def staging_of(table: Path) -> Path:
+    return table.parent / f".{table.name}.sfpubsub" / "_staging"
+
+
 def ids_of(table: Path) -> list[str]:
     return [row["event_id"] for row in rows_of(table)]
 
@@ -98,7 +102,7 @@ def test_directory_readers_see_each_event_once(spark, open_writer, table):
     writer._clock.now += HOUR
     writer.write(batch_of(range(3, 5)))
     writer.move(replay_id(99))
-    left = table / "_staging" / "b0.dead"
+    left = staging_of(table) / "b0.dead"
     left.mkdir(parents=True)
     pq.write_table(pa.table({"event_id": ["half"]}), left / "part-0.parquet")
     by_spark = [
@@ -253,7 +257,7 @@ def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypa
     result = writer.write(batch_of(range(3)))
     assert (result.rows, result.first_seq) == (3, 0)
     assert ids_of(table) == [f"event-{n}" for n in range(3)]
-    assert not list((table / "_staging").iterdir()), "the failed attempt's files are gone"
+    assert not list(staging_of(table).iterdir()), "the failed attempt's files are gone"
 
 
 def test_a_failure_after_the_rename_is_not_written_again(open_writer, table, monkeypatch):
@@ -342,7 +346,7 @@ def test_a_start_makes_the_newest_batch_durable(open_writer, table, monkeypatch)
 def test_a_start_removes_what_a_dead_write_left(open_writer, table):
     """Files of a write that never came to its end disappear at the next start."""
     open_writer().write(batch_of(range(2)))
-    left = table / "_staging" / "b1.dead"
+    left = staging_of(table) / "b1.dead"
     left.mkdir(parents=True)
     (left / "part-0.parquet").write_bytes(b"PAR1 and then the power went")
     (table / "ingest_hour=2026-11-21-00").mkdir()

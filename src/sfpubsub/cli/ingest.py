@@ -57,6 +57,12 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     show_default=True,
     help="Format of the table.",
 )
+@click.option(
+    "--staging",
+    metavar="DIR",
+    help="With parquet: where to make .NAME.sfpubsub, which holds what is being written and the "
+    "tables beside the table.  [default: the directory that the table is in]",
+)
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @click.option(
     "--max-events",
@@ -103,8 +109,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=click.Choice(["quarantine", "keep", "skip", "fail"]),
     default="quarantine",
     show_default=True,
-    help="An event that cannot be decoded: into _quarantine beside the table; a row without JSON; "
-    "only counted; end the job.",
+    help="An event that cannot be decoded: into the quarantine beside the table; a row without "
+    "JSON; only counted; end the job.",
 )
 @service_options
 def ingest(
@@ -112,6 +118,7 @@ def ingest(
     topic: tuple[str, ...],
     to: str,
     format_: str,
+    staging: str | None,
     master: str | None,
     max_events: int | None,
     idle_timeout: float | None,
@@ -132,12 +139,14 @@ def ingest(
     """
     if fallback is not None and not topic:
         raise click.UsageError("--fallback goes with --topic; --managed resumes where it is told")
+    if staging is not None and format_ != "parquet":
+        raise click.UsageError(f"--staging goes with --format parquet; {format_} has none")
     _require_spark()
     # Imported here: they load pyspark, pyarrow and grpc, which no other command needs together.
     from sfpubsub.spark import job as jobs
 
     # Refused before Spark starts, which takes seconds.
-    tables = _tables(managed, topic, to, format_)
+    tables = _tables(managed, topic, to, format_, staging)
     settings = Settings.load(service)
     session_provider(settings)
     if once and idle_timeout is None:
@@ -176,7 +185,7 @@ def _require_spark() -> None:
 
 
 def _tables(
-    managed: tuple[str, ...], topic: tuple[str, ...], to: str, format_: str
+    managed: tuple[str, ...], topic: tuple[str, ...], to: str, format_: str, staging: str | None
 ) -> dict[Source, Destination]:
     """Return each source's table.
 
@@ -199,7 +208,7 @@ def _tables(
         raise click.UsageError("two of the sources would have the same table: give them one by one")
     tables = {}
     for source, place in zip(sources, places, strict=True):
-        tables[source] = Destination.parse(place, format_)
+        tables[source] = Destination.parse(place, format_, staging)
         _refuse_nesting(tables[source], several=len(sources) > 1)
         tables[source].check(source)
     return tables

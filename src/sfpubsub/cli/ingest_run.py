@@ -127,6 +127,7 @@ class Run:
             quarantine=sisters.quarantine if self._on_undecodable == "quarantine" else None,
             subscription=source.name if source.kind == "managed" else None,
             topic=source.name if source.kind == "topic" else None,
+            staging=place.staging,
         )
         opened.callback(self._close, source, writer)
         sisters.open()

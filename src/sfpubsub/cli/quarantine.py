@@ -39,7 +39,7 @@ _dir_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     required=True,
-    help="The quarantine; of a table it is PATH/_quarantine.",
+    help="The quarantine; that of a Parquet table DIR/NAME is DIR/.NAME.sfpubsub/_quarantine.",
 )
 
 
@@ -168,10 +168,12 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
     names = sorted(place.name for place in directory.iterdir())
     foreign = [name for name in names if not _LEFT.search(name)]
     if foreign and not any(map(_ENTRY.fullmatch, names)):
-        inner = (directory / _OF_A_TABLE).is_dir()
+        from sfpubsub.spark.destination import local_sidecars
+
+        of_a_table = [place for place in local_sidecars(directory, _OF_A_TABLE) if place.is_dir()]
         raise ConfigurationError(
             f"{directory} is no quarantine (it holds {foreign[0]!r}): name "
-            + (f"{directory / _OF_A_TABLE}" if inner else "another directory")
+            f"{of_a_table[0] if of_a_table else 'another directory'}"
         )
     return FileQuarantine(directory)
 

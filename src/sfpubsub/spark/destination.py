@@ -17,16 +17,20 @@ from urllib.parse import unquote, urlsplit
 
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.beside import (
+    SIDECARS,
+    STAGING_NAME,
+    check_place,
+    owner_of,
+    place_of,
+    prepare,
+    settle,
+    sidecar_places,
+)
 from sfpubsub.spark.lease import LEASE_NAME
 
 IDENTITY_NAME = "_table.json"
-STAGING_NAME = "_staging"
 POSITION_NAME = "_position"
-SCHEMAS_NAME = "_schemas"
-QUARANTINE_NAME = "_quarantine"
-GAPS_NAME = "_gaps"
-COMMITS_NAME = "_commits"
-SISTERS = (SCHEMAS_NAME, QUARANTINE_NAME, GAPS_NAME, COMMITS_NAME)
 HOUR_PREFIX = "ingest_hour="
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -40,8 +44,10 @@ _CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
 # The directory that a table format keeps its log in.
 _LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
 
-# Version of the identity file and of the layout that it stands for.
-_LAYOUT = 1
+# Version of the identity file and of the layout that it stands for. In layout 1 staging and
+# sidecars were in the table's directory; once it is taken over no older version writes it.
+_LAYOUT = 2
+_READ_LAYOUTS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -80,20 +86,31 @@ class Destination:
     """The directory, if it is one of this machine's."""
     in_catalog: bool = False
     """Whether `address` is the name of a catalog's table."""
+    staging: Path | None = None
+    """Of a parquet table: the directory in which staging and sidecars were asked for."""
 
     @classmethod
-    def parse(cls, destination: str | os.PathLike[str], format: str) -> Destination:  # noqa: A002
+    def parse(
+        cls,
+        destination: str | os.PathLike[str],
+        format: str,  # noqa: A002  # Spark's own word
+        staging: str | os.PathLike[str] | None = None,
+    ) -> Destination:
         """Return what *destination* names.
 
         Args:
             destination: A path; a URL of scheme ``file``, or for table formats of any scheme that
                 Spark knows; for iceberg also ``catalog.namespace.table``.
             format: One of `FORMATS`.
+            staging: With parquet: the directory in which to keep staging and sidecars; beside the
+                table by default.
 
         Raises:
             ConfigurationError: It is not for this format, or there is no such format.
         """
         check_format(format)
+        if staging is not None and format != "parquet":
+            raise ConfigurationError(f"staging goes with format parquet; {format} has none")
         text = os.fspath(destination)
         if format == "iceberg" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
             return cls(format, text, None, in_catalog=True)
@@ -101,7 +118,8 @@ class Destination:
         if format != "parquet" and scheme is not None and scheme[1] != "file":
             return cls(format, text.rstrip("/"), None)
         path = local_path(text)
-        return cls(format, str(path), path)
+        aside = None if staging is None else Path(os.path.realpath(local_path(staging)))
+        return cls(format, str(path), path, staging=aside)
 
     @property
     def name(self) -> str:
@@ -110,6 +128,16 @@ class Destination:
 
     def __str__(self) -> str:
         return self.address
+
+    @property
+    def beside(self) -> Path | None:
+        """The directory with its sidecars, if it is on this machine.
+
+        Beside a Parquet table; in that of a table format, whose readers go by its log.
+        """
+        if self.local is None or self.format != "parquet":
+            return self.local
+        return place_of(self.local, self.staging or _recorded_staging(self.local))
 
     def check(self, source: Source) -> None:
         """Make sure, as far as can be told without Spark, that it is or can become *source*'s.
@@ -121,7 +149,7 @@ class Destination:
                 written.
         """
         if self.local is not None:
-            check_destination(self.local, source, self.format)
+            check_destination(self.local, source, self.format, self.staging)
 
 
 def check_raw_table(table: Destination) -> None:
@@ -178,13 +206,19 @@ def check_format(name: str) -> None:
         raise ConfigurationError(f"format {name!r} is not available; there is {', '.join(FORMATS)}")
 
 
-def check_destination(path: Path, source: Source, format: str = "parquet") -> None:  # noqa: A002
+def check_destination(
+    path: Path,
+    source: Source,
+    format: str = "parquet",  # noqa: A002  # Spark's own word
+    staging: Path | None = None,
+) -> None:
     """Make sure that *path* can become, or already is, the table of *source*. Changes nothing.
 
     Whose a table of a table format is, is told by its log, which Spark reads.
 
     Raises:
-        ConfigurationError: It is something else, belongs to another source, or cannot be written.
+        ConfigurationError: It is something else, belongs to another source, or cannot be written;
+            or its staging cannot be where it is to be.
     """
     try:
         if path.exists():
@@ -196,25 +230,60 @@ def check_destination(path: Path, source: Source, format: str = "parquet") -> No
             if not parent.is_dir():
                 raise ConfigurationError(f"{path} cannot be made: {parent} is not a directory")
             _check_writable(parent, f"{path} cannot be made: {parent} is not writable")
+        if format == "parquet":
+            _check_staging(path, staging)
+            check_place(path, staging or _recorded_staging(path))
     except OSError as error:
         raise _refusal(path, error) from error
 
 
-def claim(path: Path, source: Source) -> None:
-    """Make the directory where it is missing, and write on it whose it is. Call under the lease.
+def claim(path: Path, source: Source, staging: Path | None = None) -> Path:
+    """Write on a table's directory whose it is, and make its place for staging and sidecars.
+
+    Call under the lease. It can die at any step, and be called again:
+
+    1. Make the place, and try whether a rename leads from there into the table.
+    2. Write the identity. From now on readers look there, and older versions keep off.
+    3. Move there what layout 1 kept in the table; readers look in both until that is done.
+
+    Args:
+        path: The table's directory, which exists.
+        source: Whose it is to be.
+        staging: As for `Destination.parse`; by default where it was before, or beside the table.
+
+    Returns:
+        The place.
 
     Raises:
-        ConfigurationError: As `check_destination`; or the directory or the file cannot be written.
+        ConfigurationError: As `check_destination`; or it cannot be written.
     """
-    check_destination(path, source)
-    if _identity(path) != source:
-        try:
-            replace_file(
-                path / IDENTITY_NAME,
-                json.dumps({"layout": _LAYOUT, "format": "parquet", source.kind: source.name}),
-            )
-        except OSError as error:
-            raise _refusal(path, error) from error
+    check_destination(path, source, staging=staging)
+    staging = staging or _recorded_staging(path)
+    place = place_of(path, staging)
+    identity = _Identity(source, staging, _LAYOUT)
+    try:
+        prepare(path, place)
+        if _identity(path) != identity:
+            replace_file(path / IDENTITY_NAME, identity.to_json())
+        settle(path, place)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    return place
+
+
+def local_sidecars(path: Path, name: str) -> list[Path]:
+    """Return the directories of this machine that a table's sidecar may be in, whatever its format.
+
+    Args:
+        path: The table's directory.
+        name: Such as ``_gaps``.
+
+    Raises:
+        ConfigurationError: The table's identity cannot be read.
+    """
+    if any((path / log).is_dir() for log in _LOGS.values()):
+        return [path / name]
+    return sidecar_places(path, _recorded_staging(path), name)
 
 
 def make_directory(path: Path) -> None:
@@ -240,7 +309,8 @@ def _check_existing(path: Path, source: Source, format: str) -> None:  # noqa: A
     log = _LOGS.get(format)
     if owner is not None and log is not None:
         raise ConfigurationError(
-            f"{path} is a parquet table of {owner}: name another destination for format {format}"
+            f"{path} is a parquet table of {owner.source}: name another destination for format "
+            f"{format}"
         )
     if owner is None and not (log is not None and (path / log).exists()):
         foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
@@ -249,9 +319,9 @@ def _check_existing(path: Path, source: Source, format: str) -> None:  # noqa: A
                 f"{path} is not empty and not a table of sfpubsub (it holds {foreign[0]!r}): name "
                 f"another destination"
             )
-    elif owner is not None and owner != source and _is_written(path):
+    elif owner is not None and owner.source != source and _is_written(path):
         raise ConfigurationError(
-            f"{path} belongs to {owner} and cannot take events of {source}: name another "
+            f"{path} belongs to {owner.source} and cannot take events of {source}: name another "
             f"destination"
         )
 
@@ -263,7 +333,7 @@ def _check_writable(path: Path, message: str) -> None:
 
 def _is_ours(name: str) -> bool:
     """Whether a start that did not get as far as the identity file may have made it."""
-    return name in {LEASE_NAME, STAGING_NAME, *SISTERS} or name.startswith(IDENTITY_NAME)
+    return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
 
 
 def _is_written(path: Path) -> bool:
@@ -271,15 +341,30 @@ def _is_written(path: Path) -> bool:
     return any(name.startswith(HOUR_PREFIX) or name == POSITION_NAME for name in os.listdir(path))
 
 
-def _identity(path: Path) -> Source | None:
+@dataclass(frozen=True)
+class _Identity:
+    """What is written on a table's directory."""
+
+    source: Source
+    staging: Path | None
+    layout: int
+
+    def to_json(self) -> str:
+        record = {"layout": self.layout, "format": "parquet", self.source.kind: self.source.name}
+        return json.dumps(record | ({"staging": str(self.staging)} if self.staging else {}))
+
+
+def _identity(path: Path) -> _Identity | None:
     try:
         text = (path / IDENTITY_NAME).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         found = json.loads(text)
-        if found["layout"] == _LAYOUT and found["format"] in FORMATS:
-            return Source.choose(found.get("managed"), found.get("topic"))
+        if found["layout"] in _READ_LAYOUTS and found["format"] in FORMATS:
+            source = Source.choose(found.get("managed"), found.get("topic"))
+            staging = found.get("staging")
+            return _Identity(source, Path(staging) if staging else None, found["layout"])
         reason = f"layout {found['layout']}, format {found['format']}"
     except (ValueError, KeyError, TypeError, ConfigurationError) as error:
         reason = f"unreadable: {error}"
@@ -287,6 +372,24 @@ def _identity(path: Path) -> Source | None:
         f"{path / IDENTITY_NAME} is not of this version of sfpubsub ({reason}): name another "
         f"destination"
     )
+
+
+def _recorded_staging(path: Path) -> Path | None:
+    identity = _identity(path)
+    return identity.staging if identity else None
+
+
+def _check_staging(path: Path, staging: Path | None) -> None:
+    """Make sure that what is kept for a table is not left behind for another place."""
+    kept = place_of(path, _recorded_staging(path))
+    if staging is None or kept == place_of(path, staging):
+        return
+    owner = owner_of(kept)
+    if owner is not None and path.exists() and owner.exists() and owner.samefile(path):
+        raise ConfigurationError(
+            f"the sidecars of {path} are in {kept}: leave out --staging (staging=), or move that "
+            f"directory to {staging} first"
+        )
 
 
 def _refusal(path: Path, error: OSError) -> ConfigurationError:

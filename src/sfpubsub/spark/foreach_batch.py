@@ -48,6 +48,7 @@ class ForeachBatchWriter:
         topic: The topic that the table belongs to.
         format: ``parquet``, ``delta`` or ``iceberg``.
         window: Seconds for which a dedupe key is kept in memory.
+        staging: With parquet: where to keep staging and sidecars, as for `EventWriter`.
 
     Raises:
         ConfigurationError: The destination is of no use or another's, or another writer lives, or
@@ -63,10 +64,13 @@ class ForeachBatchWriter:
         topic: str,
         format: str = "parquet",  # noqa: A002  # Spark's own word
         window: float = DEFAULT_WINDOW,
+        staging: str | os.PathLike[str] | None = None,
     ) -> None:
         self._lock = threading.Lock()
         with ExitStack() as unless_done:
-            self._writer = EventWriter(spark, path, format=format, topic=topic, window=window)
+            self._writer = EventWriter(
+                spark, path, format=format, topic=topic, window=window, staging=staging
+            )
             unless_done.callback(self._writer.close)
             self._beside = Sisters(spark, self._writer.destination)
             self._beside.open()

@@ -25,7 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.destination import STAGING_NAME, Destination, Source
+from sfpubsub.spark.beside import STAGING_NAME
+from sfpubsub.spark.destination import Destination, Source
 from sfpubsub.spark.frames import frame_of, keys_among
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.state import State

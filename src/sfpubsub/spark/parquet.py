@@ -2,19 +2,20 @@
 
 ::
 
-    _table.json                                               whose table this is (destination.py)
-    _lease                                                    who writes (lease.py)
-    _staging/<batch>.<attempt>/                               a write under way, or one that died
-    _position                                                 if newer than the newest batch's
-    ingest_hour=2026-11-20-23/batch=b…042/part-….parquet      rows
-    ingest_hour=2026-11-20-23/batch=b…042/_position           where a topic resumes after them
-    ingest_hour=2026-11-20-23/batch=b…042/_name               if the batch was given a name
+    orders/_table.json                                            whose table it is
+    orders/_lease                                                 who writes (lease.py)
+    orders/_position                                              if newer than the newest batch's
+    orders/ingest_hour=2026-11-20-23/batch=b…042/part-….parquet   rows
+    orders/ingest_hour=2026-11-20-23/batch=b…042/_position        where a topic resumes after them
+    orders/ingest_hour=2026-11-20-23/batch=b…042/_name            if the batch was given a name
+    .orders.sfpubsub/_staging/<batch>.<attempt>/                  a write under way, or a dead one
 
-Readers skip names that begin with ``_`` or ``.``, so they see each published batch whole and
-nothing else. A batch's id is its first ``ingest_seq``, padded, so that names sort in order of
-arrival; ids begin with a letter, or readers would take them for numbers of differing types. The
-hour is the one of writing and never goes back, not even with the clock: the newest batch is the
-last name in the last directory. Modification times decide nothing.
+Readers see each published batch whole and nothing else: in the table's tree every ``*.parquet`` is
+published, directories appear whole, and none ever goes away (beside.py). A batch's id is its first
+``ingest_seq``, padded, so that names sort in order of arrival; ids begin with a letter, or readers
+would take them for numbers of differing types. The hour is the one of writing and never goes back,
+not even with the clock: the newest batch is the last name in the last directory. Modification times
+decide nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.destination import HOUR_PREFIX, POSITION_NAME, STAGING_NAME, Source
+from sfpubsub.spark.beside import STAGING_NAME
+from sfpubsub.spark.destination import HOUR_PREFIX, POSITION_NAME, Source
 from sfpubsub.spark.frames import frame_of, keys_among
 from sfpubsub.spark.raw_batches import EXACT_PATHS
 from sfpubsub.spark.session import SPARK_ERRORS, first_line
@@ -109,10 +111,12 @@ class ParquetTable(RawTable):
         spark: The session that writes; its settings are left alone.
         path: The table's directory; exists, and is leased to this process.
         source: Whose table it is. Positions are kept for a topic.
+        place: What `sfpubsub.spark.destination.claim` returned: batches are staged there.
     """
 
-    def __init__(self, spark: SparkSession, path: Path, source: Source) -> None:
+    def __init__(self, spark: SparkSession, path: Path, source: Source, place: Path) -> None:
         self.path = path
+        self._staging = place / STAGING_NAME
         self._source = source
         self._next_seq = 0
         self._position: ReplayId | None = None
@@ -153,11 +157,11 @@ class ParquetTable(RawTable):
         3. Read where the newest batch ends, and the newer one of the two positions.
         """
         try:
-            shutil.rmtree(self.path / STAGING_NAME, ignore_errors=False)
+            shutil.rmtree(self._staging, ignore_errors=False)
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise WriteError(f"{self.path / STAGING_NAME} cannot be removed: {error}") from error
+            raise WriteError(f"{self._staging} cannot be removed: {error}") from error
         try:
             newest = list(islice(self._batches_backwards(), REMEMBERED_NAMES))
             self._newest = newest[0] if newest else None
@@ -211,9 +215,9 @@ class ParquetTable(RawTable):
     ) -> str:
         """See `RawTable`.
 
-        1. Stage: Spark writes into a directory of this attempt alone: one file, on a cluster one
-           for each 32 MiB. A failure leaves files there that no reader sees and no later write
-           touches.
+        1. Stage: Spark writes into a directory of this attempt alone, outside of the table: one
+           file, on a cluster one for each 32 MiB. A failure leaves files there that no reader sees
+           and no later write touches.
         2. Check that Spark says it is complete, and that the rows are there.
         3. Put position and name beside them.
         4. Flush the files and their directory.
@@ -224,7 +228,7 @@ class ParquetTable(RawTable):
         A failure after 5 leaves the batch in the table, which is why the caller then recovers.
         """
         batch = f"b{self._next_seq:019d}"
-        staged = self.path / STAGING_NAME / f"{batch}.{uuid.uuid4().hex}"
+        staged = self._staging / f"{batch}.{uuid.uuid4().hex}"
         hour = self.path / _hour_name(now)
         try:
             self._stage(rows, staged)

@@ -41,15 +41,15 @@ from sfpubsub.client.schema_store import (
     schema_text,
 )
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.confirmations import Commit
-from sfpubsub.spark.destination import (
+from sfpubsub.spark.beside import (
     COMMITS_NAME,
     GAPS_NAME,
     QUARANTINE_NAME,
     SCHEMAS_NAME,
-    SISTERS,
-    Destination,
+    SIDECARS,
 )
+from sfpubsub.spark.confirmations import Commit
+from sfpubsub.spark.destination import Destination, local_sidecars
 from sfpubsub.spark.files import Files, files_at
 from sfpubsub.spark.raw_batches import EXACT_PATHS
 from sfpubsub.types import Gap
@@ -102,7 +102,8 @@ class Sisters:
         self._spark = spark
         self._destination = destination
         self._clock = clock
-        self._root: Path | str | None = destination.local
+        self._local = destination.beside
+        self._root: Path | str | None = self._local
         self._kept: set[str] = set()
         self._gaps: Files | None = None
         self._commits: _CommitLog | None = None
@@ -114,7 +115,7 @@ class Sisters:
             ConfigurationError: The file system cannot be used.
             WriteError: A directory could not be made.
         """
-        for name in SISTERS:
+        for name in SIDECARS:
             self._files(name).make()
         self._gaps = self._files(GAPS_NAME)
         self._commits = _CommitLog(self._files(COMMITS_NAME), self._clock())
@@ -138,8 +139,8 @@ class Sisters:
     @property
     def quarantine(self) -> Quarantine:
         """The quarantine; it may be handed out before the table exists."""
-        if self._destination.local is not None:
-            return FileQuarantine(self._destination.local / QUARANTINE_NAME)
+        if self._local is not None:
+            return FileQuarantine(self._local / QUARANTINE_NAME)
         return _Quarantine(lambda: self._files(QUARANTINE_NAME))
 
     def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
@@ -227,11 +228,15 @@ def read_sister(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
         raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
     # Of the formats iceberg is the one whose tables can have every kind of name.
     place = Destination.parse(table, "iceberg")
-    # With its scheme, or a cluster's default file system would take the path.
-    root = _location(spark, place) if place.local is None else f"file://{place.local}"
+    if place.local is None:
+        found = [f"{_location(spark, place)}/_{name}"]
+    else:
+        places = local_sidecars(place.local, f"_{name}")
+        # With its scheme, or a cluster's default file system would take the path.
+        found = [f"file://{path}" for path in places if path.is_dir()] or [f"file://{places[0]}"]
     reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
     # The quarantine has marks of other kinds beside its entries.
-    return reader.json(f"{root}/_{name}", pathGlobFilter="*.json")
+    return reader.json(found, pathGlobFilter="*.json")
 
 
 class _CommitLog:

@@ -49,7 +49,8 @@ from sfpubsub.avro.columns import (
 from sfpubsub.client.schema_store import FileSchemaStore, SchemaStore
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, SchemaError, WriteError
-from sfpubsub.spark.destination import SCHEMAS_NAME, Destination, local_path
+from sfpubsub.spark.beside import SCHEMAS_NAME
+from sfpubsub.spark.destination import Destination, local_path, local_sidecars
 from sfpubsub.spark.lease import Lease
 from sfpubsub.spark.raw_batches import EXACT_PATHS, RawBatch, RawBatches
 from sfpubsub.spark.session import SPARK_ERRORS, first_line, jvm_of
@@ -110,7 +111,7 @@ class TypedTables:
         raw: The raw table's path, or URL, or name in a catalog.
         to: The directory of the typed tables; made if it is missing.
         format: The raw table's: ``parquet``, ``delta`` or ``iceberg``.
-        schemas: Where the raw table's schemas are; by default in its own directory.
+        schemas: Where the raw table's schemas are; by default in its own sidecar.
 
     Raises:
         ConfigurationError: There is no raw table, or *to* is something else, or is being written
@@ -319,7 +320,21 @@ def _store_of(source: Destination) -> SchemaStore:
         raise ConfigurationError(
             f"the schemas of {source} are not on this machine: say where they are (schemas=…)"
         )
-    return FileSchemaStore(source.local / SCHEMAS_NAME)
+    return _Stores([FileSchemaStore(p) for p in local_sidecars(source.local, SCHEMAS_NAME)])
+
+
+class _Stores(SchemaStore):
+    """Several stores, looked into in order. A stream may still fill the one of an old table."""
+
+    def __init__(self, stores: Sequence[SchemaStore]) -> None:
+        self._stores = stores
+
+    def get(self, schema_id: str) -> str | None:
+        found = (store.get(schema_id) for store in self._stores)
+        return next((text for text in found if text is not None), None)
+
+    def put(self, schema_id: str, schema_json: str) -> None:
+        self._stores[0].put(schema_id, schema_json)
 
 
 def _check_read(batches: Sequence[RawBatch], found: Mapping[str, int]) -> None:

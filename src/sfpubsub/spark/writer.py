@@ -87,6 +87,8 @@ class EventWriter:
         window: Seconds for which a key is kept in memory.
         window_keys: Keys that may be kept, at most 40 bytes each. With more of them in *window*
             each batch is looked up in the table instead, which takes longer.
+        staging: With parquet: a directory to keep staging and sidecars in, on the table's file
+            system and not in the table; by default where they were before, or beside the table.
         clock: Seconds since 1970 UTC; decides on the window and on the hour of a batch.
         on_undecodable: What becomes of an event that cannot be decoded: ``keep``: its row has no
             JSON; ``quarantine``: it is put into *quarantine* and has no row; ``skip``: it is
@@ -110,11 +112,12 @@ class EventWriter:
         topic: str | None = None,
         window: float = DEFAULT_WINDOW,
         window_keys: int = DEFAULT_WINDOW_KEYS,
+        staging: str | os.PathLike[str] | None = None,
         clock: Callable[[], float] = time.time,
         on_undecodable: OnUndecodable = "keep",
         quarantine: Quarantine | None = None,
     ) -> None:
-        place = Destination.parse(path, format)
+        place = Destination.parse(path, format, staging)
         source = Source.choose(subscription, topic)
         self._undecodable = Undecodable(on_undecodable, quarantine)
         self.topic = topic
@@ -377,5 +380,5 @@ def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawT
         return IcebergTable(spark, place, source)
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
-    claim(place.local, source)
-    return ParquetTable(spark, place.local, source)
+    beside = claim(place.local, source, place.staging)
+    return ParquetTable(spark, place.local, source, beside)
