@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import sfpubsub.spark
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.errors import LocalProtocolError
 from sfpubsub.spark import ForeachBatchWriter, PubSubDataSource, options
+from sfpubsub.spark.parquet import ParquetTable
 from sfpubsub.spark.tables import SCHEMA
 
 from ..conftest import until
@@ -66,6 +69,27 @@ class Streams:
         rows = rows.sort_by("ingest_seq")
         assert rows["ingest_seq"].to_pylist() == list(range(len(rows)))
         return rows["event_id"].to_pylist()
+
+
+class Told:
+    """Takes batches for a writer, and keeps the text that Spark gets of an error."""
+
+    def __init__(self, writer: ForeachBatchWriter) -> None:
+        self._writer = writer
+        self.text = ""
+
+    def __call__(self, batch, number: int) -> None:
+        try:
+            self._writer(batch, number)
+        except Exception:
+            self.text = traceback.format_exc()
+            raise
+
+    def check_short(self, said: str) -> None:
+        assert said in self.text
+        assert "py4j" not in self.text.lower()
+        # A screenful: a line for each of our functions on the way.
+        assert len(self.text) < 3_000
 
 
 @pytest.fixture
@@ -139,6 +163,87 @@ def test_a_query_goes_on_where_it_was_stopped(streams: Streams):
                 until(lambda: len(streams.ids()) >= len(published), "more rows", patience=60)  # noqa: B023
             finally:
                 query.stop()
+    assert streams.ids() == [event.event_id for event in published]
+
+
+@pytest.mark.parametrize("moment", ["before Spark is called", "while Spark works"])
+def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
+    streams: Streams, monkeypatch, caplog, moment: str
+):
+    """Without an error, and nothing is lost: the next query writes the batch.
+
+    With a trace of Java in what Spark is told, its stream thread died of a StackOverflowError.
+    """
+    caplog.set_level("INFO", "sfpubsub.spark")
+    published = streams.emulator.publish(TOPIC, orders(10))
+    begun, interrupted = threading.Event(), threading.Event()
+    stage = ParquetTable._stage
+
+    def wait(self, rows, staged):
+        if moment == "while Spark works":
+            work = "java_method('java.lang.Thread', 'sleep', bigint(60000)) AS slept"
+            begun.set()
+            self._spark.range(1).selectExpr(work).collect()
+        begun.set()
+        assert interrupted.wait(60.0)
+        stage(self, rows, staged)
+
+    monkeypatch.setattr(ParquetTable, "_stage", wait)
+    with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
+        query = (
+            streams.events()
+            .writeStream.foreachBatch(told := Told(writer))
+            .option("checkpointLocation", str(streams.directory / "one"))
+            .start()
+        )
+        thread = query._jsq.streamingQuery().queryExecutionThread()
+        try:
+            assert begun.wait(60.0)
+            if moment == "while Spark works":
+                tracker = streams.spark.sparkContext.statusTracker()
+                until(lambda: tracker.getJobIdsForGroup(str(query.runId)), "a job", patience=60)
+        finally:
+            stopper = threading.Thread(target=query.stop)  # returns when the query has ended
+            stopper.start()
+            if moment == "before Spark is called":
+                until(thread.isInterrupted, "the interruption", patience=60)
+            interrupted.set()
+            stopper.join(60.0)
+        assert not stopper.is_alive()
+        assert not thread.isAlive()
+        assert query.exception() is None
+        assert query.status["message"] == "Stopped", "its thread died before it could say so"
+        told.check_short("was interrupted, and is written by the next run")
+    assert "java.lang.InterruptedException" in caplog.text or "cancelled" in caplog.text
+    monkeypatch.undo()
+    streams.run("one")
+    assert streams.ids() == [event.event_id for event in published]
+
+
+def test_a_write_that_fails_is_told_in_a_line_and_logged_in_full(
+    streams: Streams, monkeypatch, caplog
+):
+    """What Spark is told has no trace of Java in it, whatever Spark said; and nothing is lost."""
+    published = streams.emulator.publish(TOPIC, orders(3))
+
+    def fail(self, rows, staged):
+        self._spark.sql("SELECT raise_error('no such luck')").collect()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ParquetTable, "_stage", fail)
+        with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
+            query = (
+                streams.events()
+                .writeStream.foreachBatch(told := Told(writer))
+                .option("checkpointLocation", str(streams.directory / "one"))
+                .start()
+            )
+            with pytest.raises(StreamingQueryException, match="no such luck"):
+                query.awaitTermination(60)
+    told.check_short("no such luck")
+    assert "the direct cause of the following" in caplog.text
+    assert "pyspark.errors" in caplog.text
+    streams.run("one")
     assert streams.ids() == [event.event_id for event in published]
 
 

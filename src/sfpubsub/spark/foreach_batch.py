@@ -4,23 +4,31 @@ For ``writeStream.foreachBatch``, which alone is not exact: Spark repeats a batc
 not note. The table's transaction carries the name of the batch, made of the query's id and the
 batch's number, so that a repeated one is known; and the table's window of dedupe keys knows the
 events, whatever batch they come in, so that a new checkpoint doubles nothing either.
+
+What it raises is short. Spark gets the traceback as text, with every cause that is shown in it, and
+when a query is being stopped it matches a regular expression against it that is so deep on the
+trace of a Java exception that its stream thread dies. So the causes go to the log.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from sfpubsub.errors import LocalProtocolError
+from sfpubsub.errors import LocalProtocolError, SfPubSubError, WriteError
 from sfpubsub.spark.dedupe import DEFAULT_WINDOW
 from sfpubsub.spark.partition import GAP_EVENT
+from sfpubsub.spark.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.sisters import Sisters
 from sfpubsub.spark.writer import EventWriter
 from sfpubsub.types import Gap, ReplayId
@@ -28,6 +36,18 @@ from sfpubsub.types import Gap, ReplayId
 # Where Spark tells the thread that runs a batch which query it belongs to. The id is that of the
 # checkpoint: it stays the same over restarts.
 _QUERY_ID = "sql.streaming.queryId"
+
+# What Spark cancels when it stops the query.
+_JOB_GROUP = "spark.jobGroup.id"
+
+# What the JVM says of a call that was interrupted, as Spark does when it stops the query.
+_INTERRUPTIONS = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+
+_log = logging.getLogger("sfpubsub.spark")
 
 
 class ForeachBatchWriter:
@@ -91,19 +111,28 @@ class ForeachBatchWriter:
             LocalProtocolError: It has other columns, or was not called by a streaming query.
             WriteError: Whether the batch is in the table is unknown; Spark will repeat it.
         """
-        query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        context = batch.sparkSession.sparkContext
+        query_id = context.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise LocalProtocolError(
                 "a batch has its name from the query that it belongs to: give this object to "
                 "writeStream.foreachBatch(…)"
             )
+        name = f"{query_id}/{batch_id}"
+        try:
+            self._write(batch, name)
+        except (SfPubSubError, *SPARK_ERRORS, pa.ArrowException) as error:
+            # Without its causes, which are not shown: the log has them.
+            raise _told(error, name, context.getLocalProperty(_JOB_GROUP)) from None
+
+    def _write(self, batch: DataFrame, name: str) -> None:
         rows = batch.toArrow()
         with self._lock:
             if "event_name" in rows.column_names:
                 is_gap = pc.fill_null(pc.equal(rows["event_name"], GAP_EVENT), False)
                 self._beside.keep_gaps([_gap_of(row) for row in rows.filter(is_gap).to_pylist()])
                 rows = rows.filter(pc.invert(is_gap))
-            self._writer.write_rows(rows, name=f"{query_id}/{batch_id}")
+            self._writer.write_rows(rows, name=name)
 
     def close(self) -> None:
         """Give the table up. Does nothing the second time."""
@@ -121,6 +150,39 @@ class ForeachBatchWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
+    """Log all of an error, and return what Spark is told."""
+    if _is_interruption(error, group):
+        _log.info("batch %s was interrupted", name, exc_info=error)
+        # In words by which Spark knows that this is the stop that it asked for, and no failure.
+        return WriteError(
+            f"batch {name} was interrupted, and is written by the next run "
+            f"(org.apache.spark.SparkException: job group {group} was cancelled)"
+        )
+    _log.error("batch %s was not written", name, exc_info=error)
+    if isinstance(error, SfPubSubError):
+        return error
+    return WriteError(f"batch {name} was not written: {first_line(error)}")
+
+
+def _is_interruption(error: Exception, group: str | None) -> bool:
+    return any(
+        any(name in text for name in _INTERRUPTIONS)
+        or (group is not None and group in text and "cancelled" in text)
+        for text in _texts(error)
+    )
+
+
+def _texts(error: BaseException | None) -> Iterator[str]:
+    """Yield what an error and its causes say, with the traces of the JVM."""
+    while error is not None:
+        try:
+            yield str(error)
+        except SPARK_ERRORS:
+            yield ""  # the trace was in a JVM that is gone
+        error = error.__cause__ or error.__context__
 
 
 def _gap_of(row: dict[str, Any]) -> Gap:
