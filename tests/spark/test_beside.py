@@ -112,6 +112,26 @@ def old_table(table: Path, *, both: bool) -> dict[str, str]:
     return everything(table)
 
 
+def test_a_table_is_begun_whatever_step_is_its_last(tmp_path: Path):
+    """A start that died early does not block the next."""
+    step, done = 0, False
+    while not done:
+        step += 1
+        table = tmp_path / str(step) / "orders"
+        table.mkdir(parents=True)
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(patch, step)
+            try:
+                claim(table, TOPIC)
+                done = True
+            except Killed:
+                pass
+        place = claim(table, TOPIC)
+        assert place.is_dir()
+        assert json.loads((table / "_table.json").read_text())["layout"] == 2
+    assert step > 8
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_an_old_table_is_taken_over_whatever_step_is_its_last(tmp_path: Path, both: bool):
     """Killed before each step, everything is found at once, and a new start does the rest."""

@@ -191,6 +191,7 @@ def test_several_sources_are_several_tables_of_one_application(tmp_path: Path):
         "[3], [2, after_the_other, SfPubSubError('it broke')]",
         *("--managed", "My_Sub", "--topic", "/event/Order_Event__e"),
         *("--to", str(tmp_path / "lake"), "--fallback", "earliest"),
+        *("--staging", str(tmp_path / "aside")),
         SFPUBSUB_STATE_DIR=str(tmp_path / "state"),
     )
     assert done.returncode == 1, done.stderr
@@ -203,6 +204,11 @@ def test_several_sources_are_several_tables_of_one_application(tmp_path: Path):
     assert second["error"] == "topic /event/Order_Event__e: it broke"
     assert second["to"] == str(tmp_path / "lake" / "event_Order_Event__e")
     assert len(ids_of(tmp_path / "lake" / "My_Sub")) == 3
+    assert (tmp_path / "aside" / ".My_Sub.sfpubsub" / "_quarantine").is_dir()
+    assert sorted(path.name for path in (tmp_path / "lake").iterdir()) == [
+        "My_Sub",
+        "event_Order_Event__e",
+    ]
     assert "managed subscription My_Sub: 3 rows in 1 batch" in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     # What `sfpubsub lag` reads.
@@ -321,6 +327,7 @@ def test_an_idle_job_whose_jvm_died_ends_too(tmp_path: Path):
         ["--managed", "A", "--to", "t", "--batch-bytes", "0"],
         ["--managed", "A"],
         ["--managed", "A", "--to", "t", "--format", "csv"],
+        ["--managed", "A", "--to", "t", "--format", "delta", "--staging", "s"],
         ["--managed", "A", "--to", "t", "--max-events", "0"],
         ["--managed", "A", "--to", "t", "--idle-timeout", "-1"],
     ],
@@ -338,6 +345,7 @@ def test_a_wrong_destination_is_refused_before_spark_starts(tmp_path: Path, monk
         (["--to", str(tmp_path / "file")], "is not a directory"),
         (["--to", "s3a://bucket/x"], "one rename"),
         (["--to", str(tmp_path / "file"), "--topic", "/event/B__e"], "is not a directory"),
+        (["--to", str(tmp_path / "t"), "--staging", str(tmp_path / "t" / "s")], "in the table"),
     ):
         result = CliRunner().invoke(ingest, ["--managed", "A", *arguments])
         assert isinstance(result.exception, ConfigurationError)

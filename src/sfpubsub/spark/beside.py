@@ -21,6 +21,7 @@ from pathlib import Path
 from sfpubsub.durable import make_directory, replace_file, sync
 from sfpubsub.errors import ConfigurationError
 
+IDENTITY_NAME = "_table.json"
 STAGING_NAME = "_staging"
 SCHEMAS_NAME = "_schemas"
 QUARANTINE_NAME = "_quarantine"
@@ -100,7 +101,7 @@ def prepare(table: Path, place: Path) -> None:
     make_directory(place)
     if owner_of(place) != Path(os.path.realpath(table)):
         replace_file(place / _OWNER_NAME, json.dumps({"table": os.path.realpath(table)}))
-    name = f"_probe.{uuid.uuid4().hex}.tmp"
+    name = f"{IDENTITY_NAME}.{uuid.uuid4().hex}.tmp"  # as a draft, of which a death may leave one
     probe, there = place / name, table / name
     probe.touch()
     try:

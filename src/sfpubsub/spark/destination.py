@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.beside import (
+    IDENTITY_NAME,
     SIDECARS,
     STAGING_NAME,
     check_place,
@@ -29,7 +30,6 @@ from sfpubsub.spark.beside import (
 )
 from sfpubsub.spark.lease import LEASE_NAME
 
-IDENTITY_NAME = "_table.json"
 POSITION_NAME = "_position"
 HOUR_PREFIX = "ingest_hour="
 
