@@ -93,7 +93,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
         return call
 
-    for name in ("rename", "replace", "mkdir", "rmdir", "fsync"):
+    for name in ("rename", "replace", "mkdir", "rmdir", "unlink", "fsync"):
         monkeypatch.setattr(os, name, dying(getattr(os, name)))
 
 
