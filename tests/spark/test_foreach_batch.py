@@ -62,6 +62,11 @@ class Streams:
                 query.stop()
             return query
 
+    def start(self, take):
+        """Begin a query that ends only when it is stopped."""
+        query = self.events().writeStream.foreachBatch(take)
+        return query.option("checkpointLocation", str(self.directory / "one")).start()
+
     def ids(self) -> list[str]:
         """What a plain reader of the directory sees, in order."""
         data = ds.dataset(self.table, schema=SCHEMA, format="parquet")
@@ -147,12 +152,7 @@ def test_a_query_goes_on_where_it_was_stopped(streams: Streams):
     for part in range(2):
         published += streams.emulator.publish(TOPIC, orders(10, 10 * part))
         with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
-            query = (
-                streams.events()
-                .writeStream.foreachBatch(writer)
-                .option("checkpointLocation", str(streams.directory / "one"))
-                .start()
-            )
+            query = streams.start(writer)
             try:
                 until(
                     lambda: streams.table.exists() and len(streams.ids()) >= len(published),  # noqa: B023
@@ -190,12 +190,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
 
     monkeypatch.setattr(ParquetTable, "_stage", wait)
     with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
-        query = (
-            streams.events()
-            .writeStream.foreachBatch(told := Told(writer))
-            .option("checkpointLocation", str(streams.directory / "one"))
-            .start()
-        )
+        query = streams.start(told := Told(writer))
         thread = query._jsq.streamingQuery().queryExecutionThread()
         try:
             assert begun.wait(60.0)
@@ -232,12 +227,7 @@ def test_a_write_that_fails_is_told_in_a_line_and_logged_in_full(
     with monkeypatch.context() as broken:
         broken.setattr(ParquetTable, "_stage", fail)
         with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
-            query = (
-                streams.events()
-                .writeStream.foreachBatch(told := Told(writer))
-                .option("checkpointLocation", str(streams.directory / "one"))
-                .start()
-            )
+            query = streams.start(told := Told(writer))
             with pytest.raises(StreamingQueryException, match="no such luck"):
                 query.awaitTermination(60)
     told.check_short("no such luck")
