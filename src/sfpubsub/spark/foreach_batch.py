@@ -119,11 +119,12 @@ class ForeachBatchWriter:
                 "writeStream.foreachBatch(…)"
             )
         name = f"{query_id}/{batch_id}"
+        group = context.getLocalProperty(_JOB_GROUP)  # now, since the JVM may be gone afterwards
         try:
             self._write(batch, name)
         except (SfPubSubError, *SPARK_ERRORS, pa.ArrowException) as error:
             # Without its causes, which are not shown: the log has them.
-            raise _told(error, name, context.getLocalProperty(_JOB_GROUP)) from None
+            raise _told(error, name, group) from None
 
     def _write(self, batch: DataFrame, name: str) -> None:
         rows = batch.toArrow()
