@@ -1,0 +1,135 @@
+"""The servicer alone, on grpc's own testing server: no port, no network, the test plays client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc_testing
+import pytest
+
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.emulator.servicer import PubSubServicer
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+from .support import MANAGED, ORDERS, WAIT_S
+
+SERVICE = pb.DESCRIPTOR.services_by_name["PubSub"]
+
+
+class Played:
+    """The emulator's servicer, called by the test."""
+
+    def __init__(self, emulator: EmulatorServer) -> None:
+        self.emulator = emulator
+        servicer = PubSubServicer(emulator._world)
+        self.server = grpc_testing.server_from_dictionary(
+            {SERVICE: servicer}, grpc_testing.strict_real_time()
+        )
+        self._pool = ThreadPoolExecutor(1)
+
+    def stream(self, method: str, first: Any, metadata: Any = None) -> Any:
+        rpc = self.server.invoke_stream_stream(
+            SERVICE.methods_by_name[method], metadata or self.emulator.metadata, None
+        )
+        rpc.send_request(first)
+        return rpc
+
+    def wait(self, what: Callable[[], Any]) -> Any:
+        """Return what a call that may block returns."""
+        return self._pool.submit(what).result(WAIT_S)
+
+    def end(self, rpc: Any) -> None:
+        """Close the requests, and see the stream end with OK."""
+        rpc.requests_closed()
+        _, code, _ = self.wait(rpc.termination)
+        assert code is grpc.StatusCode.OK
+
+
+@pytest.fixture
+def played(emulator: EmulatorServer) -> Iterator[Played]:
+    made = Played(emulator)
+    yield made
+    made._pool.shutdown(wait=False)
+
+
+def test_a_topic_is_told(played: Played) -> None:
+    """A unary call has its answer and OK."""
+    rpc = played.server.invoke_unary_unary(
+        SERVICE.methods_by_name["GetTopic"],
+        played.emulator.metadata,
+        pb.TopicRequest(topic_name=ORDERS),
+        None,
+    )
+    answer, _, code, _ = played.wait(rpc.termination)
+    assert code is grpc.StatusCode.OK
+    assert answer.topic_name == ORDERS
+
+
+def test_events_are_sent_as_credit_comes(played: Played) -> None:
+    """No more than was asked for; the rest when more is, in order."""
+    played.emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
+    fetch = pb.FetchRequest(topic_name=ORDERS, replay_preset=pb.EARLIEST, num_requested=3)
+    rpc = played.stream("Subscribe", fetch)
+    first = played.wait(rpc.take_response)
+    assert len(first.events) == 3
+    assert first.pending_num_requested == 0
+    rpc.send_request(pb.FetchRequest(num_requested=10))
+    second = played.wait(rpc.take_response)
+    assert len(second.events) == 2
+    assert second.pending_num_requested == 8
+    played.end(rpc)
+
+
+def test_a_commit_is_answered_and_kept(played: Played) -> None:
+    """With the values of the request, on a response of its own."""
+    published = played.emulator.publish(ORDERS, [{"Order_Number__c": "1"}])
+    rpc = played.stream(
+        "ManagedSubscribe", pb.ManagedFetchRequest(developer_name=MANAGED, num_requested=5)
+    )
+    (event,) = played.wait(rpc.take_response).events
+    commit = pb.CommitReplayRequest(commit_request_id="c-1", replay_id=event.replay_id)
+    rpc.send_request(pb.ManagedFetchRequest(commit_replay_id_request=commit))
+    answer = played.wait(rpc.take_response).commit_response
+    assert answer.commit_request_id == "c-1"
+    assert answer.replay_id == event.replay_id
+    assert not answer.HasField("error")
+    played.end(rpc)
+    committed = played.emulator.managed.get(MANAGED).committed
+    assert played.emulator.bus.ids.mint(committed) == published[0].replay_id
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "text"),
+    [
+        (
+            pb.FetchRequest(topic_name="/event/None__e", num_requested=1),
+            grpc.StatusCode.NOT_FOUND,
+            "/event/None__e",
+        ),
+        (
+            pb.FetchRequest(topic_name=ORDERS, num_requested=0),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "",
+        ),
+    ],
+)
+def test_a_refusal_is_a_status_with_its_words(
+    played: Played, first: Any, code: Any, text: str
+) -> None:
+    """They end with the rpc id. (A testing server loses the trailers of an aborted call.)"""
+    rpc = played.stream("Subscribe", first)
+    _, status, details = played.wait(rpc.termination)
+    assert status is code
+    assert text in details
+    assert re.search(r" rpcId: \S+$", details)
+
+
+def test_a_call_without_a_session_is_refused(played: Played) -> None:
+    """Before anything else is looked into."""
+    rpc = played.stream("Subscribe", pb.FetchRequest(), metadata=(("accesstoken", "none"),))
+    _, status, _ = played.wait(rpc.termination)
+    assert status is grpc.StatusCode.UNAUTHENTICATED
