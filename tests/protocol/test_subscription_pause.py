@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sfpubsub.config import Limits
+from sfpubsub.errors import StreamError
 from sfpubsub.protocol.commands import OpenStream, SendRequest
 from sfpubsub.protocol.states import State
 from sfpubsub.types import StartPosition
@@ -80,6 +82,18 @@ def test_a_stream_that_breaks_while_paused_is_opened_with_one_credit() -> None:
     (opened,) = of(OpenStream, script.wait(1.0))
 
     assert opened.num_requested == 1
+
+
+def test_a_failure_is_told_rather_than_a_pause() -> None:
+    """Of a subscription that has ended, only the error counts."""
+    script = streaming(EARLIEST, limits=Limits(max_bytes=10))
+    script.read(events(2))
+    script.respond(events(3, 4, size=10))
+    pause(script)
+    assert script.protocol.state is State.PAUSED
+    script._did(script.protocol.crashed(StreamError("a fault")))
+
+    assert script.protocol.health().reason == "a fault"
 
 
 def test_pausing_before_the_start_and_after_the_end_does_no_harm() -> None:

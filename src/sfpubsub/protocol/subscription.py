@@ -1,111 +1,31 @@
 """One subscription, plain or managed: every decision, and nothing that waits.
 
-`SubscriptionProtocol` puts the pieces together: states say what may happen, the intake what is new,
-the ledger what is done, outgoing what to ask for, resume (plain) where to go on and standing
-(managed) what to commit, retries and alarms when. Each input takes ``now`` in seconds of any steady
-clock, and answers with the commands to carry out in order; afterwards `deadline` says when `timer`
-has to be called. Inputs of a stream that is no longer the current one are ignored. Not thread-safe:
-the driver serialises all calls.
+`SubscriptionProtocol` puts the pieces together: states say what may happen, streams how one call
+follows the other, the intake what is new, the appetite how much of it there is room for, the ledger
+what is done, outgoing what to ask for, resume (plain) where to go on and standing (managed) what to
+commit, retries and alarms when. Each input takes ``now`` in seconds of any steady clock, and answers
+with the commands to carry out in order; afterwards `deadline` says when `timer` has to be called.
+Inputs of a stream that is no longer the current one are ignored. Not thread-safe: the driver
+serialises all calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sfpubsub.config import Limits, Timings
-from sfpubsub.errors import (
-    CommitError,
-    LocalProtocolError,
-    ReplayIdRejectedError,
-    SfPubSubError,
-    StreamStalledError,
-    StreamUnavailableError,
-)
-from sfpubsub.protocol.alarms import Alarms, Due
-from sfpubsub.protocol.appetite import Appetite
-from sfpubsub.protocol.commands import (
-    CancelStream,
-    Command,
-    Discard,
-    Finish,
-    HalfClose,
-    OpenStream,
-    RenewSession,
-    ReportGap,
-)
-from sfpubsub.protocol.events import Failure, FailureKind, Response
-from sfpubsub.protocol.intake import Intake
-from sfpubsub.protocol.ledger import Ledger
-from sfpubsub.protocol.outgoing import Outgoing
-from sfpubsub.protocol.resume import Resume
-from sfpubsub.protocol.retries import Retries, Verdict
-from sfpubsub.protocol.standing import Standing
-from sfpubsub.protocol.states import ALIVE, Signal, State, step
-from sfpubsub.types import Gap, Health, ReplayId, StartPosition
+from sfpubsub.errors import LocalProtocolError, StreamStalledError
+from sfpubsub.protocol.alarms import Due
+from sfpubsub.protocol.commands import CancelStream, Command, Discard, HalfClose
+from sfpubsub.protocol.events import Response
+from sfpubsub.protocol.states import ALIVE, Signal, State
+from sfpubsub.protocol.streams import Streams
+from sfpubsub.types import Health, ReplayId
 
 
-class SubscriptionProtocol:
-    """The brain of one subscription.
-
-    Args:
-        name: Topic, or name or id of the managed subscription.
-        start: Where a plain subscription starts; None for a managed one.
-        fallback: Where a plain subscription goes on when its position is refused; None to stop.
-        tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
-            its position is kept in a store.
-        limits: Bounds of memory.
-        timings: Times of the service and the client.
-        connection_timeout: How long transport failures may last, in seconds; None for ever.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        start: StartPosition | None = None,
-        fallback: StartPosition | None = None,
-        tracked: bool = True,
-        limits: Limits | None = None,
-        timings: Timings | None = None,
-        connection_timeout: float | None = None,
-    ) -> None:
-        self.name = name
-        self.managed = start is None
-        self.state = State.NEW
-        self._timings = timings or Timings()
-        self._ledger = Ledger()
-        self._outgoing = Outgoing()
-        self._resume = None if start is None else Resume(name, start, fallback)
-        self._standing = Standing(name, self._ledger, self._timings) if start is None else None
-        self._retries = Retries(name, self._timings, connection_timeout)
-        self._limits = limits or Limits()
-        self._appetite = Appetite(self._limits)
-        ledger = self._ledger if tracked or self.managed else None
-        self._intake = Intake(self._appetite, ledger, self._resume)
-        self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._standing)
-        self._stream = 0
-        self._held = False  # paused by the application
-        self._paused: str | None = None  # why the stream was given up
-        self._responses = 0
-        self._gaps: list[Gap] = []
+class SubscriptionProtocol(Streams):
+    """The brain of one subscription; its arguments are those of `streams.Streams`."""
 
     # The application speaks.
-
-    def start(self, now: float, position: StartPosition | None = None) -> list[Command]:
-        """Open the first stream.
-
-        Args:
-            now: The time.
-            position: Where a plain subscription starts, instead of where it was told when it was
-                made.
-
-        Raises:
-            LocalProtocolError: It was started before, or has ended.
-        """
-        self._step(Signal.START)
-        if position is not None and self._resume is not None:
-            self._resume.begin_at(position)
-        return [self._open(now)]
 
     def taken(self, count: int, size: int, now: float) -> list[Command]:
         """Count a delivered batch of *count* events and *size* bytes as read."""
@@ -214,54 +134,6 @@ class SubscriptionProtocol:
         out = self._request(now) + out
         return out + self._leave_when_overfull()
 
-    def ended(
-        self, stream: int, failure: Failure | None, now: float, jitter: float
-    ) -> list[Command]:
-        """Take the end of a stream.
-
-        Args:
-            stream: Which one.
-            failure: Why; None when the service ended it with OK.
-            now: The time.
-            jitter: A uniform random number in [0, 1).
-        """
-        if stream != self._stream or self.state not in ALIVE:
-            return []
-        if self.state in {State.DRAINING, State.CLOSING}:
-            return self._ended()
-        self._dropped(failure, now)
-        if failure is None:
-            error = StreamUnavailableError(f"the service ended the stream of {self.name}")
-            return self._follow(self._retries.broken(error, now, jitter))
-        if failure.kind is FailureKind.POSITION_REJECTED and self._resume is not None:
-            return self._rejected(self._resume, failure.error, now, jitter)
-        return self._follow(self._retries.judge(failure, now, jitter))
-
-    def session_renewed(self, now: float) -> list[Command]:
-        """Go on with a new session."""
-        if self.state not in {State.RENEWING, State.SAVING}:
-            return []
-        self._retries.renewed()
-        if self.state is State.RENEWING and now < self._alarms.reopen_at:
-            self._step(Signal.POSTPONED)
-            return []
-        self._step(Signal.RENEWED)
-        return [self._open(now)]
-
-    def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Take the word that no new session could be had."""
-        if self.state not in {State.RENEWING, State.SAVING}:
-            return []
-        if failure.kind is FailureKind.RETRY:
-            if self.state is State.SAVING:
-                return self._ended()
-            return self._follow(self._retries.broken(failure.error, now, jitter))
-        return self._fail(failure.error)
-
-    def crashed(self, error: SfPubSubError) -> list[Command]:
-        """Take the word that the driver can go no further."""
-        return [] if self.state is State.CLOSED else self._fail(error)
-
     # Time speaks.
 
     def deadline(self) -> float | None:
@@ -279,23 +151,6 @@ class SubscriptionProtocol:
             if now >= at:
                 return _ACTIONS[due](self, now, jitter)
         return []
-
-    def _give_up(self, _now: float, _jitter: float) -> list[Command]:
-        return self._fail(self._retries.given_up())
-
-    def _reopen(self, now: float, _jitter: float) -> list[Command]:
-        self._step(Signal.DUE)
-        return [self._open(now)]
-
-    def _steady(self, _now: float, _jitter: float) -> list[Command]:
-        self._retries.recovered()
-        return []
-
-    def _stalled(self, now: float, jitter: float) -> list[Command]:
-        silence = now - self._alarms.heard_at
-        self._dropped(None, now)
-        error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
-        return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
 
     def _send_reserve(self, now: float, _jitter: float) -> list[Command]:
         return self._outgoing.reserve(now)
@@ -321,94 +176,12 @@ class SubscriptionProtocol:
             return self._half_close(now)
         return [*self._cancel(), *self._ended()]
 
-    # Streams.
-
-    def _step(self, signal: Signal) -> State:
-        self.state = step(self.state, signal)
-        return self.state
-
-    def _open(self, now: float) -> OpenStream:
-        self._stream += 1
-        self._paused = None
-        self._alarms.heard_at = now
-        self._intake.new_stream()
-        self._ledger.new_stream(self._stream)
-        if self._standing is not None:
-            self._standing.new_stream(self._stream, now)
-        num_requested = self._outgoing.open(self._stream, now, self._room)
-        start = None if self._resume is None else self._resume.position
-        return OpenStream(self._stream, num_requested, start)
-
-    def _follow(self, verdict: Verdict) -> list[Command]:
-        if verdict.error is not None:
-            return self._fail(verdict.error)
-        self._step(verdict.signal)
-        self._alarms.reopen_at = verdict.reopen_at
-        gap = None if self._resume is None else self._resume.dropped()
-        out: list[Command] = [] if gap is None else [self._report(gap)]
-        return [*out, RenewSession()] if self.state is State.RENEWING else out
-
-    def _dropped(self, failure: Failure | None, now: float) -> None:
-        if self._standing is None:
-            return
-        if failure is not None and self.state is State.OPENING:
-            # A refusal comes soon; later, an idle stream has lost what it had.
-            soon = now < self._alarms.heard_at + self._timings.steady
-            expired = failure.kind is FailureKind.REAUTHENTICATE and soon
-            if expired or failure.kind is FailureKind.SLOT_HELD:
-                return
-        self._standing.dropped()
-
-    def _rejected(
-        self, resume: Resume, error: SfPubSubError, now: float, jitter: float
-    ) -> list[Command]:
-        gap, go_on = resume.rejected(error.error_code, error.rpc_id)
-        report = self._report(gap)
-        if go_on:
-            return [report, *self._follow(self._retries.moved(error, now, jitter))]
-        rejected = ReplayIdRejectedError(
-            f"{error}; to go on without the lost events, start at latest or earliest",
-            gap=gap,
-            error_code=error.error_code,
-            rpc_id=error.rpc_id,
-        )
-        rejected.__cause__ = error
-        return [report, *self._fail(rejected)]
-
-    def _cancel(self) -> list[Command]:
-        return [CancelStream(self._stream)] if self.state in ALIVE else []
-
-    def _fail(self, error: SfPubSubError) -> list[Command]:
-        out = self._cancel()
-        self._step(Signal.FATAL)
-        if self.managed:
-            # Nothing of it can be committed any more: it comes again, with all that follows.
-            self._intake.discarded()
-            out.append(Discard())
-        return out + self._finished(error)
-
-    def _finished(self, error: SfPubSubError | None) -> list[Command]:
-        self._retries.reason = None if error is None else str(error)
-        closed = error or CommitError(f"the subscription {self.name} was closed before the answer")
-        settled = [] if self._standing is None else self._standing.settle_all(closed)
-        return [*settled, Finish(error)]
-
-    def _report(self, gap: Gap) -> ReportGap:
-        self._gaps.append(gap)
-        return ReportGap(gap)
-
     # Credit and commits.
 
     @property
     def _too_many_unacked(self) -> bool:
         # More than was asked for: the application goes on taking events and acks none.
         return self._intake.unacked > self._limits.max_unacked
-
-    @property
-    def _room(self) -> int:
-        if self.state is State.DRAINING:
-            return self._ledger.done_events if self._redelivering else 0
-        return 0 if self._held else self._intake.room
 
     def _leave_when_overfull(self) -> list[Command]:
         standing = self._standing
@@ -454,18 +227,6 @@ class SubscriptionProtocol:
                 return self._outgoing.request(now, commit, self._room)
         self._step(Signal.SETTLED)
         return self._half_close(now)
-
-    @property
-    def _redelivering(self) -> bool:
-        # What was acked comes again first of all, and can be committed once this stream shows it.
-        return self._intake.redelivering and self._ledger.awaits_redelivery
-
-    def _ended(self) -> list[Command]:
-        self._step(Signal.ENDED)
-        return self._finished(self._uncommitted())
-
-    def _uncommitted(self) -> CommitError | None:
-        return None if self._standing is None else self._standing.uncommitted()
 
     def _half_close(self, now: float) -> list[Command]:
         self._alarms.close_by = now + self._timings.close_timeout

@@ -1,0 +1,261 @@
+"""One stream after another: how the calls of a subscription begin, end and follow each other.
+
+`Streams` opens a call, judges its end, and either opens the next one (when retries say so, where
+resume or standing say so) or ends the subscription with an error. What is asked for and delivered
+in between is for `subscription.SubscriptionProtocol` to decide, which is built on it.
+"""
+
+from __future__ import annotations
+
+from sfpubsub.config import Limits, Timings
+from sfpubsub.errors import (
+    CommitError,
+    ReplayIdRejectedError,
+    SfPubSubError,
+    StreamStalledError,
+    StreamUnavailableError,
+)
+from sfpubsub.protocol.alarms import Alarms
+from sfpubsub.protocol.appetite import Appetite
+from sfpubsub.protocol.commands import (
+    CancelStream,
+    Command,
+    Discard,
+    Finish,
+    OpenStream,
+    RenewSession,
+    ReportGap,
+)
+from sfpubsub.protocol.events import Failure, FailureKind
+from sfpubsub.protocol.intake import Intake
+from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.outgoing import Outgoing
+from sfpubsub.protocol.resume import Resume
+from sfpubsub.protocol.retries import Retries, Verdict
+from sfpubsub.protocol.standing import Standing
+from sfpubsub.protocol.states import ALIVE, Signal, State, step
+from sfpubsub.types import Gap, StartPosition
+
+
+class Streams:
+    """The streams of one subscription. Not thread-safe; the driver serialises.
+
+    Args:
+        name: Topic, or name or id of the managed subscription.
+        start: Where a plain subscription starts; None for a managed one.
+        fallback: Where a plain subscription goes on when its position is refused; None to stop.
+        tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
+            its position is kept in a store.
+        limits: Bounds of memory.
+        timings: Times of the service and the client.
+        connection_timeout: How long transport failures may last, in seconds; None for ever.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        start: StartPosition | None = None,
+        fallback: StartPosition | None = None,
+        tracked: bool = True,
+        limits: Limits | None = None,
+        timings: Timings | None = None,
+        connection_timeout: float | None = None,
+    ) -> None:
+        self.name = name
+        self.managed = start is None
+        self.state = State.NEW
+        self._timings = timings or Timings()
+        self._ledger = Ledger()
+        self._outgoing = Outgoing()
+        self._resume = None if start is None else Resume(name, start, fallback)
+        self._standing = Standing(name, self._ledger, self._timings) if start is None else None
+        self._retries = Retries(name, self._timings, connection_timeout)
+        self._limits = limits or Limits()
+        self._appetite = Appetite(self._limits)
+        ledger = self._ledger if tracked or self.managed else None
+        self._intake = Intake(self._appetite, ledger, self._resume)
+        self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._standing)
+        self._stream = 0
+        self._held = False  # paused by the application
+        self._paused: str | None = None  # why the stream was given up
+        self._responses = 0
+        self._gaps: list[Gap] = []
+
+    def start(self, now: float, position: StartPosition | None = None) -> list[Command]:
+        """Open the first stream.
+
+        Args:
+            now: The time.
+            position: Where a plain subscription starts, instead of where it was told when it was
+                made.
+
+        Raises:
+            LocalProtocolError: It was started before, or has ended.
+        """
+        self._step(Signal.START)
+        if position is not None and self._resume is not None:
+            self._resume.begin_at(position)
+        return [self._open(now)]
+
+    def ended(
+        self, stream: int, failure: Failure | None, now: float, jitter: float
+    ) -> list[Command]:
+        """Take the end of a stream.
+
+        Args:
+            stream: Which one.
+            failure: Why; None when the service ended it with OK.
+            now: The time.
+            jitter: A uniform random number in [0, 1).
+        """
+        if stream != self._stream or self.state not in ALIVE:
+            return []
+        if self.state in {State.DRAINING, State.CLOSING}:
+            return self._ended()
+        self._dropped(failure, now)
+        if failure is None:
+            error = StreamUnavailableError(f"the service ended the stream of {self.name}")
+            return self._follow(self._retries.broken(error, now, jitter))
+        if failure.kind is FailureKind.POSITION_REJECTED and self._resume is not None:
+            return self._rejected(self._resume, failure.error, now, jitter)
+        return self._follow(self._retries.judge(failure, now, jitter))
+
+    def session_renewed(self, now: float) -> list[Command]:
+        """Go on with a new session."""
+        if self.state not in {State.RENEWING, State.SAVING}:
+            return []
+        self._retries.renewed()
+        if self.state is State.RENEWING and now < self._alarms.reopen_at:
+            self._step(Signal.POSTPONED)
+            return []
+        self._step(Signal.RENEWED)
+        return [self._open(now)]
+
+    def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
+        """Take the word that no new session could be had."""
+        if self.state not in {State.RENEWING, State.SAVING}:
+            return []
+        if failure.kind is FailureKind.RETRY:
+            if self.state is State.SAVING:
+                return self._ended()
+            return self._follow(self._retries.broken(failure.error, now, jitter))
+        return self._fail(failure.error)
+
+    def crashed(self, error: SfPubSubError) -> list[Command]:
+        """Take the word that the driver can go no further."""
+        return [] if self.state is State.CLOSED else self._fail(error)
+
+    # When time passes.
+
+    def _give_up(self, _now: float, _jitter: float) -> list[Command]:
+        return self._fail(self._retries.given_up())
+
+    def _reopen(self, now: float, _jitter: float) -> list[Command]:
+        self._step(Signal.DUE)
+        return [self._open(now)]
+
+    def _steady(self, _now: float, _jitter: float) -> list[Command]:
+        self._retries.recovered()
+        return []
+
+    def _stalled(self, now: float, jitter: float) -> list[Command]:
+        silence = now - self._alarms.heard_at
+        self._dropped(None, now)
+        error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
+        return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
+
+    # The next stream, or none.
+
+    def _step(self, signal: Signal) -> State:
+        self.state = step(self.state, signal)
+        return self.state
+
+    def _open(self, now: float) -> OpenStream:
+        self._stream += 1
+        self._paused = None
+        self._alarms.heard_at = now
+        self._intake.new_stream()
+        self._ledger.new_stream(self._stream)
+        if self._standing is not None:
+            self._standing.new_stream(self._stream, now)
+        num_requested = self._outgoing.open(self._stream, now, self._room)
+        start = None if self._resume is None else self._resume.position
+        return OpenStream(self._stream, num_requested, start)
+
+    def _follow(self, verdict: Verdict) -> list[Command]:
+        if verdict.error is not None:
+            return self._fail(verdict.error)
+        self._step(verdict.signal)
+        self._alarms.reopen_at = verdict.reopen_at
+        gap = None if self._resume is None else self._resume.dropped()
+        out: list[Command] = [] if gap is None else [self._report(gap)]
+        return [*out, RenewSession()] if self.state is State.RENEWING else out
+
+    def _dropped(self, failure: Failure | None, now: float) -> None:
+        if self._standing is None:
+            return
+        if failure is not None and self.state is State.OPENING:
+            # A refusal comes soon; later, an idle stream has lost what it had.
+            soon = now < self._alarms.heard_at + self._timings.steady
+            expired = failure.kind is FailureKind.REAUTHENTICATE and soon
+            if expired or failure.kind is FailureKind.SLOT_HELD:
+                return
+        self._standing.dropped()
+
+    def _rejected(
+        self, resume: Resume, error: SfPubSubError, now: float, jitter: float
+    ) -> list[Command]:
+        gap, go_on = resume.rejected(error.error_code, error.rpc_id)
+        report = self._report(gap)
+        if go_on:
+            return [report, *self._follow(self._retries.moved(error, now, jitter))]
+        rejected = ReplayIdRejectedError(
+            f"{error}; to go on without the lost events, start at latest or earliest",
+            gap=gap,
+            error_code=error.error_code,
+            rpc_id=error.rpc_id,
+        )
+        rejected.__cause__ = error
+        return [report, *self._fail(rejected)]
+
+    def _cancel(self) -> list[Command]:
+        return [CancelStream(self._stream)] if self.state in ALIVE else []
+
+    def _fail(self, error: SfPubSubError) -> list[Command]:
+        out = self._cancel()
+        self._step(Signal.FATAL)
+        if self.managed:
+            # Nothing of it can be committed any more: it comes again, with all that follows.
+            self._intake.discarded()
+            out.append(Discard())
+        return out + self._finished(error)
+
+    def _finished(self, error: SfPubSubError | None) -> list[Command]:
+        self._retries.reason = None if error is None else str(error)
+        self._paused, self._held = None, False
+        closed = error or CommitError(f"the subscription {self.name} was closed before the answer")
+        settled = [] if self._standing is None else self._standing.settle_all(closed)
+        return [*settled, Finish(error)]
+
+    def _report(self, gap: Gap) -> ReportGap:
+        self._gaps.append(gap)
+        return ReportGap(gap)
+
+    @property
+    def _room(self) -> int:
+        if self.state is State.DRAINING:
+            return self._ledger.done_events if self._redelivering else 0
+        return 0 if self._held else self._intake.room
+
+    @property
+    def _redelivering(self) -> bool:
+        # What was acked comes again first of all, and can be committed once this stream shows it.
+        return self._intake.redelivering and self._ledger.awaits_redelivery
+
+    def _ended(self) -> list[Command]:
+        self._step(Signal.ENDED)
+        return self._finished(self._uncommitted())
+
+    def _uncommitted(self) -> CommitError | None:
+        return None if self._standing is None else self._standing.uncommitted()
