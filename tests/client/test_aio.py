@@ -464,7 +464,8 @@ def test_a_schema_that_cannot_be_had_for_now_costs_nothing():
                 with pytest.raises(SchemaNotFoundError):
                     await subscription.next_batch(PATIENCE)
             subscription.abort()
-            assert await subscription.next_batch() is None
+            with pytest.raises(SubscriptionClosedError):
+                await subscription.next_batch()
 
     run(main())
 
@@ -784,7 +785,8 @@ def test_an_async_store_is_read_once_however_many_wait_for_it(run_emulator):
             await subscription.drain()
             late = client.subscribe(TOPIC, replay=store)
             await late.drain()  # never opened, so there is nothing to read
-            assert await late.next_batch() is None
+            with pytest.raises(SubscriptionClosedError):
+                await late.next_batch()
             assert store.calls.count("get") == 1
 
     run(main())
@@ -836,7 +838,8 @@ def test_a_store_gets_one_call_at_a_time(run_emulator):
             await asyncio.sleep(0.01)
             store.hold.set()  # the store itself asserts that it has one call at a time
             await draining
-            assert await task is None
+            with pytest.raises(SubscriptionClosedError):
+                await task
             assert bytes(store.positions[TOPIC]) == results[2].replay_id
 
     run(main())
@@ -991,7 +994,8 @@ def test_a_client_that_is_closed_ends_its_subscriptions(run_emulator):
             await eventually(
                 lambda: all(each.health().state == "streaming" for each in subscriptions)
             )
-        assert await asyncio.gather(*tasks) == [None, None]
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ends] == [SubscriptionClosedError] * 2
         for each in subscriptions:
             assert each.health().state == "closed"
             await each.drain()
@@ -1023,7 +1027,8 @@ def test_closing_under_a_fetch_ends_the_subscription_and_not_the_task():
         script.errors = [StreamUnavailableError("channel closed")]
         script.may_answer.set()
         await closing
-        assert await task is None
+        with pytest.raises(SubscriptionClosedError):
+            await task
 
     run(main())
 

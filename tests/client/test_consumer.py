@@ -182,7 +182,9 @@ def test_what_was_discarded_is_not_handed_out():
     desk.queue = [arrival(1, b"\x02", BAD, b"\x04")]
     desk.take()
     assert desk.hand_out() == [1]
-    desk.discarded = desk.over = True
+    desk.discarded = True
+    assert desk.step() == WaitUntil(None)  # how it ends has to be awaited
+    desk.over = True
     assert desk.step() == End()
     desk.discarded = False  # it never becomes so; but what is forgotten is forgotten
     assert desk.step() == End()

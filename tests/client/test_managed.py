@@ -13,6 +13,7 @@ from sfpubsub.errors import (
     CommitError,
     LocalProtocolError,
     SubscriptionBusyError,
+    SubscriptionClosedError,
     SubscriptionNotFoundError,
 )
 
@@ -301,5 +302,6 @@ def test_aborting_is_at_once_and_commits_nothing_more(run_emulator, connect):
     subscription = connect(emulator).subscribe_managed(NAME)
     collect(subscription, 1)
     subscription.abort()
-    assert subscription.next_batch() is None
+    with pytest.raises(SubscriptionClosedError):
+        subscription.next_batch()
     assert subscription.health().state == "closed"

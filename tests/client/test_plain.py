@@ -14,6 +14,7 @@ from sfpubsub.errors import (
     ReplayIdRejectedError,
     SessionExpiredError,
     StreamUnavailableError,
+    SubscriptionClosedError,
     TopicNotFoundError,
 )
 from sfpubsub.types import ReplayId, StartPosition
@@ -255,7 +256,8 @@ def test_nothing_is_handed_out_after_the_end(run_emulator, connect):
     until(lambda: subscription.health().pending_count)
     assert subscription.next_batch(0) is None
     subscription.drain()
-    assert subscription.next_batch(1) is None
+    with pytest.raises(SubscriptionClosedError):
+        subscription.next_batch(1)
 
 
 def test_a_wrong_way_of_acking_opens_nothing(run_emulator, connect):

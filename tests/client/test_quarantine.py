@@ -27,6 +27,7 @@ from sfpubsub.errors import (
     PermissionDeniedError,
     SchemaNotFoundError,
     StreamUnavailableError,
+    SubscriptionClosedError,
     WriteError,
 )
 from sfpubsub.types import RawEvent, ReplayId, SchemaInfo
@@ -329,7 +330,8 @@ def test_after_a_drain_nothing_that_was_set_apart_is_handed_out(start: Start, ke
     held = face.managed(NAME, **options)
     assert numbers(held.batch()) == [0]
     held.drain()
-    assert held.next(0.1) is None
+    with pytest.raises(SubscriptionClosedError):
+        held.next(0.1)
     again = face.managed(NAME, **options)
     seen = again.collect(1)
     while seen[-1] != 2:

@@ -231,7 +231,7 @@ class Consumer:
         """
         if discarded:
             self._ready.clear()
-            return _END
+            return _END if over else _FOR_EVER  # how it ends is not known before
         if head is not None and head is self._taken:
             return Take(head, self._acks)  # interrupted before it was off the queue
         if self.is_store_due(now):
