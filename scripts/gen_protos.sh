@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Generates generated/sfpubsub_grpc/ from proto/pubsub_api.proto.
 #
-#   scripts/gen_protos.sh           regenerate in place
-#   scripts/gen_protos.sh --check   exit 1 and print the difference when the committed code is stale
+#   scripts/gen_protos.sh            regenerate in place
+#   scripts/gen_protos.sh --prepare  make the generator's environment, and nothing else
+#   scripts/gen_protos.sh --check    exit 1 and print the difference when the committed code is stale
 #
 # grpcio-tools 1.78.0 emits code of protobuf 6.31.1, which imports on protobuf 6.31 to 7.x; newer
 # generators emit code that refuses protobuf 6. The generator lives in an environment of its own, so
@@ -20,6 +21,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "${pins[*]}" ]; then
   install "$tools" "${pins[@]}"
   echo "${pins[*]}" >"$stamp"
 fi
+[ "${1:-}" != --prepare ] || exit 0
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

@@ -5,24 +5,58 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
+began=$SECONDS
 prepare all,dev
 
 if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi
 
-step() { printf '\n== %s\n' "$*" >&2; "$@"; }
-
-step ruff check .
-step ruff format --check .
-step mypy
-step scripts/gen_protos.sh --check
+prepare_iceberg
+scripts/gen_protos.sh --prepare
+printf '== set-up took %d s\n' $((SECONDS - began)) >&2
+began=$SECONDS
 
 # The core's own tests, alone, must reach every branch of it.
-export COVERAGE_FILE
-COVERAGE_FILE=$(mktemp -d)/coverage
-step python -m coverage run --source=sfpubsub.protocol -m pytest tests/protocol -q -m "not slow"
-python -m coverage combine --quiet
-step python -m coverage report --fail-under=100
+core() {
+  export COVERAGE_FILE=$logs/coverage
+  python -m coverage run --source=sfpubsub.protocol -m pytest tests/protocol -q -m "not slow" &&
+    python -m coverage combine --quiet &&
+    python -m coverage report --fail-under=100
+}
 
-step python -m pytest -m "not slow"
+lint() { ruff check . && ruff format --check .; }
+
+# Side by side; what each says is shown when it has ended, in this order.
+logs=$(mktemp -d)
+trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
+steps=(lint types generated core iceberg)
+declare -A commands=(
+  [lint]=lint
+  [types]=mypy
+  [generated]="scripts/gen_protos.sh --check"
+  [core]=core
+  [iceberg]="scripts/test_iceberg.sh --smoke"
+)
+declare -A pids
+for step in "${steps[@]}"; do
+  # shellcheck disable=SC2086  # a command and its arguments
+  ${commands[$step]} >"$logs/$step" 2>&1 </dev/null &
+  pids[$step]=$!
+done
+failed=()
+for step in "${steps[@]}"; do
+  wait "${pids[$step]}" || failed+=("$step")
+  printf '\n== %s: %s\n' "$step" "${commands[$step]}" >&2
+  cat "$logs/$step"
+done
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "failed: ${failed[*]}" >&2
+  exit 1
+fi
+printf '\n== checks took %d s\n' $((SECONDS - began)) >&2
+
+# One worker more than there are cores, because much of it waits: for Java, for children, for time.
+# The tests that share a Spark session are one worker's.
+python -m pytest -m "not slow" --ignore=tests/protocol --numprocesses $(($(nproc) + 1)) \
+  --dist loadgroup

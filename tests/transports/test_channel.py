@@ -195,7 +195,7 @@ def test_a_connection_that_has_died_unseen_is_noticed_by_pings(run_emulator, tmp
             begun = time.monotonic()
             with pytest.raises(StreamUnavailableError):
                 client.get_topic(TOPIC)
-            assert time.monotonic() - begun < 10.0  # by itself the call waits for 30
+            assert time.monotonic() - begun < 25.0  # by itself the call waits for 30
 
 
 def test_pings_can_be_switched_off(run_emulator, connect):
