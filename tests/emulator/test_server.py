@@ -173,6 +173,8 @@ def test_stop_ends_all_streams_promptly(start):
     """Open idle streams do not hold up a stop; they end as a broken connection would."""
     emulator, client = start()
     streams = [client.subscribe() for _ in range(10)] + [client.managed()]
+    emulator.publish(ORDERS, orders(1))
+    assert all(stream.events(1) for stream in streams)
     began = time.monotonic()
     emulator.stop()
     assert time.monotonic() - began < 4.5  # it gives up waiting after 5
