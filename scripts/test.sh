@@ -57,6 +57,6 @@ fi
 printf '\n== checks took %d s\n' $((SECONDS - began)) >&2
 
 # One worker more than there are cores, because much of it waits: for Java, for children, for time.
-# The tests that share a Spark session are one worker's.
+# The tests that share a Spark session stay together (tests/spark/conftest.py).
 python -m pytest -m "not slow" --ignore=tests/protocol --numprocesses $(($(nproc) + 1)) \
   --dist loadgroup

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this directory; a test that uses it is marked ``spark``.
+"""One Spark session for the tests of this directory; a test that uses it is marked ``spark``.
 
 It has the jars of the one table format that there is for the PySpark at hand: Delta with 4.2,
 Iceberg with 4.1, in an environment of its own (scripts/test_iceberg.sh).
@@ -52,8 +52,13 @@ def spark(lake: Path) -> Iterator[SparkSession]:
         yield session
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))  # one session for all of them
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what uses the session.
+
+    Where tests run side by side, two workers have a session each, for one half of the files; a
+    third would cost more in Java's start than it brings.
+    """
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.spark)
+        half = "first" if item.path.name < "test_r" else "second"
+        item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
