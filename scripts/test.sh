@@ -17,6 +17,9 @@ scripts/gen_protos.sh --prepare
 printf '== set-up took %d s\n' $((SECONDS - began)) >&2
 began=$SECONDS
 
+lint() { ruff check . && ruff format --check .; }
+types() { mypy; }
+generated() { scripts/gen_protos.sh --check; }
 # The core's own tests, alone, must reach every branch of it.
 core() {
   export COVERAGE_FILE=$logs/coverage
@@ -24,31 +27,22 @@ core() {
     python -m coverage combine --quiet &&
     python -m coverage report --fail-under=100
 }
-
-lint() { ruff check . && ruff format --check .; }
+iceberg() { scripts/test_iceberg.sh --smoke; }
 
 # Side by side; what each says is shown when it has ended, in this order.
+checks=(lint types generated core iceberg)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
-steps=(lint types generated core iceberg)
-declare -A commands=(
-  [lint]=lint
-  [types]=mypy
-  [generated]="scripts/gen_protos.sh --check"
-  [core]=core
-  [iceberg]="scripts/test_iceberg.sh --smoke"
-)
 declare -A pids
-for step in "${steps[@]}"; do
-  # shellcheck disable=SC2086  # a command and its arguments
-  ${commands[$step]} >"$logs/$step" 2>&1 </dev/null &
-  pids[$step]=$!
+for check in "${checks[@]}"; do
+  "$check" >"$logs/$check" 2>&1 </dev/null &
+  pids[$check]=$!
 done
 failed=()
-for step in "${steps[@]}"; do
-  wait "${pids[$step]}" || failed+=("$step")
-  printf '\n== %s: %s\n' "$step" "${commands[$step]}" >&2
-  cat "$logs/$step"
+for check in "${checks[@]}"; do
+  wait "${pids[$check]}" || failed+=("$check")
+  printf '\n== %s\n' "$check" >&2
+  cat "$logs/$check"
 done
 if [ ${#failed[@]} -gt 0 ]; then
   echo "failed: ${failed[*]}" >&2

@@ -37,7 +37,7 @@ TOPIC = "/event/Order_Event__e"
 MANAGED = "My_Managed_Subscription"
 
 # Seconds. What a step may take on a busy machine before the run counts as hanging.
-DEADLINE = 120.0
+DEADLINE = 300.0
 
 # Seconds between two looks from outside; a staging directory lives for some 100 ms.
 GLANCE = 0.002
@@ -108,7 +108,7 @@ class Emulator:
         self.ready: dict[str, str] = json.loads(line)
 
     def health(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.ready['http']}/health", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.ready['http']}/health", timeout=60) as answer:
             return json.load(answer)
 
     def counted(self, source: str, name: str) -> int:

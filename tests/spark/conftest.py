@@ -6,6 +6,7 @@ Iceberg with 4.1, in an environment of its own (scripts/test_iceberg.sh).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +63,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.spark)
         half = "first" if item.path.name < "test_r" else "second"
         item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run side by side, begin with the session's: the longest first."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("spark") is None)

@@ -157,10 +157,10 @@ def test_a_query_goes_on_where_it_was_stopped(streams: Streams):
                 until(
                     lambda: streams.table.exists() and len(streams.ids()) >= len(published),  # noqa: B023
                     "the rows",
-                    patience=60,
+                    patience=300,
                 )
                 published += streams.emulator.publish(TOPIC, orders(3, 100 + part))
-                until(lambda: len(streams.ids()) >= len(published), "more rows", patience=60)  # noqa: B023
+                until(lambda: len(streams.ids()) >= len(published), "more rows", patience=300)  # noqa: B023
             finally:
                 query.stop()
     assert streams.ids() == [event.event_id for event in published]

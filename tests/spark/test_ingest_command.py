@@ -54,7 +54,7 @@ class Subscription(FakeSubscription):
 def term(): os.kill(os.getpid(), signal.SIGTERM)
 def interrupt(): os.kill(os.getpid(), signal.SIGINT)
 def after_the_other():
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while every[0].script and time.monotonic() < deadline:
         time.sleep(0.01)
 def kill_jvm():
@@ -120,7 +120,7 @@ def run(script: str, *arguments: str, **settings: str) -> subprocess.CompletedPr
         env={**os.environ, **SETTINGS, **settings},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -248,9 +248,9 @@ def test_a_signal_while_spark_starts_ends_in_order(tmp_path: Path, number: int, 
     )
     try:
         assert process.stderr.readline() == "starting Spark\n"
-        until(lambda: jvms_of(mark), "Java", patience=60)
+        until(lambda: jvms_of(mark), "Java", patience=300)
         os.killpg(process.pid, number) if code else process.send_signal(number)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
         process.wait()
@@ -291,7 +291,7 @@ def ingest_from(emulator, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environment(emulator)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -126,7 +126,7 @@ def test_spark_runs_where_no_java_is_installed(tmp_path: Path):
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     done = subprocess.run(
-        [sys.executable, "-c", JOB], env=environ, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", JOB], env=environ, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -513,7 +513,7 @@ def test_an_executor_needs_neither_grpc_nor_a_credential(world, tmp_path):
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout.strip() == "3", done.stderr

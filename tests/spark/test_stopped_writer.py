@@ -24,7 +24,7 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of
 ROOT = str(Path(__file__).parents[2])
 
 # Seconds for a Spark to start and write on a busy machine.
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 # Writes batches of five events, one after the other, until it cannot.
 VICTIM = """

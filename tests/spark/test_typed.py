@@ -374,7 +374,7 @@ def test_a_killed_job_is_continued(raw):
         until(lambda: any(published(raw)) or job.poll() is not None, "a published batch", 240)
         os.kill(job.pid, signal.SIGKILL)
     finally:
-        said, _ = job.communicate(timeout=60)
+        said, _ = job.communicate(timeout=600)
     assert any(published(raw)), said
     raw.derive()
     raw.check()
