@@ -382,3 +382,29 @@ def test_what_waits_to_be_read_when_a_subscription_fails(start: StartPosition | 
 
     assert len(script.inbox) == (start is not None)
     assert script.protocol.health().pending_count == (0 if start is None else 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "after", "gaps"),
+    [
+        (FailureKind.SLOT_HELD, 0.0, 0),
+        (FailureKind.REAUTHENTICATE, 11.0, 0),
+        (FailureKind.REAUTHENTICATE, 31.0, 1),
+        (FailureKind.RETRY, 0.0, 1),
+    ],
+)
+def test_a_stream_that_was_refused_has_lost_nothing(
+    kind: FailureKind, after: float, gaps: int
+) -> None:
+    """It never began. One that lived for a while may have, at LATEST; a broken one as well."""
+    script = Script()
+    script.start()
+    script.wait(after)
+    script.end(failure(kind))
+    if kind is FailureKind.REAUTHENTICATE:
+        script._did(script.protocol.session_renewed(script.now))
+    else:
+        script.wait(1.0)
+    script.respond(events(7))
+
+    assert len(script.gaps) == gaps
