@@ -126,7 +126,8 @@ class Walk:
             if isinstance(command, OpenStream):
                 self.open(command)
             elif isinstance(command, SendRequest):
-                if command.num_requested > 1:  # events of one byte each; one alone is the reserve
+                # Events of one byte each. One alone is the reserve; while draining nothing is kept.
+                if command.num_requested > 1 and self.protocol.state is State.STREAMING:
                     health = self.protocol.health()
                     there = health.pending_count + health.outstanding
                     assert there <= self.limits.max_bytes, "more than fits"
