@@ -118,7 +118,8 @@ class AsyncSubscription(SubscriptionFace):
         delivery, bell = self._delivery, self._bell
         delivery.asked()
         await asyncio.sleep(0)
-        await self._begin()
+        if self._asks_store:
+            await self._begin()
         has_taken = False
         while True:
             seen = bell.count  # before looking
@@ -135,24 +136,23 @@ class AsyncSubscription(SubscriptionFace):
                 await bell.until(partial(self._has_rung, seen), min(times, default=None))
             elif bell.is_past(deadline) and has_taken:
                 return None  # all of a response was set aside, and there may be more behind it
-            elif not await self._carry_out(step, deadline):
-                return None
             elif isinstance(step, Take):
+                delivery.carry_out(step)
                 if has_taken:
                     await asyncio.sleep(0)
                 has_taken = True
+            elif not await self._carry_out(step, deadline):
+                return None
 
     def _has_rung(self, seen: int) -> bool:
         return self._bell.count != seen
 
     async def _carry_out(self, step: Step, deadline: float | None) -> bool:
-        """Do one step; return False when it goes on behind the deadline, for the next call."""
+        """Do what may wait; return False when it goes on behind the deadline, for the next call."""
         store = self._delivery.store
         if isinstance(step, Store) and is_async(store):
             await self._store_async(last=False)
-        elif isinstance(step, Take) or (
-            isinstance(step, Store) and not cast("ReplayStore", store).may_wait
-        ):
+        elif isinstance(step, Store) and not cast("ReplayStore", store).may_wait:
             self._delivery.carry_out(step)
         else:
             if self._work is None:

@@ -55,6 +55,7 @@ class Delivery:
     ) -> None:
         self.driver = driver
         self.store = store
+        self._is_tracked = driver.target.managed or store is not None
         self._schemas = schemas
         self._quarantine = options.quarantine
         self.release = release
@@ -88,7 +89,7 @@ class Delivery:
         """Take the application's request for the next batch; acks the one before in ``auto``."""
         with self._lock:
             acked = self._consumer.asked()
-        if acked is not None:
+        if acked is not None and self._is_tracked:
             self.driver.ack(*acked)
 
     def ack_in_hand(self) -> None:
@@ -161,7 +162,7 @@ class Delivery:
 
     def ack(self, first_seq: int, last_seq: int) -> None:
         """Ack a run of events; for any thread."""
-        if self.store is None and not self.driver.target.managed:
+        if not self._is_tracked:
             return  # nobody keeps a position
         self.driver.ack(first_seq, last_seq)
         if self.store is None:

@@ -39,6 +39,9 @@ from sfpubsub.errors import LocalProtocolError
 class State(enum.Enum):
     """Where a subscription is in its life."""
 
+    # Several look-ups by state for each response; the one of Enum is written in Python.
+    __hash__ = object.__hash__
+
     NEW = "new"
     OPENING = "opening"
     STREAMING = "streaming"
@@ -53,6 +56,8 @@ class State(enum.Enum):
 
 class Signal(enum.Enum):
     """What moves it on."""
+
+    __hash__ = object.__hash__  # as for State
 
     START = "start"
     RESPONSE = "response"
