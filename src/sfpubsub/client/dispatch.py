@@ -1,0 +1,379 @@
+"""Which event a handler gets next: every decision of a run, for both faces.
+
+No I/O, no clock, no threads. After anything has happened the face asks `Dispatcher.next` what to
+do, does it, reports back, and asks again:
+
+==============  ==================================================  =========================
+answer          what the face does                                  what it reports
+==============  ==================================================  =========================
+`Start`         calls the handler                                   `succeeded` or `failed`
+`SetAside`      makes the event durable in the quarantine           `set_aside` or `broke`
+`Ack`           acks the events                                     nothing, or `broke`
+`WaitUntil`     waits for news, until that time at most             nothing
+`Finish`        says that the run is over                           nothing
+==============  ==================================================  =========================
+
+Events that share a key take turns, in order of arrival. One that is in the front turn of all its
+keys can start::
+
+    key A   │ 1  │ 4 │
+    key B   │ 2  │ 4 │        1, 2, 3 and 5 can run side by side: 3 and 5 share key C (ˢ).
+    key C   │ 3ˢ 5ˢ  │ 6 │    4 waits for 1 and 2, and 6 for 3 and 5.
+
+The oldest event that is not done is in the front turn of all its keys, so there is always one that
+can go on: nothing waits in a circle. An event leaves its turns when it is done: handled, or durable
+in the quarantine. One that waits for its retry keeps its turns and takes up no worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from sfpubsub.client.consumer import WaitUntil
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.protocol.backoff import Backoff
+
+T = TypeVar("T")
+
+# Events that a run holds for each worker, those that run included. Enough that workers find
+# something else to do while events with the same key queue up; with events of 1 MB and 8 workers it
+# is 128 MB at most, where a batch of 100 alone may take that much.
+ROOM_PER_WORKER = 16
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a handler is called again for an event that it failed on.
+
+    An `SfPubSubError` that says it is not ``retryable``, such as a `DecodeError`, is final.
+
+    Raises:
+        ValueError: A time is negative.
+    """
+
+    seconds: float = 60.0
+    """How long after its first failure an event is tried again; the last try comes then, at the
+    latest. Longer than the restart of a database; other keys go on meanwhile."""
+    initial: float = 0.5
+    """Seconds of the first wait, at most: each is a random part of its ceiling, which doubles."""
+    maximum: float = 10.0
+    """Seconds that the doubling stops at, so that an event is not late when all is well again."""
+    exceptions: tuple[type[Exception], ...] = (Exception,)
+    """What is worth another try; anything else is final."""
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "initial", "maximum"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} of a Retry is 0 or more, not {getattr(self, name)}")
+
+    def may_help(self, error: BaseException) -> bool:
+        """Whether to call the handler again after *error*."""
+        is_final = isinstance(error, SfPubSubError) and not error.retryable
+        return isinstance(error, self.exceptions) and not is_final
+
+
+@dataclass(frozen=True)
+class QuarantineLimit:
+    """How many events may fail before it is the handler that is taken to be broken.
+
+    A run stops with the event that would be one more than *failures* among the *last* ones that
+    came to an end. It is not put into the quarantine. So at most *failures* in a row are.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    failures: int = 10
+    """Events. Bad events come one by one, or a few from one bad import; a handler that fails on a
+    tenth of all events is broken."""
+    last: int = 100
+    """Events that are looked at; those of one response."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.failures < self.last:
+            raise ValueError(
+                f"the failures of a QuarantineLimit are at least 0 and fewer than last, not "
+                f"{self.failures} of {self.last}"
+            )
+
+
+class Shared(NamedTuple):
+    """A key that events may have together: they only wait for those that have it to themselves."""
+
+    key: Hashable
+
+
+class Job(Generic[T]):
+    """An event and how far it is. Only `event`, `tries` and `error` are for others to read."""
+
+    __slots__ = ("blockers", "error", "event", "keys", "order", "pauses", "retry_until", "tries")
+
+    def __init__(self, order: int, event: T) -> None:
+        self.order = order  # of arrival
+        self.event = event
+        self.keys: dict[Hashable, bool] = {}  # key -> whether it is shared
+        self.blockers = 0  # turns that it waits for
+        self.tries = 0
+        self.error: BaseException | None = None  # of its last try
+        self.pauses: Backoff | None = None  # from its first failure on
+        self.retry_until = 0.0
+
+
+class Start(NamedTuple, Generic[T]):
+    """Call the handler."""
+
+    job: Job[T]
+
+
+class SetAside(NamedTuple, Generic[T]):
+    """Put the event into the quarantine, durably."""
+
+    job: Job[T]
+
+
+class Ack(NamedTuple, Generic[T]):
+    """Ack events: they are done."""
+
+    events: list[T]
+
+
+class Finish(NamedTuple):
+    """The run is over, and no handler runs any more."""
+
+
+Step: TypeAlias = Start[T] | SetAside[T] | Ack[T] | WaitUntil | Finish
+
+_FOR_EVER, _FINISH = WaitUntil(None), Finish()
+
+
+class _Turn(Generic[T]):
+    """Events that may have a key at the same time."""
+
+    __slots__ = ("left", "shared", "waiting")
+
+    def __init__(self, shared: bool) -> None:
+        self.shared = shared
+        self.left = 0  # events in it that are not done
+        self.waiting: list[Job[T]] = []  # those of them that came while it was not the front turn
+
+
+class Dispatcher(Generic[T]):
+    """The decisions of one run. Not thread-safe.
+
+    Args:
+        workers: Handlers that may run at a time, and events that may be set aside, together.
+        retry: What is tried again; None for nothing.
+        limit: Of events to set aside; None to stop at the first that failed.
+        room: Events that may be held at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        retry: Retry | None,
+        limit: QuarantineLimit | None,
+        room: int,
+    ) -> None:
+        self._workers = workers
+        self._retry = retry
+        self._limit = limit
+        self._room = room
+        self._is_full = False
+        self._arrivals = 0
+        self._held = 0  # arrived and not done
+        self._busy = 0  # with a handler, or being set aside
+        self._turns: dict[Hashable, deque[_Turn[T]]] = {}
+        self._ready: list[tuple[int, Job[T]]] = []  # heap by order: the oldest holds up the rest
+        self._retries: list[tuple[float, int, Job[T]]] = []  # heap by time
+        self._aside: deque[Job[T]] = deque()
+        self._acks: list[T] = []
+        self._outcomes: deque[bool] = deque(maxlen=limit.last if limit else 0)  # whether it failed
+        self._closed = False
+        self.stopped = False
+        """Whether no event is started any more."""
+        self.failed_job: Job[T] | None = None
+        """The event that stopped the run."""
+        self.over_limit = False
+        """Whether that was one failure too many."""
+        self.breakage: BaseException | None = None
+        """Why an event could not be set aside, or acked, which stopped the run."""
+        self.handled = 0
+        """Events that the handler was done with."""
+        self.retried = 0
+        """Calls of the handler after the first one for their event."""
+        self.quarantined = 0
+        """Events that were set aside."""
+
+    # What happens.
+
+    @property
+    def has_room(self) -> bool:
+        """Whether to bring more events: once full, only when half of the room is free again."""
+        self._is_full = self._held >= (self._room // 2 + 1 if self._is_full else self._room)
+        return not self._is_full
+
+    def arrived(self, event: T, keys: Iterable[Hashable] = ()) -> None:
+        """Take the next event, to be handled in its turn for each of *keys*."""
+        job = self._job(event)
+        for key in keys:
+            if isinstance(key, Shared):
+                job.keys.setdefault(key.key, True)
+            else:
+                job.keys[key] = False
+        for key, shared in job.keys.items():
+            turns = self._turns.setdefault(key, deque())
+            if not (turns and shared and turns[-1].shared):
+                turns.append(_Turn(shared))
+            turns[-1].left += 1
+            if turns[-1] is not turns[0]:
+                turns[-1].waiting.append(job)
+                job.blockers += 1
+        if not job.blockers:
+            self._is_ready(job)
+
+    def arrived_broken(self, event: T, error: Exception) -> None:
+        """Take the next event, whose keys cannot be told because of *error*.
+
+        It fails when it would be started, behind older ones: so a run that stops there, and starts
+        again, gets on.
+        """
+        job = self._job(event)
+        job.error = error
+        self._is_ready(job)
+
+    def _job(self, event: T) -> Job[T]:
+        self._arrivals += 1
+        self._held += 1
+        return Job(self._arrivals, event)
+
+    def _is_ready(self, job: Job[T]) -> None:
+        heapq.heappush(self._ready, (job.order, job))
+
+    def succeeded(self, job: Job[T]) -> None:
+        """Take the word that the handler is done with an event."""
+        self._busy -= 1
+        self.handled += 1
+        self._outcomes.append(False)
+        self._done(job)
+
+    def failed(self, job: Job[T], error: BaseException, now: float, jitter: float) -> None:
+        """Take the word that the handler failed on an event.
+
+        Args:
+            job: The event.
+            error: What it raised.
+            now: The time.
+            jitter: A uniform random number in [0, 1).
+        """
+        self._busy -= 1
+        job.error = error
+        if self.stopped:
+            return  # it is not acked, and comes again
+        due = self._due(job, error, now, jitter)
+        if due is None:
+            self._give_up(job)
+        else:
+            heapq.heappush(self._retries, (due, job.order, job))
+
+    def _due(self, job: Job[T], error: BaseException, now: float, jitter: float) -> float | None:
+        if self._retry is None or not self._retry.may_help(error):
+            return None
+        if job.pauses is None:
+            job.retry_until = now + self._retry.seconds
+            job.pauses = Backoff(self._retry.initial, self._retry.maximum)
+        if now >= job.retry_until:
+            return None
+        return min(now + job.pauses.next(jitter), job.retry_until)
+
+    def set_aside(self, job: Job[T]) -> None:
+        """Take the word that an event is durable in the quarantine."""
+        self._busy -= 1
+        self.quarantined += 1
+        self._done(job)
+
+    def broke(self, error: BaseException, job: Job[T] | None = None) -> None:
+        """Take the reason why the run cannot go on.
+
+        Args:
+            error: What was raised.
+            job: The event that could not be set aside, if it was that.
+        """
+        if job is not None:
+            self._busy -= 1
+        self.breakage = self.breakage or error
+        self.stop()
+
+    def close(self) -> None:
+        """Take the word that no more events arrive: the run ends with the last one."""
+        self._closed = True
+
+    def stop(self) -> None:
+        """Start nothing more; what runs is waited for."""
+        self.stopped = True
+
+    def _give_up(self, job: Job[T]) -> None:
+        limit = self._limit
+        if limit is not None and isinstance(job.error, Exception):
+            self._outcomes.append(True)
+            if sum(self._outcomes) <= limit.failures:
+                self._aside.append(job)
+                return
+            self.over_limit = True
+        self.failed_job = job
+        self.stop()
+
+    def _done(self, job: Job[T]) -> None:
+        self._held -= 1
+        self._acks.append(job.event)
+        for key in job.keys:
+            turns = self._turns[key]
+            turns[0].left -= 1
+            if turns[0].left:
+                continue
+            turns.popleft()
+            if not turns:
+                del self._turns[key]
+                continue
+            waiting, turns[0].waiting = turns[0].waiting, []
+            for other in waiting:
+                other.blockers -= 1
+                if not other.blockers:
+                    self._is_ready(other)
+
+    # What to do.
+
+    def next(self, now: float) -> Step[T]:
+        """Return what to do next.
+
+        Args:
+            now: The time.
+        """
+        if self._acks:
+            acks, self._acks = self._acks, []
+            return Ack(acks)
+        while self._retries and self._retries[0][0] <= now:
+            self._is_ready(heapq.heappop(self._retries)[2])
+        while self._busy < self._workers and not self.stopped:
+            if self._aside:
+                self._busy += 1
+                return SetAside(self._aside.popleft())
+            if not self._ready:
+                break
+            job = heapq.heappop(self._ready)[1]
+            if job.error is not None and not job.tries:  # its keys cannot be told
+                self._give_up(job)
+                continue
+            self._busy += 1
+            job.tries += 1
+            self.retried += job.tries > 1
+            return Start(job)
+        if self.stopped:
+            return _FOR_EVER if self._busy else _FINISH
+        if self._closed and not self._held:
+            return _FINISH
+        return WaitUntil(self._retries[0][0]) if self._retries else _FOR_EVER
