@@ -71,6 +71,7 @@ def test_list_and_show_tell_what_is_kept(kept, capsys):
         "has_schema": False,
         "bytes": 1,
         "received_at": "1970-01-01T00:16:43.000+00:00",
+        "failed_in": "decoding",
         "reason": "no schema",
         "redriven": False,
     }

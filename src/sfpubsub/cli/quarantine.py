@@ -1,4 +1,4 @@
-"""``sfpubsub quarantine``: see events that could not be decoded, and decode them after all."""
+"""``sfpubsub quarantine``: see events that could not be decoded or handled, and decode them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _dir_option = click.option(
 
 @click.group()
 def quarantine() -> None:
-    """See events that could not be decoded, and decode them after all."""
+    """See events that could not be decoded or handled, and decode them after all."""
 
 
 @quarantine.command("list")
@@ -233,6 +233,7 @@ def _head(entry: QuarantinedEvent) -> dict[str, Any]:
         "has_schema": entry.schema_json is not None,
         "bytes": len(raw.payload),
         "received_at": received.isoformat(timespec="milliseconds"),
+        "failed_in": entry.failed_in,
         "reason": entry.reason,
     }
 

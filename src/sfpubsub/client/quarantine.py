@@ -1,6 +1,6 @@
-"""Events that cannot be decoded, kept until they can be.
+"""Events that cannot be decoded, or that a handler failed on, kept until they can be dealt with.
 
-An entry holds everything that was received, so that nothing but a better schema or a better decoder
+An entry holds everything that was received, so that nothing but a better schema, decoder or handler
 is needed later. It is durable before the event's position can be passed: whoever puts one here acks
 after `Quarantine.put` has returned. Entries are never removed; that is for people.
 """
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from sfpubsub.client.batch import Event
 from sfpubsub.durable import make_directory, replace_file, sync
@@ -38,9 +38,13 @@ _DONE = ".done"
 _DRAFT_LIFE = 3600.0
 
 
+FailedIn: TypeAlias = Literal["decoding", "handler"]
+"""``decoding``: the event could not be decoded. ``handler``: a handler failed on it."""
+
+
 @dataclass(frozen=True)
 class QuarantinedEvent:
-    """One event as it was received, and why it could not be decoded."""
+    """One event as it was received, and why it could not be decoded or handled."""
 
     raw: RawEvent
     """Payload, schema id, replay id, event id, headers."""
@@ -49,16 +53,20 @@ class QuarantinedEvent:
     topic: str
     """Its topic; empty where a managed subscription delivered it and the schema is not known."""
     reason: str
-    """What the decoder, or the service, said."""
+    """What the decoder, the service or the handler said."""
     received_at: float
     """Seconds since 1970 UTC."""
     delivery_seq: int = 0
     """Order of arrival among those received at the same time."""
     schema_json: str | None = None
     """The schema, if it was known."""
+    failed_in: FailedIn = "decoding"
+    """What could not be done with it."""
 
     @classmethod
-    def of(cls, event: Event, reason: str, received_at: float) -> QuarantinedEvent:
+    def of(
+        cls, event: Event, reason: str, received_at: float, failed_in: FailedIn = "decoding"
+    ) -> QuarantinedEvent:
         """Return what is to be kept of an event."""
         return cls(
             RawEvent(event.id, event.schema_id, event.payload, event.replay_id, event.headers),
@@ -68,6 +76,7 @@ class QuarantinedEvent:
             received_at=received_at,
             delivery_seq=event.delivery_seq,
             schema_json=event.codec.schema_json or None,
+            failed_in=failed_in,
         )
 
     @cached_property
@@ -75,7 +84,9 @@ class QuarantinedEvent:
         """The entry's name: equal when the same event of the same subscription comes again.
 
         An event that has an id may come again under another replay id. Without one the replay id
-        tells it from another event with the same bytes, and bytes that differ are never merged.
+        tells it from another event with the same bytes, and bytes that differ are never merged. An
+        event that could not be decoded, came again, and then failed in a handler has two entries:
+        the mark that the first was redriven says nothing about the second.
         """
         raw = self.raw
         digest = hashlib.blake2b(digest_size=16, person=b"sfpubsub quarant")
@@ -86,6 +97,7 @@ class QuarantinedEvent:
             which,
             raw.schema_id.encode(),
             raw.payload,
+            *([b"handler"] if self.failed_in == "handler" else []),
         ):
             digest.update(len(part).to_bytes(8, "big"))  # so that no byte can move between parts
             digest.update(part)
@@ -93,10 +105,10 @@ class QuarantinedEvent:
 
 
 class Quarantine(ABC):
-    """Takes events that cannot be decoded.
+    """Takes events that cannot be decoded, or that a handler failed on.
 
-    Called in the thread that iterates; by the asyncio face in its loop's thread, where it must not
-    wait long.
+    Called in the thread that iterates, or in one that handles; by the asyncio face in threads of
+    the client's. A subscription makes one call at a time.
     """
 
     @abstractmethod
@@ -293,6 +305,7 @@ def entry_text(event: QuarantinedEvent) -> str:
         "received_at": event.received_at,
         "delivery_seq": event.delivery_seq,
         "schema": event.schema_json,
+        "failed_in": event.failed_in,
     }
     # One line, as Spark reads JSON.
     return json.dumps({**document, "check": _check(document)}) + "\n"
@@ -336,6 +349,7 @@ def _event(document: dict[str, Any]) -> QuarantinedEvent:
         received_at=document["received_at"],
         delivery_seq=document["delivery_seq"],
         schema_json=document["schema"],
+        failed_in=document.get("failed_in", "decoding"),  # older entries do not say
     )
 
 
