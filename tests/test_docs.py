@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,13 @@ from sfpubsub.config import Settings
 
 from .cli.test_cli import point_at
 from .client.test_managed import ACCOUNT, NAME, TOPIC, committed, orders
-from .conftest import PATIENCE
+from .conftest import PATIENCE, until
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "client.md",
+    ROOT / "docs" / "handlers.md",
     ROOT / "docs" / "values.md",
     ROOT / "docs" / "change-events.md",
     ROOT / "docs" / "arrow.md",
@@ -54,7 +56,7 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     monkeypatch.chdir(tmp_path)
-    emulator.publish(TOPIC, orders(3))
+    *_, last = emulator.publish(TOPIC, orders(3))
     emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
 
     class EnoughError(Exception):
@@ -68,6 +70,9 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
     if "for batch in subscription" in code:
         with pytest.raises(EnoughError):
             exec(compile(code, "example", "exec"), {**namespace, "print": printed})
+    elif "subscription.run(" in code:
+        with told_to_end(lambda: committed(emulator) == last.replay_id, namespace):
+            exec(compile(code, "example", "exec"), namespace)
     else:
         exec(compile(code, "example", "exec"), namespace)
 
@@ -144,6 +149,29 @@ def test_the_test_of_a_subscriber_passes(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+@contextlib.contextmanager
+def told_to_end(condition, namespace):
+    """Send SIGTERM to this process, as a service manager would, once *condition* holds.
+
+    An example that does not say what becomes of it is stopped all the same.
+    """
+
+    def tell():
+        try:
+            until(condition)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: namespace["subscription"].stop())
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(tell)
+        try:
+            yield
+            told.result()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 EMULATOR_PAGE = ROOT / "docs" / "emulator.md"

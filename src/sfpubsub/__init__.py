@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
+    from sfpubsub.client.dispatch import QuarantineLimit, Retry, Shared
     from sfpubsub.client.file_replay_store import FileReplayStore
+    from sfpubsub.client.handling import RunSummary, by_record
     from sfpubsub.client.options import AckMode
     from sfpubsub.client.quarantine import FileQuarantine, Quarantine, QuarantinedEvent
     from sfpubsub.client.replay_store import (
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         ConfigurationError,
         DecodeError,
         EncodeError,
+        HandlerError,
         LocalProtocolError,
         MissingExtraError,
         PermissionDeniedError,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         StreamUnavailableError,
         SubscriptionBusyError,
         SubscriptionClosedError,
+        SubscriptionNotFoundError,
         SubscriptionStoppedError,
         TopicNotFoundError,
         WriteError,
@@ -98,6 +102,7 @@ _HOMES = {
     "FileSchemaStore": "sfpubsub.client.schema_store",
     "Gap": "sfpubsub.types",
     "GapReason": "sfpubsub.types",
+    "HandlerError": "sfpubsub.errors",
     "Health": "sfpubsub.types",
     "HealthState": "sfpubsub.types",
     "Limits": "sfpubsub.config",
@@ -113,6 +118,7 @@ _HOMES = {
     "PublishError": "sfpubsub.errors",
     "PublishResult": "sfpubsub.types",
     "Quarantine": "sfpubsub.client.quarantine",
+    "QuarantineLimit": "sfpubsub.client.dispatch",
     "QuarantinedEvent": "sfpubsub.client.quarantine",
     "QuotaExceededError": "sfpubsub.errors",
     "RawEvent": "sfpubsub.types",
@@ -123,6 +129,8 @@ _HOMES = {
     "ReplayOption": "sfpubsub.types",
     "ReplayStore": "sfpubsub.client.replay_store",
     "RequestRefusedError": "sfpubsub.errors",
+    "Retry": "sfpubsub.client.dispatch",
+    "RunSummary": "sfpubsub.client.handling",
     "SchemaError": "sfpubsub.errors",
     "SchemaInfo": "sfpubsub.types",
     "SchemaNotFoundError": "sfpubsub.errors",
@@ -131,6 +139,7 @@ _HOMES = {
     "SessionExpiredError": "sfpubsub.errors",
     "SessionProvider": "sfpubsub.auth.session",
     "SfPubSubError": "sfpubsub.errors",
+    "Shared": "sfpubsub.client.dispatch",
     "StartPosition": "sfpubsub.types",
     "StreamError": "sfpubsub.errors",
     "StreamStalledError": "sfpubsub.errors",
@@ -138,12 +147,14 @@ _HOMES = {
     "Subscription": "sfpubsub.client.subscription",
     "SubscriptionBusyError": "sfpubsub.errors",
     "SubscriptionClosedError": "sfpubsub.errors",
+    "SubscriptionNotFoundError": "sfpubsub.errors",
     "SubscriptionStoppedError": "sfpubsub.errors",
     "TextDiff": "sfpubsub.avro.change_events",
     "Timings": "sfpubsub.config",
     "TopicInfo": "sfpubsub.types",
     "TopicNotFoundError": "sfpubsub.errors",
     "WriteError": "sfpubsub.errors",
+    "by_record": "sfpubsub.client.handling",
 }
 
 __all__ = [
@@ -169,6 +180,7 @@ __all__ = [
     "FileSchemaStore",
     "Gap",
     "GapReason",
+    "HandlerError",
     "Health",
     "HealthState",
     "Limits",
@@ -184,6 +196,7 @@ __all__ = [
     "PublishError",
     "PublishResult",
     "Quarantine",
+    "QuarantineLimit",
     "QuarantinedEvent",
     "QuotaExceededError",
     "RawEvent",
@@ -194,6 +207,8 @@ __all__ = [
     "ReplayOption",
     "ReplayStore",
     "RequestRefusedError",
+    "Retry",
+    "RunSummary",
     "SchemaError",
     "SchemaInfo",
     "SchemaNotFoundError",
@@ -202,6 +217,7 @@ __all__ = [
     "SessionExpiredError",
     "SessionProvider",
     "SfPubSubError",
+    "Shared",
     "StartPosition",
     "StreamError",
     "StreamStalledError",
@@ -209,6 +225,7 @@ __all__ = [
     "Subscription",
     "SubscriptionBusyError",
     "SubscriptionClosedError",
+    "SubscriptionNotFoundError",
     "SubscriptionStoppedError",
     "TextDiff",
     "Timings",
@@ -216,6 +233,7 @@ __all__ = [
     "TopicNotFoundError",
     "WriteError",
     "__version__",
+    "by_record",
 ]
 
 

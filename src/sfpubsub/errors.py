@@ -27,6 +27,7 @@
      │    ├── DecodeError              a payload does not fit its schema
      │    └── EncodeError              a value does not fit the schema
      ├── PublishError                  events were refused
+     ├── HandlerError                  a handler failed on an event (has its position)
      ├── RequestRefusedError           the org refused an HTTP request (has its status)
      └── WriteError                    a batch could not be written to its table
 
@@ -37,7 +38,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sfpubsub.types import Gap, PublishResult
+from sfpubsub.types import Gap, PublishResult, ReplayId
 
 
 class SfPubSubError(Exception):
@@ -198,6 +199,30 @@ class PublishError(SfPubSubError):
     def __init__(self, message: str, *, results: list[PublishResult] | None = None) -> None:
         super().__init__(message)
         self.results = results or []
+
+
+class HandlerError(SfPubSubError):
+    """The handler of a run failed on an event for good. The cause is what it raised.
+
+    Args:
+        event_id: Id of the event; may be empty.
+        replay_id: Its position. It was not acked, and comes again.
+        subscription: The topic, or the managed subscription's name or id, that delivered it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        event_id: str = "",
+        replay_id: ReplayId | None = None,
+        subscription: str = "",
+        **details: Any,
+    ) -> None:
+        super().__init__(message, **details)
+        self.event_id = event_id
+        self.replay_id = replay_id
+        self.subscription = subscription
 
 
 class RequestRefusedError(SfPubSubError):

@@ -13,8 +13,8 @@ import sfpubsub
 # Sync class -> asyncio class, and the methods that wait: coroutines there, plain methods here.
 FACES = {
     "PubSubClient": {"connect", "get_topic", "get_schema", "publish", "close"},
-    "Subscription": {"next_batch", "drain", "aclose", "join"},
-    "ManagedSubscription": {"next_batch", "commit", "drain", "aclose", "join"},
+    "Subscription": {"next_batch", "run", "drain", "aclose", "join"},
+    "ManagedSubscription": {"next_batch", "run", "commit", "drain", "aclose", "join"},
 }
 
 # The methods that asyncio spells otherwise; all of them but __iter__ wait.

@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial, wraps
 from typing import Any
 
 from sfpubsub import AsyncPubSubClient, PubSubClient
 from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.handling import RunSummary
 from sfpubsub.types import CommitReceipt, Health
 
 from ..conftest import PATIENCE, QUICK
@@ -37,6 +41,20 @@ class Held:
         while len(seen) < count:
             seen += numbers(self.batch())
         return seen
+
+    def run(self, handler: Callable[[Event], object], **options: Any) -> RunSummary:
+        """Have a plain function handle the events; it may wait, with either face."""
+        return self._face.call(self._subscription.run, self._face.handler(handler), **options)
+
+    def begin_run(self, handler: Callable[[Event], object], **options: Any) -> Future[RunSummary]:
+        """As `run`, in a thread."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="run")
+        future = pool.submit(partial(self.run, handler, **options))
+        pool.shutdown(wait=False)
+        return future
+
+    def stop(self) -> None:
+        self._subscription.stop()
 
     def commit(self) -> CommitReceipt:
         return self._face.call(self._subscription.commit)
@@ -90,6 +108,9 @@ class Face:
     def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
         return method(*arguments, **options)
 
+    def handler(self, function: Callable[[Event], object]) -> Any:
+        return function
+
     def managed(self, name: str, **options: Any) -> Held:
         return self._hold(self.call(self.client.subscribe_managed, name, **options))
 
@@ -123,6 +144,7 @@ class AsyncFace(Face):
     name = "asyncio"
 
     def make(self, arguments: dict[str, Any]) -> Any:
+        self._pool = ThreadPoolExecutor(32)  # for handlers that wait
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="loop")
         self._thread.start()
@@ -161,8 +183,16 @@ class AsyncFace(Face):
 
         self.call(fail)
 
+    def handler(self, function: Callable[[Event], object]) -> Any:
+        @wraps(function)
+        async def handle(event: Event) -> object:
+            return await self._loop.run_in_executor(self._pool, function, event)
+
+        return handle
+
     def close(self) -> None:
         super().close()
+        self._pool.shutdown(wait=False)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
         self._loop.close()

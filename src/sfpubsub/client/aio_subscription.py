@@ -19,10 +19,24 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from sfpubsub.client.aio_bridge import Bell, in_thread, settled
+from sfpubsub.client.aio_runner import AsyncHandler, AsyncRunner
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End, HandOut, Step, Store, Take, WaitUntil
 from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.dispatch import QuarantineLimit, Retry
 from sfpubsub.client.face import COMMIT_TIMEOUT, END, SubscriptionFace
+from sfpubsub.client.handling import (
+    DEFAULT_LIMIT,
+    DEFAULT_RETRY,
+    WORKERS,
+    KeyOf,
+    OnFailure,
+    RunOptions,
+    RunSummary,
+    by_record,
+    check_handler,
+)
+from sfpubsub.client.quarantine import Quarantine
 from sfpubsub.client.replay_store import AnyStore, AsyncReplayStore, ReplayStore, is_async
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.types import CommitReceipt, StartPosition
@@ -59,6 +73,7 @@ class AsyncSubscription(SubscriptionFace):
         self._asks_store = asks_store  # where to start; until it has answered
         self._work: Future[None] | None = None  # what is being carried out in a thread
         self._storing = asyncio.Lock()  # an async store gets one call at a time
+        self._runner: AsyncRunner | None = None
         self._bell = Bell()
         delivery.driver.listen(self._bell.ring)
         if not asks_store:
@@ -113,6 +128,36 @@ class AsyncSubscription(SubscriptionFace):
                 yield event
                 if self._delivery.acks_by_itself:
                     event.ack()
+
+    async def run(
+        self,
+        handler: AsyncHandler,
+        *,
+        workers: int = WORKERS,
+        key: KeyOf | None = by_record,
+        retry: Retry | None = DEFAULT_RETRY,
+        on_failure: OnFailure = "stop",
+        quarantine: Quarantine | None = None,
+        quarantine_limit: QuarantineLimit = DEFAULT_LIMIT,
+    ) -> RunSummary:
+        """Await *handler* for each event, many at a time, until the subscription ends; then drain.
+
+        See `Subscription.run`. The handler is a coroutine function, and each call of it a task.
+        Cancelling the run ends it as Ctrl-C does there; a second cancellation cancels the handlers
+        and aborts. *key* is called in the loop, *quarantine* in threads of the client's.
+        """
+        options = RunOptions(workers, key, retry, on_failure, quarantine, quarantine_limit)
+        check_handler(handler, is_async=True)
+        self._check_not_ended()
+        self._check_not_running(self._runner)
+        self._runner = runner = AsyncRunner(
+            self._delivery, handler, options, bell=self._bell, submit=self._submit
+        )
+        async with self:
+            try:
+                return await runner.run(lambda: self._next(None))
+            finally:
+                self._runner = None
 
     async def _next(self, deadline: float | None) -> EventBatch | End | None:
         delivery, bell = self._delivery, self._bell
@@ -180,7 +225,11 @@ class AsyncSubscription(SubscriptionFace):
 
         Cancelling it stops the waiting and not the draining; `abort` does that.
         """
-        delivery = self._delivery
+        delivery, runner = self._delivery, self._runner
+        if runner is not None:
+            runner.check_caller()
+            self.stop()
+            await self._bell.until(lambda: runner.over)
         delivery.driver.begin_drain()
         await self._bell.until(lambda: self.closed)
         try:

@@ -64,6 +64,11 @@ class Event:
         return self.raw.headers
 
     @property
+    def received_at(self) -> float:
+        """When its response was received, in seconds since 1970 UTC on this machine's clock."""
+        return self._batch.received_at
+
+    @property
     def subscription(self) -> str:
         """The topic, or the managed subscription's name or id, that delivered the event."""
         return self._batch.subscription

@@ -7,15 +7,19 @@ subscription nobody refers to can be noticed.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.consumer import Consumer, FetchSchemas, Quarantine, Step, Store, Take
 from sfpubsub.client.options import SubscribeOptions
+from sfpubsub.client.quarantine import Quarantine as QuarantineStore
+from sfpubsub.client.quarantine import QuarantinedEvent
 from sfpubsub.client.replay_store import AnyStore, ReplayStore
 from sfpubsub.client.undecodable import codec_of
 from sfpubsub.config import Timings
@@ -63,6 +67,11 @@ class Delivery:
         self._stores_on_ack = stores_on_ack
         self._lock = threading.Lock()  # guards the consumer; held for moments only
         self._storing = threading.Lock()  # positions reach the store one by one, in their order
+        self._quarantining = threading.Lock()  # one call at a time
+        self._unhandled = 0  # events of handlers in a quarantine
+        self._paused = False  # by the application
+        self._held = False  # by a run that holds enough events
+        self._stopped = False
         self._consumer = Consumer(
             driver.target,
             on_undecodable=options.on_undecodable,
@@ -106,7 +115,10 @@ class Delivery:
         with self._lock:
             self._note_storable()
             return self._consumer.next(
-                time.monotonic(), driver.peek(), over=over, discarded=driver.discarded
+                time.monotonic(),
+                driver.peek(),
+                over=over or self._stopped,
+                discarded=self.discards,
             )
 
     def carry_out(self, step: Step) -> None:
@@ -123,7 +135,7 @@ class Delivery:
             self._fetch(step.schema_ids)
         elif isinstance(step, Quarantine):
             assert self._quarantine is not None  # noqa: S101  # checked with the options
-            self._quarantine.put(step.events)
+            self._put(self._quarantine, step.events)
             with self._lock:
                 self._consumer.set_aside()
         elif isinstance(step, Store):
@@ -154,9 +166,47 @@ class Delivery:
         self.driver.resume()
 
     def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._set_waiting()
+
+    def _set_waiting(self) -> None:
         with self._lock:
-            self._consumer.pause(paused)
+            self._consumer.pause(self._paused or self._held)
         self.driver.wake()
+
+    def stop(self) -> None:
+        """Hand out nothing more. Takes no lock: a signal may have come while one was held."""
+        if not self._stopped:
+            self._stopped = True
+            _thread.start_new_thread(self.driver.wake, ())
+
+    @property
+    def discards(self) -> bool:
+        """Whether what was received is not to be handed out any more."""
+        return self._stopped or self.driver.discarded
+
+    # For a run of a handler.
+
+    def begin_run(self) -> None:
+        """Leave acks to a run, and store positions where it asks for batches; to the end."""
+        self.asked()  # the batch in hand is done, as when the next one is asked for
+        with self._lock:
+            self._consumer.acks_by_itself = self._stores_on_ack = False
+
+    def hold(self, held: bool) -> None:
+        """Hand out nothing while *held*; events are received all the same."""
+        self._held = held
+        self._set_waiting()
+
+    def quarantine(self, quarantine: QuarantineStore, event: QuarantinedEvent) -> None:
+        """Keep an event that a handler failed on; durable when this returns; may wait."""
+        self._put(quarantine, [event])
+        with self._lock:
+            self._unhandled += 1
+
+    def _put(self, quarantine: QuarantineStore, events: list[QuarantinedEvent]) -> None:
+        with self._quarantining:
+            quarantine.put(events)
 
     # Acks and positions.
 
@@ -212,7 +262,8 @@ class Delivery:
         """Return a snapshot."""
         health = self.driver.health()
         with self._lock:
-            return self._consumer.health(health, self._schemas.mismatches)
+            health = self._consumer.health(health, self._schemas.mismatches)
+            return replace(health, quarantined=health.quarantined + self._unhandled)
 
     def abort(self) -> None:
         """End now."""

@@ -63,6 +63,13 @@ class SubscriptionFace:
         """Go on after `pause`."""
         self._delivery.resume()
 
+    def stop(self) -> None:
+        """Hand out nothing more: iterating ends, and so does `run`. For signal handlers, too.
+
+        Acks are taken until the subscription is drained, which leaving the ``with`` block does.
+        """
+        self._delivery.stop()
+
     def abort(self) -> None:
         """End now. What is acked and not committed comes again."""
         self._delivery.abort()
@@ -73,6 +80,14 @@ class SubscriptionFace:
         except SfPubSubError:
             self._failure_is_told = True
             raise
+
+    def _check_not_ended(self) -> None:
+        if self._failure_is_told or self._delivery.driver.discarded:
+            self._raise_end()
+
+    def _check_not_running(self, runner: object) -> None:
+        if runner is not None:
+            raise LocalProtocolError(f"{self.name} is being run already: subscribe once more")
 
     def _raise_end(self) -> NoReturn:
         self._raise_failure()

@@ -15,7 +15,21 @@ from typing import Self
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End, HandOut, Take, WaitUntil
 from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.dispatch import QuarantineLimit, Retry
 from sfpubsub.client.face import COMMIT_TIMEOUT, END, SubscriptionFace
+from sfpubsub.client.handling import (
+    DEFAULT_LIMIT,
+    DEFAULT_RETRY,
+    WORKERS,
+    KeyOf,
+    OnFailure,
+    RunOptions,
+    RunSummary,
+    by_record,
+    check_handler,
+)
+from sfpubsub.client.quarantine import Quarantine
+from sfpubsub.client.runner import Handler, Runner
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.types import CommitReceipt, StartPosition
 
@@ -39,6 +53,7 @@ class Subscription(SubscriptionFace):
 
     def __init__(self, delivery: Delivery, start: StartPosition | None = None) -> None:
         super().__init__(delivery)
+        self._runner: Runner | None = None
         delivery.driver.start(start)
 
     # Receiving.
@@ -86,6 +101,58 @@ class Subscription(SubscriptionFace):
                 if self._delivery.acks_by_itself:
                     event.ack()
 
+    def run(
+        self,
+        handler: Handler,
+        *,
+        workers: int = WORKERS,
+        key: KeyOf | None = by_record,
+        retry: Retry | None = DEFAULT_RETRY,
+        on_failure: OnFailure = "stop",
+        quarantine: Quarantine | None = None,
+        quarantine_limit: QuarantineLimit = DEFAULT_LIMIT,
+    ) -> RunSummary:
+        """Call *handler* for each event, many at a time, until the subscription ends; then drain.
+
+        An event is acked when the handler has returned, or when it is in the quarantine, whatever
+        ``ack`` says. `stop`, from any thread or signal handler, ends the run in order: what runs is
+        finished, acked and committed. So do Ctrl-C, and `drain` or `close` from another thread; a
+        second Ctrl-C aborts.
+
+        Args:
+            handler: Takes an `Event`; called in threads, with events that have no key in common.
+            workers: Handlers that run at a time.
+            key: Events that have a key in common are handled one after the other, in order of
+                arrival. None: no order.
+            retry: How often the handler is called again after an exception; None: never.
+            on_failure: What becomes of an event that it still fails on: ``stop``: the run ends, and
+                the event comes again; ``quarantine``: it is put into *quarantine* durably, and then
+                acked. So are one that cannot be decoded and one whose *key* raises.
+            quarantine: Where such events are kept.
+            quarantine_limit: How many may fail before the run stops all the same.
+
+        Returns:
+            What was done.
+
+        Raises:
+            HandlerError: The handler failed on an event, and that stopped the run. The cause is
+                what it raised.
+            WriteError: The quarantine could not be written.
+            ConfigurationError: An argument is wrong.
+            LocalProtocolError: The subscription has ended, or is being run already.
+            SfPubSubError: The subscription failed.
+        """
+        options = RunOptions(workers, key, retry, on_failure, quarantine, quarantine_limit)
+        check_handler(handler, is_async=False)
+        self._check_not_ended()
+        self._check_not_running(self._runner)
+        self._runner = runner = Runner(self._delivery, handler, options)
+        with self:
+            try:
+                return runner.run(lambda: self._next(None))
+            finally:
+                self._runner = None
+
     def _next(self, deadline: float | None) -> EventBatch | End | None:
         delivery = self._delivery
         delivery.asked()
@@ -115,13 +182,19 @@ class Subscription(SubscriptionFace):
     def drain(self) -> None:
         """End in order: nothing more is taken, what is acked is committed and confirmed.
 
-        Events received and not acked come again next time.
+        Events received and not acked come again next time. `run` in another thread is stopped, and
+        its handlers are waited for.
 
         Raises:
             CommitError: Acked events could not be committed; they come again.
+            LocalProtocolError: The caller is a handler of `run`.
             SfPubSubError: The subscription had failed.
         """
-        delivery = self._delivery
+        delivery, runner = self._delivery, self._runner
+        if runner is not None:
+            runner.check_caller()
+            self.stop()
+            runner.over.wait()
         try:
             delivery.driver.drain()
         except SfPubSubError:

@@ -99,7 +99,7 @@ class Health:
     """Every position that was given up."""
     details: Mapping[str, Any] = field(default_factory=dict)
     quarantined: int = 0
-    """Events that could not be decoded and were put into the quarantine."""
+    """Events that could not be decoded, or handled, and were put into the quarantine."""
     skipped: int = 0
     """Events that could not be decoded and were passed over, as was asked for."""
     confirmed: int = 0

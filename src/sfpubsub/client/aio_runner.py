@@ -1,0 +1,150 @@
+"""One `AsyncSubscription.run`: tasks that handle events.
+
+The task that called `run` takes batches; after anything has happened `AsyncRunner._advance` carries
+out all that the `Dispatcher` says. Everything is in the loop, apart from the quarantine's disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeAlias
+
+from sfpubsub.client.aio_bridge import Bell, settled
+from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.consumer import End, WaitUntil
+from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.dispatch import Ack, Finish, SetAside, Start
+from sfpubsub.client.handling import RunOptions, RunSummary, Work, drained_from_within
+
+AsyncHandler: TypeAlias = Callable[[Event], Awaitable[object]]
+"""Does what is to be done for an event; what it returns is not looked at."""
+
+
+class AsyncRunner:
+    """Hands the events of a subscription to a handler, in tasks of its own.
+
+    Args:
+        delivery: Of the subscription.
+        handler: A coroutine function; many calls of it run at a time.
+        options: Of the run.
+        bell: Rings when anything happens to the subscription.
+        submit: Runs in a thread what may wait.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        handler: AsyncHandler,
+        options: RunOptions,
+        *,
+        bell: Bell,
+        submit: Callable[[Callable[[], None]], Future[None]],
+    ) -> None:
+        self._delivery = delivery
+        self._handler = handler
+        self._work = Work(delivery, options)
+        self._bell = bell
+        self._submit = submit
+        self._caller = asyncio.current_task()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._finished = False
+        self.over = False
+        """Whether no handler runs any more, and all that is done is acked. The bell tells."""
+
+    def check_caller(self) -> None:
+        """Check that the current task can wait for the run to end.
+
+        Raises:
+            LocalProtocolError: It belongs to the run.
+        """
+        current = asyncio.current_task()
+        if current is self._caller or current in self._tasks:
+            raise drained_from_within(self._delivery.name)
+
+    async def run(self, take: Callable[[], Awaitable[EventBatch | End | None]]) -> RunSummary:
+        """Handle events until there are no more; returns when no handler runs any more.
+
+        Args:
+            take: Waits for the next batch.
+
+        Raises:
+            BaseException: What *take* raised, such as CancelledError; and what `Work.outcome`
+                raises.
+        """
+        try:
+            self._delivery.begin_run()
+            while isinstance(batch := await take(), EventBatch):
+                for event in batch:
+                    self._work.take(event, self._work.keys_of(event))
+                self._work.balance()
+                self._advance()
+        except BaseException:
+            self._delivery.stop()
+            raise
+        finally:
+            try:
+                await self._wait_for_handlers()
+            finally:
+                self.over = True
+                self._bell.ring()
+        return self._work.outcome()
+
+    async def _wait_for_handlers(self) -> None:
+        self._work.close()
+        try:
+            await self._bell.until(self._is_finished)
+        except asyncio.CancelledError:  # the second one ends at once
+            self._delivery.abort()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            raise
+
+    def _is_finished(self) -> bool:
+        self._advance()  # also when `stop` was called meanwhile
+        return self._finished
+
+    def _advance(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        while not isinstance(step := self._work.next(), WaitUntil | Finish):
+            if isinstance(step, Ack):
+                try:
+                    self._work.ack(step.events)
+                except Exception as error:  # noqa: BLE001  # `run` raises it
+                    self._work.broke(error)
+            else:
+                task = asyncio.create_task(self._carry_out(step))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        if isinstance(step, Finish):
+            self._finished = True
+            self._bell.ring()
+        elif step.time is not None:
+            wait = step.time - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(wait, self._advance)
+
+    async def _carry_out(self, step: Start[Event] | SetAside[Event]) -> None:
+        work, job = self._work, step.job
+        report: Callable[[], None]
+        try:
+            if isinstance(step, Start):
+                await self._handler(job.event)
+                report = partial(work.succeeded, job)
+            else:
+                future = self._submit(partial(work.put, job))
+                await settled(future)
+                future.result()
+                report = partial(work.set_aside, job)
+        except BaseException as error:  # noqa: BLE001  # cancelled ones, too: `run` tells of all
+            if isinstance(step, Start):
+                report = partial(work.failed, job, error)
+            else:
+                report = partial(work.broke, error, job)
+        report()
+        self._advance()

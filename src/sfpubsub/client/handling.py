@@ -1,0 +1,297 @@
+"""What the runs of both faces share: options, keys, what becomes of a failed event, the outcome.
+
+A run takes events off a subscription in the thread or task that called it, and the `Dispatcher`
+says which of them a handler gets next. `Work` puts the two together.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from typing import Literal, TypeAlias, get_args
+
+from sfpubsub.client.batch import Event
+from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.dispatch import (
+    ROOM_PER_WORKER,
+    Dispatcher,
+    Job,
+    QuarantineLimit,
+    Retry,
+    Shared,
+    Step,
+)
+from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
+from sfpubsub.client.undecodable import reason_of
+from sfpubsub.errors import ConfigurationError, DecodeError, HandlerError, LocalProtocolError
+
+logger = logging.getLogger("sfpubsub.client")
+
+Keys: TypeAlias = Hashable | list[Hashable] | set[Hashable] | frozenset[Hashable]
+KeyOf: TypeAlias = Callable[[Event], Keys]
+"""Returns an event's key, None for none; a list or a set of several. A tuple is one key."""
+
+OnFailure: TypeAlias = Literal["stop", "quarantine"]
+"""``stop``: the run ends with the handler's error. ``quarantine``: the event is kept, durably, and
+then acked."""
+
+# Handlers at a time, unless the caller says otherwise: they wait for a database or a service most
+# of the time, and most of those take a few calls side by side without being asked.
+WORKERS = 8
+
+DEFAULT_RETRY = Retry()
+DEFAULT_LIMIT = QuarantineLimit()
+
+# Characters of a handler's error that are kept: databases put whole statements into theirs.
+_REASON_LENGTH = 2000
+
+
+def by_record(event: Event) -> Keys:
+    """Order change events by record; the default key of a run.
+
+    A change event waits for earlier ones of each of its records. One that speaks of all records of
+    an object (``001*``, or an overflow, which names none) waits for every earlier event of that
+    object, and later ones wait for it. Any other event has a key of its own, its id.
+
+    Raises:
+        DecodeError: The payload does not fit its schema, or has no header.
+    """
+    change = event.change_event
+    if change is None:
+        return event.id or None
+    entity = ("object", change.entity_name)  # a tuple, so that it is no record's id
+    ids = change.record_ids
+    if not ids or any(record_id.endswith("*") for record_id in ids):
+        return [entity]
+    return [Shared(entity), *ids]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run did."""
+
+    handled: int
+    """Events that the handler was done with."""
+    retried: int
+    """Calls of the handler after the first one for their event."""
+    quarantined: int
+    """Events that it failed on for good and that are in the quarantine."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `Subscription.run` takes.
+
+    Raises:
+        ConfigurationError: *workers* or *on_failure* is not one of its values, or *quarantine* does
+            not go with it.
+    """
+
+    workers: int
+    key: KeyOf | None
+    retry: Retry | None
+    on_failure: OnFailure
+    quarantine: Quarantine | None
+    quarantine_limit: QuarantineLimit
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigurationError(f"workers is at least 1, not {self.workers}")
+        if self.on_failure not in get_args(OnFailure):
+            raise ConfigurationError(
+                f"on_failure is 'stop' or 'quarantine', not {self.on_failure!r}"
+            )
+        if (self.on_failure == "quarantine") != (self.quarantine is not None):
+            raise ConfigurationError(
+                "on_failure='quarantine' and quarantine=… go together: where events are kept has "
+                "to be said, and is of no use otherwise"
+            )
+
+
+def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None:
+    """Check that a handler is one for the face.
+
+    Raises:
+        ConfigurationError: It is a coroutine function and should not be, or the other way round.
+    """
+    called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
+    if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
+        return
+    if is_async:
+        raise ConfigurationError(
+            "the handler of an AsyncSubscription is a coroutine function: a plain one would hold "
+            "up the loop; use PubSubClient, or await asyncio.to_thread(…) in it"
+        )
+    raise ConfigurationError(
+        "the handler is a coroutine function, which nothing here awaits: use AsyncPubSubClient"
+    )
+
+
+class Work:
+    """The events of one run. Not thread-safe: the synchronous face serialises, `keys_of` apart.
+
+    Args:
+        delivery: Of the subscription.
+        options: Of the run.
+    """
+
+    def __init__(self, delivery: Delivery, options: RunOptions) -> None:
+        self._delivery = delivery
+        self._options = options
+        self._holding = False
+        self._dispatcher: Dispatcher[Event] = Dispatcher(
+            workers=options.workers,
+            retry=options.retry,
+            limit=None if options.quarantine is None else options.quarantine_limit,
+            room=options.workers * ROOM_PER_WORKER,
+        )
+
+    # What arrives.
+
+    def keys_of(self, event: Event) -> list[Hashable] | Exception:
+        """Return an event's keys, or why they cannot be told."""
+        if self._options.key is None:
+            return []
+        try:
+            keys = self._options.key(event)
+            several = list(keys) if isinstance(keys, list | set | frozenset) else [keys]
+            hash(tuple(several))
+        except Exception as error:  # noqa: BLE001  # what becomes of the event is said by on_failure
+            return error
+        return [key for key in several if key is not None]
+
+    def take(self, event: Event, keys: list[Hashable] | Exception) -> None:
+        """Take the next event."""
+        if isinstance(keys, Exception):
+            self._dispatcher.arrived_broken(event, keys)
+        else:
+            self._dispatcher.arrived(event, keys)
+
+    def balance(self) -> None:
+        """Have no more batches handed out while enough events are held."""
+        if self._holding is self._dispatcher.has_room:
+            self._holding = not self._holding
+            self._delivery.hold(self._holding)
+
+    def close(self) -> None:
+        """Take the word that no more events arrive."""
+        self._dispatcher.close()
+
+    # What to do.
+
+    def next(self) -> Step[Event]:
+        """Return what to do next."""
+        if self._delivery.discards:
+            self._dispatcher.stop()
+        step = self._dispatcher.next(time.monotonic())
+        if self._dispatcher.stopped:
+            self._delivery.stop()
+        return step
+
+    def succeeded(self, job: Job[Event]) -> None:
+        """Take the word that the handler is done with an event."""
+        self._dispatcher.succeeded(job)
+        self.balance()
+
+    def failed(self, job: Job[Event], error: BaseException) -> None:
+        """Take the word that the handler failed on an event."""
+        logger.info("the handler failed on %s: %s", _named(job.event), _told(error))
+        jitter = random.random()  # noqa: S311  # not a secret
+        self._dispatcher.failed(job, error, time.monotonic(), jitter)
+
+    def set_aside(self, job: Job[Event]) -> None:
+        """Take the word that an event is in the quarantine."""
+        self._dispatcher.set_aside(job)
+        self.balance()
+
+    def broke(self, error: BaseException, job: Job[Event] | None = None) -> None:
+        """Take the reason why an event could not be put there, or could not be acked."""
+        self._dispatcher.broke(error, job)
+
+    # What is to be done, for any thread.
+
+    def ack(self, events: list[Event]) -> None:
+        """Ack events that are done."""
+        for event in events:
+            event.ack()
+
+    def put(self, job: Job[Event]) -> None:
+        """Put an event into the quarantine; durable when this returns; may wait."""
+        assert self._options.quarantine is not None  # noqa: S101  # checked with the options
+        entry = _quarantined(job)
+        self._delivery.quarantine(self._options.quarantine, entry)
+        logger.warning("%s is quarantined as %s: %s", _named(job.event), entry.key, entry.reason)
+
+    # How it ended.
+
+    def outcome(self) -> RunSummary:
+        """Return what was done.
+
+        Raises:
+            HandlerError: The handler failed on an event, and that stopped the run.
+            WriteError: The quarantine could not be written, or whatever else it raised.
+        """
+        done = self._dispatcher
+        if done.breakage is not None:
+            raise done.breakage
+        if done.failed_job is not None:
+            raise self._handler_error(done.failed_job) from done.failed_job.error
+        return RunSummary(done.handled, done.retried, done.quarantined)
+
+    def _handler_error(self, job: Job[Event]) -> HandlerError:
+        event, error = job.event, job.error
+        assert error is not None  # noqa: S101  # it has failed
+        what = "the handler failed on" if job.tries else "no key could be told of"
+        tries = f" (tried {job.tries} times)" if job.tries > 1 else ""
+        limit = self._options.quarantine_limit
+        broken = (
+            f"; more than {limit.failures} of the last {limit.last} events failed, so mend the "
+            f"handler first"
+            if self._dispatcher.over_limit
+            else ""
+        )
+        return HandlerError(
+            f"{what} {_named(event)}{tries}, which was not acked and comes again{broken}: "
+            f"{_told(error)}",
+            event_id=event.id,
+            replay_id=event.replay_id,
+            subscription=event.subscription,
+        )
+
+
+def drained_from_within(name: str) -> LocalProtocolError:
+    """Return the error for a drain that would wait for its own caller."""
+    return LocalProtocolError(
+        f"{name} cannot be drained from within its own run, which would wait for itself: call "
+        f"stop(), and run() drains"
+    )
+
+
+def _quarantined(job: Job[Event]) -> QuarantinedEvent:
+    event, error = job.event, job.error
+    assert error is not None  # noqa: S101  # it has failed
+    if isinstance(error, DecodeError):
+        try:
+            event.value  # noqa: B018  # was it this one that the handler could not read?
+        except DecodeError as undecodable:
+            return QuarantinedEvent.of(event, reason_of(undecodable), event.received_at)
+    return QuarantinedEvent.of(event, _told(error), event.received_at, "handler")
+
+
+def _named(event: Event) -> str:
+    return (
+        f"event {event.id or '(without an id)'} at position {event.replay_id.hex()} of "
+        f"{event.subscription}"
+    )
+
+
+def _told(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # an exception may fail to tell what it is
+        text = ""
+    return f"{type(error).__name__}: {text[:_REASON_LENGTH]}" if text else type(error).__name__

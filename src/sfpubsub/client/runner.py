@@ -1,0 +1,155 @@
+"""One `Subscription.run`: threads that handle events.
+
+The thread that called `run` takes batches and stores positions; the others carry out what the
+`Dispatcher` says. All of them ask it under one lock, and none holds that while it handles, acks or
+waits for a disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.client.consumer import End, WaitUntil
+from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.dispatch import Ack, Finish, SetAside, Start, Step
+from sfpubsub.client.handling import RunOptions, RunSummary, Work, drained_from_within
+
+Handler: TypeAlias = Callable[[Event], object]
+"""Does what is to be done for an event; what it returns is not looked at."""
+
+
+class Runner:
+    """Hands the events of a subscription to a handler, in threads of its own.
+
+    Args:
+        delivery: Of the subscription.
+        handler: Called in many threads at a time.
+        options: Of the run.
+    """
+
+    def __init__(self, delivery: Delivery, handler: Handler, options: RunOptions) -> None:
+        self._delivery = delivery
+        self._handler = handler
+        self._work = Work(delivery, options)
+        # Guards the work. Entered by the lock: a condition's own way in can be interrupted by
+        # Ctrl-C half-way.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)  # for threads with nothing to do
+        self._caller = threading.current_thread()
+        self._threads = [
+            threading.Thread(
+                target=self._handle_events,
+                name=f"sfpubsub-handler-{number} {delivery.name}",
+                daemon=True,  # one that never returns must not keep an aborted process alive
+            )
+            for number in range(options.workers)
+        ]
+        self._ended = 0  # of the threads
+        self.over = threading.Event()
+        """Set when no handler runs any more, and all that is done is acked."""
+
+    def check_caller(self) -> None:
+        """Check that the current thread can wait for the run to end.
+
+        Raises:
+            LocalProtocolError: It belongs to the run.
+        """
+        current = threading.current_thread()
+        if current is self._caller or current in self._threads:
+            raise drained_from_within(self._delivery.name)
+
+    def run(self, take: Callable[[], EventBatch | End | None]) -> RunSummary:
+        """Handle events until there are no more; returns when no handler runs any more.
+
+        Args:
+            take: Waits for the next batch.
+
+        Raises:
+            BaseException: What *take* raised, such as KeyboardInterrupt; and what `Work.outcome`
+                raises.
+        """
+        try:
+            self._delivery.begin_run()
+            for thread in self._threads:
+                thread.start()
+            self._take_batches(take)
+        except BaseException:
+            self._delivery.stop()
+            raise
+        finally:
+            try:
+                self._wait_for_handlers()
+            finally:
+                self.over.set()
+        return self._work.outcome()
+
+    def _take_batches(self, take: Callable[[], EventBatch | End | None]) -> None:
+        while isinstance(batch := take(), EventBatch):
+            for event in batch:
+                keys = self._work.keys_of(event)
+                with self._mutex:
+                    self._work.take(event, keys)
+                    self._changed.notify()
+            with self._mutex:
+                self._work.balance()
+
+    def _wait_for_handlers(self) -> None:
+        driver = self._delivery.driver
+        try:
+            with self._mutex:
+                self._work.close()
+            while True:
+                changes = driver.changes
+                with self._mutex:
+                    self._changed.notify_all()  # also when `stop` was called meanwhile
+                    left = sum(thread.ident is not None for thread in self._threads) - self._ended
+                if not left:
+                    break
+                driver.wait(changes, None)
+        except BaseException:  # Ctrl-C: the second one ends at once
+            self._delivery.abort()
+            raise
+
+    # In threads of their own.
+
+    def _handle_events(self) -> None:
+        report: Callable[[], None] | None = None
+        while not isinstance(step := self._next(report), Finish):
+            report = self._carry_out(step)
+        with self._mutex:
+            self._ended += 1
+        self._delivery.driver.wake()
+
+    def _next(self, report: Callable[[], None] | None) -> Step[Event]:
+        with self._mutex:
+            if report is not None:
+                report()
+            while isinstance(step := self._work.next(), WaitUntil):
+                self._changed.wait(None if step.time is None else step.time - time.monotonic())
+            # Whoever got something to do has another one look: so whatever became possible is
+            # begun, and one of those who wait knows the time of the next retry.
+            self._changed.notify()
+            return step
+
+    def _carry_out(self, step: Step[Event]) -> Callable[[], None] | None:
+        """Do a step, and return what is to be reported."""
+        work = self._work
+        try:
+            if isinstance(step, Start):
+                self._handler(step.job.event)
+                return partial(work.succeeded, step.job)
+            if isinstance(step, SetAside):
+                work.put(step.job)
+                return partial(work.set_aside, step.job)
+            if isinstance(step, Ack):
+                work.ack(step.events)
+        except BaseException as error:  # noqa: BLE001  # SystemExit, too: `run` tells of all
+            if isinstance(step, Start):
+                return partial(work.failed, step.job, error)
+            return partial(work.broke, error, step.job if isinstance(step, SetAside) else None)
+        return None

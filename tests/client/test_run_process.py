@@ -1,0 +1,144 @@
+"""Programs that run a handler and are told to end, or are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..cli.test_cli import environment
+from ..conftest import PATIENCE, until
+from .test_managed import NAME, TOPIC, committed, orders
+
+# Notes what is begun and what is done, a line each, by one write: so a kill tears no line.
+SYNC = f"""
+import os, signal, sys, time
+from sfpubsub import PubSubClient
+
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+pause = float(sys.argv[2])
+
+def handle(event):
+    number = event.value["Order_Number__c"]
+    os.write(log, f"begun {{number}}\\n".encode())
+    time.sleep(pause)
+    os.write(log, f"done {{number}}\\n".encode())
+
+with PubSubClient.from_env() as client:
+    subscription = client.subscribe_managed("{NAME}")
+    signal.signal(signal.SIGTERM, lambda *_: subscription.stop())
+    print(subscription.run(handle, workers=4, key=None).handled)
+"""
+
+ASYNC = f"""
+import asyncio, os, signal, sys
+from sfpubsub import AsyncPubSubClient
+
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+pause = float(sys.argv[2])
+
+async def handle(event):
+    number = event.value["Order_Number__c"]
+    os.write(log, f"begun {{number}}\\n".encode())
+    await asyncio.sleep(pause)
+    os.write(log, f"done {{number}}\\n".encode())
+
+async def main():
+    async with AsyncPubSubClient.from_env() as client:
+        subscription = client.subscribe_managed("{NAME}")
+        signal.signal(signal.SIGTERM, lambda *_: subscription.stop())
+        print((await subscription.run(handle, workers=4, key=None)).handled)
+
+asyncio.run(main())
+"""
+
+PROGRAMS = [pytest.param(SYNC, id="sync"), pytest.param(ASYNC, id="asyncio")]
+
+
+class Program:
+    """A program in a process of its own, and what it noted."""
+
+    def __init__(self, code: str, emulator, log: Path, pause: float) -> None:
+        self._log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, str(log), str(pause)],
+            env={**os.environ, **environment(emulator)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def noted(self, what: str) -> list[int]:
+        text = self._log.read_text() if self._log.exists() else ""
+        return [int(line.split()[1]) for line in text.splitlines() if line.startswith(what)]
+
+    def end(self) -> str:
+        """Wait for the end; return what it printed."""
+        self.output, self.errors = self.process.communicate(timeout=PATIENCE)
+        return self.output
+
+
+@pytest.mark.parametrize("code", PROGRAMS)
+def test_what_a_killed_process_had_not_acked_comes_again(run_emulator, tmp_path, code):
+    """kill -9 again and again in mid-run: every event is handled, though some of them twice."""
+    emulator = run_emulator()
+    results = [result.replay_id for result in emulator.publish(TOPIC, orders(120))]
+    log = tmp_path / "log"
+    for goal in (30, 80):
+        program = Program(code, emulator, log, 0.01)
+        until(lambda: len(set(program.noted("done"))) >= goal, f"{goal} events")  # noqa: B023
+        program.process.kill()
+        program.end()
+        position = committed(emulator)
+        passed = results.index(position) + 1 if position else 0
+        assert set(program.noted("done")) >= set(range(passed)), "passed and not done"
+    last = Program(code, emulator, log, 0.01)
+    until(lambda: len(set(last.noted("done"))) == 120, "all events")
+    last.process.send_signal(signal.SIGTERM)
+    last.end()
+    assert set(last.noted("done")) == set(range(120))
+    assert committed(emulator) == results[-1]
+
+
+@pytest.mark.parametrize("code", PROGRAMS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_program_told_to_end_finishes_and_commits_what_it_began(
+    run_emulator, tmp_path, code, number
+):
+    """What was begun is done, nothing else is, and nothing of it comes again."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(60))
+    program = Program(code, emulator, tmp_path / "log", 0.3)
+    until(lambda: len(program.noted("begun")) >= 8, "handlers")
+    program.process.send_signal(number)
+    printed = program.end()
+    begun, done = program.noted("begun"), program.noted("done")
+    assert sorted(begun) == sorted(done) == list(range(len(done)))
+    assert len(done) < 60
+    assert committed(emulator) == results[len(done) - 1].replay_id
+    if number == signal.SIGTERM:
+        assert (program.process.returncode, printed) == (0, f"{len(done)}\n"), program.errors
+    else:
+        assert "KeyboardInterrupt" in program.errors
+        assert program.process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("code", PROGRAMS)
+def test_a_second_ctrl_c_ends_at_once(run_emulator, tmp_path, code):
+    """A handler that hangs does not keep a program that wants to end."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(10))
+    program = Program(code, emulator, tmp_path / "log", 3600)
+    until(lambda: len(program.noted("begun")) == 4, "handlers")
+    program.process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.process.wait(0.5)  # it waits for its handlers
+    program.process.send_signal(signal.SIGINT)
+    program.end()
+    assert program.process.returncode == -signal.SIGINT
+    assert program.noted("done") == []
+    assert committed(emulator) is None
