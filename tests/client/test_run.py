@@ -31,6 +31,7 @@ from sfpubsub.errors import (
     DecodeError,
     HandlerError,
     LocalProtocolError,
+    SubscriptionClosedError,
     SubscriptionStoppedError,
     WriteError,
 )
@@ -272,7 +273,7 @@ def test_stop_ends_the_run_with_the_error_and_what_is_done_is_committed(start: S
         handler.run(held, workers=1, retry=None)
     assert handler.seen == list(range(12))
     assert service.committed() == 11
-    with pytest.raises(LocalProtocolError, match="has ended"):
+    with pytest.raises(LocalProtocolError, match="is closed"):
         held.run(Handler())
     again = Handler(18)
     again.run(face.managed(NAME), workers=1)
@@ -560,7 +561,8 @@ def test_stop_ends_iterating_and_acks_are_still_taken(start: Start):
     held = face.managed(NAME, ack="manual")
     batch = held.batch()
     held.stop()
-    assert held.next() is None
+    with pytest.raises(SubscriptionClosedError):
+        held.next()
     batch.ack()
     held.drain()
     assert service.committed() == len(batch) - 1
@@ -573,7 +575,8 @@ def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
     delivery = held._subscription._delivery
     with delivery._lock, delivery.driver._lock, delivery.driver._mailbox._mutex:
         held.stop()
-    assert held.next() is None
+    with pytest.raises(SubscriptionClosedError):
+        held.next()
 
 
 @pytest.mark.parametrize(

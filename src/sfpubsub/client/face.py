@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from sfpubsub.client.consumer import End
 from sfpubsub.client.delivery import Delivery
-from sfpubsub.errors import SfPubSubError, SubscriptionClosedError
+from sfpubsub.errors import LocalProtocolError, SfPubSubError, SubscriptionClosedError
 from sfpubsub.types import Health
 
 # How long `commit` waits for its answer, in seconds: the time after which an answer counts as
