@@ -16,16 +16,19 @@ MAY_IMPORT = {
     "errors": {"types"},
     "config": set(),
     "durable": set(),
+    "aio_bridge": set(),
+    "stores": {"durable"},
     "protocol": {"config"},
     "avro": set(),
     "auth": {"config"},
     "tooling": {"config", "auth"},
     "transports": {"protocol", "config", "sfpubsub_grpc"},
-    "client": {"transports", "protocol", "avro", "auth", "config", "durable"},
-    "spark": {"client", "avro", "auth", "config", "durable"},
+    "client": {"transports", "protocol", "avro", "auth", "config", "stores", "aio_bridge"},
+    "spark": {"client", "avro", "auth", "config", "durable", "stores"},
     "emulator": {"sfpubsub_grpc"},
     "testing": {"emulator", "transports"},
     "cli": {
+        "stores",
         "client",
         "config",
         "spark",
@@ -49,6 +52,7 @@ MUST_NOT_IMPORT = {
     "tooling": {"grpc", "fastavro", "pyspark"},
     "transports": {"fastavro", "requests", "pyspark"},
     "client": {"pyspark"},
+    "stores": {"grpc", "requests", "fastavro", "pyspark"},
     "emulator": {"pyspark", "requests"},
     "spark": {"grpc"},
 }
@@ -109,7 +113,7 @@ def test_asyncio_is_for_the_asyncio_face_only():
     }
     assert users == {
         "client/aio.py",
-        "client/aio_bridge.py",
+        "aio_bridge.py",
         "client/aio_runner.py",
         "client/aio_subscription.py",
     }

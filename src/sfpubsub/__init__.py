@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.dispatch import QuarantineLimit, Retry, Shared
-    from sfpubsub.client.file_replay_store import FileReplayStore
     from sfpubsub.client.handling import RunSummary, by_record
     from sfpubsub.client.options import AckMode
-    from sfpubsub.client.quarantine import FileQuarantine, Quarantine, QuarantinedEvent
-    from sfpubsub.client.replay_store import (
-        AsyncReplayStore,
-        DefaultMappingReplayStore,
-        MappingReplayStore,
-        ReplayStore,
-    )
-    from sfpubsub.client.schema_store import FileSchemaStore, SchemaStore
     from sfpubsub.client.subscription import ManagedSubscription, Subscription
     from sfpubsub.client.undecodable import OnUndecodable
     from sfpubsub.config import Limits, Timings
@@ -60,6 +51,16 @@ if TYPE_CHECKING:
         TopicNotFoundError,
         WriteError,
     )
+    from sfpubsub.stores.file_quarantine import FileQuarantine
+    from sfpubsub.stores.file_replay_store import FileReplayStore
+    from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
+    from sfpubsub.stores.replay_store import (
+        AsyncReplayStore,
+        DefaultMappingReplayStore,
+        MappingReplayStore,
+        ReplayStore,
+    )
+    from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
     from sfpubsub.types import (
         CommitReceipt,
         Gap,
@@ -83,7 +84,7 @@ _HOMES = {
     "AckMode": "sfpubsub.client.options",
     "AsyncManagedSubscription": "sfpubsub.client.aio_subscription",
     "AsyncPubSubClient": "sfpubsub.client.aio",
-    "AsyncReplayStore": "sfpubsub.client.replay_store",
+    "AsyncReplayStore": "sfpubsub.stores.replay_store",
     "AsyncSubscription": "sfpubsub.client.aio_subscription",
     "AuthenticationError": "sfpubsub.errors",
     "ChangeEvent": "sfpubsub.avro.change_events",
@@ -91,15 +92,15 @@ _HOMES = {
     "CommitReceipt": "sfpubsub.types",
     "ConfigurationError": "sfpubsub.errors",
     "DecodeError": "sfpubsub.errors",
-    "DefaultMappingReplayStore": "sfpubsub.client.replay_store",
+    "DefaultMappingReplayStore": "sfpubsub.stores.replay_store",
     "EncodeError": "sfpubsub.errors",
     "Event": "sfpubsub.client.batch",
     "EventBatch": "sfpubsub.client.batch",
     "FieldChange": "sfpubsub.avro.change_events",
     "FieldState": "sfpubsub.avro.change_events",
-    "FileQuarantine": "sfpubsub.client.quarantine",
-    "FileReplayStore": "sfpubsub.client.file_replay_store",
-    "FileSchemaStore": "sfpubsub.client.schema_store",
+    "FileQuarantine": "sfpubsub.stores.file_quarantine",
+    "FileReplayStore": "sfpubsub.stores.file_replay_store",
+    "FileSchemaStore": "sfpubsub.stores.schema_store",
     "Gap": "sfpubsub.types",
     "GapReason": "sfpubsub.types",
     "HandlerError": "sfpubsub.errors",
@@ -108,7 +109,7 @@ _HOMES = {
     "Limits": "sfpubsub.config",
     "LocalProtocolError": "sfpubsub.errors",
     "ManagedSubscription": "sfpubsub.client.subscription",
-    "MappingReplayStore": "sfpubsub.client.replay_store",
+    "MappingReplayStore": "sfpubsub.stores.replay_store",
     "MissingExtraError": "sfpubsub.errors",
     "OnUndecodable": "sfpubsub.client.undecodable",
     "PermissionDeniedError": "sfpubsub.errors",
@@ -117,9 +118,9 @@ _HOMES = {
     "PubSubClient": "sfpubsub.client.client",
     "PublishError": "sfpubsub.errors",
     "PublishResult": "sfpubsub.types",
-    "Quarantine": "sfpubsub.client.quarantine",
+    "Quarantine": "sfpubsub.stores.quarantine",
     "QuarantineLimit": "sfpubsub.client.dispatch",
-    "QuarantinedEvent": "sfpubsub.client.quarantine",
+    "QuarantinedEvent": "sfpubsub.stores.quarantine",
     "QuotaExceededError": "sfpubsub.errors",
     "RawEvent": "sfpubsub.types",
     "RemoteProtocolError": "sfpubsub.errors",
@@ -127,14 +128,14 @@ _HOMES = {
     "ReplayId": "sfpubsub.types",
     "ReplayIdRejectedError": "sfpubsub.errors",
     "ReplayOption": "sfpubsub.types",
-    "ReplayStore": "sfpubsub.client.replay_store",
+    "ReplayStore": "sfpubsub.stores.replay_store",
     "RequestRefusedError": "sfpubsub.errors",
     "Retry": "sfpubsub.client.dispatch",
     "RunSummary": "sfpubsub.client.handling",
     "SchemaError": "sfpubsub.errors",
     "SchemaInfo": "sfpubsub.types",
     "SchemaNotFoundError": "sfpubsub.errors",
-    "SchemaStore": "sfpubsub.client.schema_store",
+    "SchemaStore": "sfpubsub.stores.schema_store",
     "Session": "sfpubsub.auth.session",
     "SessionExpiredError": "sfpubsub.errors",
     "SessionProvider": "sfpubsub.auth.session",

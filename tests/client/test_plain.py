@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.client.replay_store import ReplayStore
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.errors import (
@@ -17,6 +16,7 @@ from sfpubsub.errors import (
     SubscriptionClosedError,
     TopicNotFoundError,
 )
+from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import ReplayId, StartPosition
 
 from ..conftest import PATIENCE, until

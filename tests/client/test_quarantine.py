@@ -18,7 +18,6 @@ import pytest
 from sfpubsub import FileQuarantine, MappingReplayStore, Quarantine, QuarantinedEvent
 from sfpubsub.avro.codec import NoCodec
 from sfpubsub.avro.schema_cache import SchemaCache
-from sfpubsub.client import quarantine as module
 from sfpubsub.client.undecodable import codec_of
 from sfpubsub.emulator.bus import Draft
 from sfpubsub.errors import (
@@ -30,6 +29,7 @@ from sfpubsub.errors import (
     SubscriptionClosedError,
     WriteError,
 )
+from sfpubsub.stores import file_quarantine as module
 from sfpubsub.types import RawEvent, ReplayId, SchemaInfo
 
 from ..conformance.faces import AsyncFace, Face, Held, numbers
@@ -500,7 +500,7 @@ def test_marks_survive_and_do_not_hide_entries(kept: FileQuarantine):
 KILLED = """
 import os, signal, sys
 from sfpubsub import FileQuarantine, PubSubClient
-from sfpubsub.client import quarantine as module
+from sfpubsub.stores import file_quarantine as module
 
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)

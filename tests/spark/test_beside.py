@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import EventWriter, beside, destination, read_sister
@@ -26,6 +25,7 @@ from sfpubsub.spark.destination import (
     local_sidecars,
 )
 from sfpubsub.spark.sisters import Sisters
+from sfpubsub.stores.schema_store import FileSchemaStore
 from tests.spark.readers import ids_of
 from tests.spark.sample_events import TOPIC as TOPIC_NAME
 from tests.spark.sample_events import batch_of

@@ -16,9 +16,9 @@ from pyspark.errors import PySparkException
 
 import sfpubsub.spark
 from sfpubsub.avro.json import to_json
-from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.spark.changes import change_headers, field_changes, latest_state
 from sfpubsub.spark.tables import SCHEMA
+from sfpubsub.stores.schema_store import FileSchemaStore
 
 from ..test_docs import ROOT, blocks
 

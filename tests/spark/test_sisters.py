@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import sfpubsub.spark
-from sfpubsub.client.quarantine import FileQuarantine, Quarantine, QuarantinedEvent
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import sisters as module
 from sfpubsub.spark.destination import Destination
 from sfpubsub.spark.files import HadoopFiles, LocalFiles
 from sfpubsub.spark.raw_batches import EXACT_PATHS
 from sfpubsub.spark.sisters import Commit, Sisters, read_sister
+from sfpubsub.stores.file_quarantine import FileQuarantine
+from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.types import Gap, RawEvent
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.sample_events import CODEC, MANAGED, SCHEMA_JSON, TOPIC, raw_event, replay_id

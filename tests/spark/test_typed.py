@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 from sfpubsub.avro.codec import Codec
 from sfpubsub.cli.main import run
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import typed as typed_module
 from sfpubsub.spark import typed_files as files_module
@@ -30,6 +29,7 @@ from sfpubsub.spark.raw_batches import RawBatches
 from sfpubsub.spark.typed import Derived, TypedTables, read_typed, read_undecodable
 from sfpubsub.spark.typed_files import finish, last_derived
 from sfpubsub.spark.writer import EventWriter
+from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import RawEvent, ReplayId
 from tests.avro.schemas import payload, schema_text, values
 from tests.conftest import until

@@ -18,9 +18,9 @@ from sfpubsub.cli.service import StopRequest, connected_client
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
-from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import WINDOW, Limits, Settings
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.stores.schema_store import SchemaStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

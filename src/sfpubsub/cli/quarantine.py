@@ -18,9 +18,10 @@ from sfpubsub.cli.redrive import Decoder, Lines, Sink, Table, source_of
 from sfpubsub.cli.redrive import redrive as run_redrive
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
-from sfpubsub.client.quarantine import FileQuarantine, QuarantinedEvent
-from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.errors import ConfigurationError, SchemaNotFoundError
+from sfpubsub.stores.file_quarantine import FileQuarantine
+from sfpubsub.stores.quarantine import QuarantinedEvent
+from sfpubsub.stores.schema_store import FileSchemaStore
 
 if TYPE_CHECKING:
     from sfpubsub.spark.destination import Source

@@ -19,8 +19,9 @@ import click
 from sfpubsub.avro.codec import Codec
 from sfpubsub.cli.render import event_line
 from sfpubsub.client.batch import Event, EventBatch
-from sfpubsub.client.quarantine import FileQuarantine, QuarantinedEvent
 from sfpubsub.errors import ConfigurationError, SchemaError, SchemaNotFoundError, WriteError
+from sfpubsub.stores.file_quarantine import FileQuarantine
+from sfpubsub.stores.quarantine import QuarantinedEvent
 
 if TYPE_CHECKING:
     from sfpubsub.spark.destination import Source

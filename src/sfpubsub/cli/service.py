@@ -13,9 +13,9 @@ import click
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import CurrentSession
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import DEFAULT_ENDPOINT, Settings
 from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL
+from sfpubsub.stores.schema_store import SchemaStore
 
 logger = logging.getLogger("sfpubsub.cli")
 

@@ -21,12 +21,12 @@ from sfpubsub.cli.waiting import Waiting
 from sfpubsub.cli.words import counted
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.client.file_replay_store import FileReplayStore
-from sfpubsub.client.quarantine import FileQuarantine
-from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.client.subscription import Subscription
 from sfpubsub.client.undecodable import OnUndecodable
 from sfpubsub.config import Settings
+from sfpubsub.stores.file_quarantine import FileQuarantine
+from sfpubsub.stores.file_replay_store import FileReplayStore
+from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import start_position
 
 # How often to look whether a signal has asked to stop, in seconds: soon enough for a person.

@@ -15,21 +15,21 @@ from concurrent.futures import wait as wait_for_futures
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sfpubsub.client.aio_bridge import call_in, in_thread, settled
+from sfpubsub.aio_bridge import call_in, in_thread, settled
 from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
 from sfpubsub.client.base import ClientBase
 from sfpubsub.client.connection import CLOSE_TIMEOUT
 from sfpubsub.client.options import AckMode, SubscribeOptions
-from sfpubsub.client.quarantine import Quarantine
-from sfpubsub.client.replay_store import (
+from sfpubsub.client.undecodable import OnUndecodable
+from sfpubsub.config import Limits
+from sfpubsub.errors import LocalProtocolError
+from sfpubsub.stores.quarantine import Quarantine
+from sfpubsub.stores.replay_store import (
     AsyncReplayStore,
     ReplayStore,
     is_async,
     start_and_store,
 )
-from sfpubsub.client.undecodable import OnUndecodable
-from sfpubsub.config import Limits
-from sfpubsub.errors import LocalProtocolError
 from sfpubsub.transports.base import Target
 from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo
 

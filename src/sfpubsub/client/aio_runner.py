@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeAlias
 
-from sfpubsub.client.aio_bridge import Bell, settled
+from sfpubsub.aio_bridge import Bell, settled
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End, WaitUntil
 from sfpubsub.client.delivery import Delivery

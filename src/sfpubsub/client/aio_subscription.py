@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
-from sfpubsub.client.aio_bridge import Bell, in_thread, settled
+from sfpubsub.aio_bridge import Bell, in_thread, settled
 from sfpubsub.client.aio_runner import AsyncHandler, AsyncRunner
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End, HandOut, Step, Store, Take, WaitUntil
@@ -36,9 +36,9 @@ from sfpubsub.client.handling import (
     by_record,
     check_handler,
 )
-from sfpubsub.client.quarantine import Quarantine
-from sfpubsub.client.replay_store import AnyStore, AsyncReplayStore, ReplayStore, is_async
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.stores.quarantine import Quarantine
+from sfpubsub.stores.replay_store import AnyStore, AsyncReplayStore, ReplayStore, is_async
 from sfpubsub.types import CommitReceipt, StartPosition
 
 logger = logging.getLogger("sfpubsub.client")

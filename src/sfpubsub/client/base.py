@@ -9,8 +9,8 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.connection import Connection
 from sfpubsub.client.options import ClientOptions
-from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.config import DEFAULT_ENDPOINT, Settings, Timings
+from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.transports.base import Transport
 
 

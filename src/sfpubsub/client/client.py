@@ -8,11 +8,11 @@ from typing import Any, Self
 
 from sfpubsub.client.base import ClientBase
 from sfpubsub.client.options import AckMode, SubscribeOptions
-from sfpubsub.client.quarantine import Quarantine
-from sfpubsub.client.replay_store import ReplayStore, check_sync, start_and_store
 from sfpubsub.client.subscription import ManagedSubscription, Subscription
 from sfpubsub.client.undecodable import OnUndecodable
 from sfpubsub.config import Limits
+from sfpubsub.stores.quarantine import Quarantine
+from sfpubsub.stores.replay_store import ReplayStore, check_sync, start_and_store
 from sfpubsub.transports.base import Target
 from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo
 

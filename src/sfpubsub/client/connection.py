@@ -21,10 +21,10 @@ from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.delivery import Delivery
 from sfpubsub.client.options import ClientOptions, SubscribeOptions
 from sfpubsub.client.publisher import publish
-from sfpubsub.client.replay_store import AnyStore
 from sfpubsub.config import Timings
 from sfpubsub.errors import LocalProtocolError, SessionExpiredError
 from sfpubsub.protocol.subscription import SubscriptionProtocol
+from sfpubsub.stores.replay_store import AnyStore
 from sfpubsub.transports.alarm import AlarmClock
 from sfpubsub.transports.base import Headers, Target
 from sfpubsub.transports.channel import GrpcTransport, open_channel

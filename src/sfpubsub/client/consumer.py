@@ -35,11 +35,11 @@ from typing import NamedTuple, TypeAlias
 
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.client.quarantine import QuarantinedEvent
 from sfpubsub.client.undecodable import OnUndecodable, Screen, Screened
 from sfpubsub.config import Timings
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.protocol.backoff import Backoff
+from sfpubsub.stores.quarantine import QuarantinedEvent
 from sfpubsub.transports.base import Target
 from sfpubsub.transports.mailbox import Arrival
 from sfpubsub.types import Health, ReplayId

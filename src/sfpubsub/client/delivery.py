@@ -18,12 +18,12 @@ from dataclasses import replace
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.consumer import Consumer, FetchSchemas, Quarantine, Step, Store, Take
 from sfpubsub.client.options import SubscribeOptions
-from sfpubsub.client.quarantine import Quarantine as QuarantineStore
-from sfpubsub.client.quarantine import QuarantinedEvent
-from sfpubsub.client.replay_store import AnyStore, ReplayStore
 from sfpubsub.client.undecodable import codec_of
 from sfpubsub.config import Timings
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.stores.quarantine import Quarantine as QuarantineStore
+from sfpubsub.stores.quarantine import QuarantinedEvent
+from sfpubsub.stores.replay_store import AnyStore, ReplayStore
 from sfpubsub.transports.driver import StreamDriver
 from sfpubsub.types import Health, ReplayId
 

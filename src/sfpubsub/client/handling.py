@@ -25,9 +25,9 @@ from sfpubsub.client.dispatch import (
     Shared,
     Step,
 )
-from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
-from sfpubsub.client.undecodable import reason_of
+from sfpubsub.client.undecodable import quarantined, reason_of
 from sfpubsub.errors import ConfigurationError, DecodeError, HandlerError, LocalProtocolError
+from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 
 logger = logging.getLogger("sfpubsub.client")
 
@@ -278,8 +278,8 @@ def _quarantined(job: Job[Event]) -> QuarantinedEvent:
         try:
             event.value  # noqa: B018  # was it this one that the handler could not read?
         except DecodeError as undecodable:
-            return QuarantinedEvent.of(event, reason_of(undecodable), event.received_at)
-    return QuarantinedEvent.of(event, _told(error), event.received_at, "handler")
+            return quarantined(event, reason_of(undecodable), event.received_at)
+    return quarantined(event, _told(error), event.received_at, "handler")
 
 
 def _named(event: Event) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from sfpubsub.client.quarantine import Quarantine
-from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.client.undecodable import OnUndecodable, check_policy
 from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Timings
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.stores.quarantine import Quarantine
+from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.transports.base import Transport
 from sfpubsub.types import Gap
 

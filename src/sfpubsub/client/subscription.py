@@ -28,9 +28,9 @@ from sfpubsub.client.handling import (
     by_record,
     check_handler,
 )
-from sfpubsub.client.quarantine import Quarantine
 from sfpubsub.client.runner import Handler, Runner
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import CommitReceipt, StartPosition
 
 logger = logging.getLogger("sfpubsub.client")

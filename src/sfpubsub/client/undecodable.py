@@ -19,11 +19,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.avro.schema_cache import SchemaCache
-from sfpubsub.client.batch import EventBatch
-from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
+from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.errors import ConfigurationError, DecodeError, SchemaError, SchemaNotFoundError
+from sfpubsub.stores.quarantine import FailedIn, Quarantine, QuarantinedEvent
 from sfpubsub.transports.base import Target
 from sfpubsub.transports.mailbox import Arrival
+from sfpubsub.types import RawEvent
 
 logger = logging.getLogger("sfpubsub.client")
 
@@ -52,6 +53,22 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
 def reason_of(error: DecodeError) -> str:
     """Return why a payload cannot be decoded, without which event it is."""
     return str(error.__cause__ if isinstance(error.__cause__, DecodeError) else error)
+
+
+def quarantined(
+    event: Event, reason: str, received_at: float, failed_in: FailedIn = "decoding"
+) -> QuarantinedEvent:
+    """Return what is to be kept of an event."""
+    return QuarantinedEvent(
+        RawEvent(event.id, event.schema_id, event.payload, event.replay_id, event.headers),
+        subscription=event.subscription,
+        topic=event.topic,
+        reason=reason,
+        received_at=received_at,
+        delivery_seq=event.delivery_seq,
+        schema_json=event.codec.schema_json or None,
+        failed_in=failed_in,
+    )
 
 
 class Screened(NamedTuple):
@@ -129,7 +146,7 @@ class Screen:
             try:
                 decoded[place] = event.value
             except DecodeError as error:
-                kept = QuarantinedEvent.of(event, reason_of(error), arrival.received_at)
+                kept = quarantined(event, reason_of(error), arrival.received_at)
                 undecodable.append(kept)
                 cuts.append(place)
         batches = [

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from sfpubsub.client.schema_store import SchemaStore
 from sfpubsub.errors import StreamError
+from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.types import Gap, RawEvent, ReplayId, StartPosition
 
 if TYPE_CHECKING:  # it loads grpc, which executors need not have

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sfpubsub.client.replay_store import ReplayStore
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import ReplayId, StartPosition
 
 

@@ -31,13 +31,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sfpubsub.client.schema_store import FileSchemaStore
 from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
 from sfpubsub.spark.feed import MAX_BYTES, Feed, Horizon, Received, Schemas
 from sfpubsub.spark.offsets import Offset
 from sfpubsub.spark.options import SourceOptions
 from sfpubsub.spark.partition import GAP_EVENT, EventPartition, chunks, pack
 from sfpubsub.spark.recovery import find
+from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import Gap, StartPosition
 
 if TYPE_CHECKING:

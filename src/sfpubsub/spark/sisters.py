@@ -27,19 +27,6 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.avro.codec import Codec
-from sfpubsub.client.quarantine import (
-    FileQuarantine,
-    Quarantine,
-    QuarantinedEvent,
-    entry_text,
-)
-from sfpubsub.client.schema_store import (
-    FileSchemaStore,
-    SchemaStore,
-    schema_file_name,
-    schema_in,
-    schema_text,
-)
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.beside import (
     COMMITS_NAME,
@@ -52,6 +39,15 @@ from sfpubsub.spark.confirmations import Commit
 from sfpubsub.spark.destination import Destination, local_sidecars
 from sfpubsub.spark.files import Files, files_at
 from sfpubsub.spark.raw_batches import EXACT_PATHS
+from sfpubsub.stores.file_quarantine import FileQuarantine, entry_text
+from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
+from sfpubsub.stores.schema_store import (
+    FileSchemaStore,
+    SchemaStore,
+    schema_file_name,
+    schema_in,
+    schema_text,
+)
 from sfpubsub.types import Gap
 
 # What Spark is told of each directory: without it an empty one is an error, and a column that is

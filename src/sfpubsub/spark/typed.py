@@ -46,7 +46,6 @@ from sfpubsub.avro.columns import (
     decode_rows,
     undecodable_rows,
 )
-from sfpubsub.client.schema_store import FileSchemaStore, SchemaStore
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, SchemaError, WriteError
 from sfpubsub.spark.beside import SCHEMAS_NAME
@@ -64,6 +63,7 @@ from sfpubsub.spark.typed_files import (
     last_derived,
     spark_schema,
 )
+from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 
 UNDECODABLE_NAME = "_undecodable"
 

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from sfpubsub.client.quarantine import Quarantine, QuarantinedEvent
-from sfpubsub.client.undecodable import reason_of
+from sfpubsub.client.undecodable import quarantined, reason_of
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.tables import Row
+from sfpubsub.stores.quarantine import Quarantine
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -49,7 +49,7 @@ class Undecodable:
             raise errors[0][1]
         if self._quarantine is not None:
             self._quarantine.put(
-                [QuarantinedEvent.of(r.event, reason_of(e), r.received_at) for r, e in errors]
+                [quarantined(r.event, reason_of(e), r.received_at) for r, e in errors]
             )
         became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
         for row, error in errors:

@@ -18,7 +18,6 @@ from types import TracebackType
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from sfpubsub.client.quarantine import Quarantine
 from sfpubsub.errors import LocalProtocolError, WriteError
 from sfpubsub.spark.dedupe import (
     DEFAULT_WINDOW,
@@ -40,6 +39,7 @@ from sfpubsub.spark.tables import (
     renumbered,
 )
 from sfpubsub.spark.undecodable import OnUndecodable, Undecodable
+from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import ReplayId
 
 # Seconds that an event may say to be younger than it was when it arrived: publishers set its time

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sfpubsub.client.replay_store import ReplayStore
 from sfpubsub.durable import replace_file
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import Replay, ReplayId, StartPosition, start_position
 
 

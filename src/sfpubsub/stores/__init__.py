@@ -1,0 +1,1 @@
+"""Where positions, schemas and events that failed are kept: interfaces, and files."""
