@@ -61,6 +61,8 @@ if TYPE_CHECKING:
         ReplayStore,
     )
     from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
+    from sfpubsub.streaming.aio import AsyncStreamingClient
+    from sfpubsub.streaming.client import StreamingClient
     from sfpubsub.types import (
         CommitReceipt,
         Gap,
@@ -85,6 +87,7 @@ _HOMES = {
     "AsyncManagedSubscription": "sfpubsub.client.aio_subscription",
     "AsyncPubSubClient": "sfpubsub.client.aio",
     "AsyncReplayStore": "sfpubsub.stores.replay_store",
+    "AsyncStreamingClient": "sfpubsub.streaming.aio",
     "AsyncSubscription": "sfpubsub.client.aio_subscription",
     "AuthenticationError": "sfpubsub.errors",
     "ChangeEvent": "sfpubsub.avro.change_events",
@@ -145,6 +148,7 @@ _HOMES = {
     "StreamError": "sfpubsub.errors",
     "StreamStalledError": "sfpubsub.errors",
     "StreamUnavailableError": "sfpubsub.errors",
+    "StreamingClient": "sfpubsub.streaming.client",
     "Subscription": "sfpubsub.client.subscription",
     "SubscriptionBusyError": "sfpubsub.errors",
     "SubscriptionClosedError": "sfpubsub.errors",
@@ -163,6 +167,7 @@ __all__ = [
     "AsyncManagedSubscription",
     "AsyncPubSubClient",
     "AsyncReplayStore",
+    "AsyncStreamingClient",
     "AsyncSubscription",
     "AuthenticationError",
     "ChangeEvent",
@@ -223,6 +228,7 @@ __all__ = [
     "StreamError",
     "StreamStalledError",
     "StreamUnavailableError",
+    "StreamingClient",
     "Subscription",
     "SubscriptionBusyError",
     "SubscriptionClosedError",

@@ -221,7 +221,8 @@ class HttpClient:
 
         host = urlsplit(url).netloc
         # First: what they raise must not have the prepared request among its variables.
-        roots, proxies = str(network.trusted_roots(self._ca_file)), self._proxies(url)
+        roots = str(network.trusted_roots(self._ca_file))
+        proxies = network.proxies_for(url, self._proxy)
         try:
             # Sent by the adapter: a session would look at redirects even when it is not to follow
             # them, at a .netrc, whose password replaces our token, and at cookies.
@@ -239,7 +240,7 @@ class HttpClient:
                 ) as response,
             ):
                 if 300 <= response.status_code < 400:
-                    return _redirected(host, response.headers.get("Location", ""))
+                    return redirected(host, response.headers.get("Location", ""))
                 read = response.raw.read(MAX_BYTES + 1, decode_content=False)
                 if len(read) > MAX_BYTES:
                     return RemoteProtocolError(f"{host} answered more than {MAX_BYTES} bytes")
@@ -247,18 +248,11 @@ class HttpClient:
                     return Answer(response.status_code, read, host)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             if not limit.expired:
-                return _failed(host, error)
+                return failure_of(host, error)
         return StreamUnavailableError(f"{host} did not answer within {self._timeout:g} s")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("its proxy may have a password, and is not pickled")
-
-    def _proxies(self, url: str) -> dict[str, str]:
-        # Plaintext is for loopback, and a proxy may be anywhere.
-        if not url.startswith("https:"):
-            return {}
-        proxy = network.proxy_to(urlsplit(url).hostname or "", self._proxy)
-        return {"https": proxy} if proxy else {}
 
 
 def _headers(bearer: Bearer | None) -> dict[str, str]:
@@ -270,7 +264,8 @@ def _headers(bearer: Bearer | None) -> dict[str, str]:
     return headers if bearer is None else {**headers, "Authorization": f"Bearer {bearer.token}"}
 
 
-def _redirected(host: str, location: str) -> RemoteProtocolError:
+def redirected(host: str, location: str) -> RemoteProtocolError:
+    """Return the error for an answer that is a redirect."""
     try:
         elsewhere = urlsplit(location).hostname or host  # the host alone: a query may hold secrets
     except ValueError:
@@ -281,7 +276,7 @@ def _redirected(host: str, location: str) -> RemoteProtocolError:
     )
 
 
-def _failed(host: str, error: Exception) -> StreamUnavailableError:
+def failure_of(host: str, error: Exception) -> StreamUnavailableError:
     """Say why, from the types of the errors and from what TLS says; their texts may hold URLs."""
     import requests
 

@@ -14,7 +14,7 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import CurrentSession
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import DEFAULT_ENDPOINT, Settings
-from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL
+from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL, STREAMING_API_VERSION
 from sfpubsub.stores.schema_store import SchemaStore
 
 logger = logging.getLogger("sfpubsub.cli")
@@ -45,6 +45,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "username": ("USER", "The user to sign in; with sf-cli the org's user name or alias."),
     "private_key_file": ("PEM", "Private key of the JWT flow."),
     "audience": ("URL", "Audience of the JWT flow; made of the login URL otherwise."),
+    "streaming_api_version": (
+        "N.0",
+        f"Of the Streaming API.  [default: {STREAMING_API_VERSION}]",
+    ),
 }
 
 CHOICES = {"insecure": ("1", "force"), "auth": tuple(AUTH_WAYS)}

@@ -134,6 +134,19 @@ def proxy_to(host: str, given: str = "") -> str:
     raise failure
 
 
+def proxies_for(url: str, given: str = "") -> dict[str, str]:
+    """Return the proxy of an HTTP request as the library takes it; empty if it goes straight.
+
+    Raises:
+        ConfigurationError: The proxy is none.
+    """
+    # Plaintext is for loopback, and a proxy may be anywhere.
+    if not url.startswith("https:"):
+        return {}
+    proxy = proxy_to(urlsplit(url).hostname or "", given)
+    return {"https": proxy} if proxy else {}
+
+
 def _is_in(host: str, networks: str) -> bool:
     try:
         address = ipaddress.ip_address(host)

@@ -34,6 +34,9 @@ DEFAULT_ENDPOINT = "api.pubsub.salesforce.com:7443"
 
 DEFAULT_LOGIN_URL = "https://login.salesforce.com"
 
+# The newest version of the Streaming API that is known to this package.
+STREAMING_API_VERSION = "67.0"
+
 # The ways to sign in, and what each cannot do without.
 AUTH_WAYS: dict[str, tuple[str, ...]] = {
     "token": ("access_token", "instance_url"),
@@ -106,6 +109,8 @@ class Settings:
     refresh_token: str = ""
     audience: str = ""
     """The ``aud`` of the JWT; made of ``login_url`` when it is empty."""
+    streaming_api_version: str = STREAMING_API_VERSION
+    """Of the Streaming API: 37.0 or later."""
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting comes from; missing is a default."""

@@ -1,0 +1,227 @@
+"""What both faces of the streaming client share: settings, the queue, positions. Waits for nothing.
+
+A position is kept when its message is handed out (automatic policy), or when the application says
+so (manual). It only moves forward, in order of arrival.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.config import Settings
+from sfpubsub.config.settings import STREAMING_API_VERSION
+from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from sfpubsub.streaming.driver import StreamingDriver
+from sfpubsub.streaming.generic import GenericChannels
+from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.numbers import Pace
+from sfpubsub.streaming.positions import (
+    AsyncReplayStore,
+    ReplaySource,
+    ReplayStart,
+    ReplayStore,
+    as_number,
+    as_store,
+)
+from sfpubsub.streaming.protocol import StreamingProtocol
+from sfpubsub.streaming.transport import LongPolling
+from sfpubsub.types import Gap, ReplayOption
+
+logger = logging.getLogger("sfpubsub.streaming")
+
+ReplayPolicy = Literal["automatic", "manual"]
+
+_VERSION = re.compile(r"[1-9]\d{1,2}\.0")
+_OLDEST = 37.0  # earlier versions have no replay and are refused, or treated as the newest
+
+Face = TypeVar("Face", bound="StreamingBase")
+
+
+class StreamingBase:
+    """A client of the Streaming API; see the two faces."""
+
+    _AWAITS = False  # whether the face can await a store
+
+    def __init__(
+        self,
+        session: Session | SessionProvider,
+        *,
+        replay: ReplaySource = ReplayOption.NEW_EVENTS,
+        replay_fallback: ReplayStart | None = None,
+        replay_policy: ReplayPolicy = "automatic",
+        connection_timeout: float | None = 10.0,
+        max_pending_count: int = 100,
+        json_dumps: Callable[[Any], str] = json.dumps,
+        json_loads: Callable[[str], Any] = json.loads,
+        api_version: str = STREAMING_API_VERSION,
+        insecure: str = "",
+        ca_file: str = "",
+        proxy: str = "",
+        pace: Pace | None = None,
+        on_gap: Callable[[Gap], None] | None = None,
+    ) -> None:
+        if replay_policy not in get_args(ReplayPolicy):
+            raise ConfigurationError(f"replay_policy is automatic or manual, not {replay_policy!r}")
+        if not _VERSION.fullmatch(api_version) or float(api_version) < _OLDEST:
+            raise ConfigurationError(
+                f"API version {api_version!r} is not {_OLDEST} or later, which the Streaming API "
+                f"needs for replay"
+            )
+        provider = StaticSession(session) if isinstance(session, Session) else session
+        is_shared = isinstance(provider, CurrentSession)
+        self._sessions = cast("CurrentSession", provider) if is_shared else CurrentSession(provider)
+        self._store = as_store(replay, awaits=self._AWAITS)
+        self._start = -1 if self._store is not None else as_number(cast("ReplayStart", replay))
+        self._fallback = None if replay_fallback is None else as_number(replay_fallback)
+        self._policy = replay_policy
+        self._timeout = connection_timeout
+        self._most = max_pending_count
+        self._dumps, self._loads = json_dumps, json_loads
+        self._version = api_version
+        self._pace = pace or Pace()
+        self._on_gap = on_gap
+        self._network = {"ca_file": ca_file, "proxy": proxy, "insecure": insecure}
+        self._http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
+        self._driver: StreamingDriver | None = None
+        self._kept: dict[str, int] = {}  # order of arrival of the newest position in the store
+
+    @classmethod
+    def from_env(
+        cls: type[Face], options: Mapping[str, str | None] | None = None, **arguments: Any
+    ) -> Face:
+        """Make a client of the ``SFPUBSUB_…`` settings.
+
+        Args:
+            options: Settings that go before the environment; as for `PubSubClient.from_env`.
+            arguments: Keyword arguments of the class.
+
+        Raises:
+            ConfigurationError: A setting is missing or wrong.
+        """
+        settings = Settings.load(options)
+        given = {
+            "api_version": settings.streaming_api_version,
+            "insecure": settings.insecure,
+            "ca_file": settings.ca_file,
+            "proxy": settings.proxy,
+        }
+        return cls(session_provider(settings), **{**given, **arguments})
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is not open: not yet, not any more, or ended by an error."""
+        return self._driver is None or self._driver.over
+
+    @property
+    def subscriptions(self) -> set[str]:
+        """The channels that are subscribed, with their filters."""
+        return set() if self._driver is None or self.closed else self._driver.subscriptions
+
+    @property
+    def pending_count(self) -> int:
+        """Messages that were fetched and not yet handed out; errors among them count as well."""
+        return 0 if self._driver is None else len(self._driver.items)
+
+    @property
+    def has_pending_messages(self) -> bool:
+        """Whether there are any."""
+        return self.pending_count > 0
+
+    @property
+    def replay_store(self) -> ReplayStore | AsyncReplayStore | None:
+        """Where positions are kept; None with a fixed start."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
+
+    # For the faces.
+
+    def _make_driver(self, notify: Callable[[], None]) -> StreamingDriver:
+        if not self.closed:
+            raise LocalProtocolError("the client is open already")
+        protocol = StreamingProtocol(
+            self._pace,
+            self._dumps,
+            connection_timeout=self._timeout,
+            max_pending_count=self._most,
+            fallback=self._fallback,
+        )
+        self._kept.clear()
+        self._driver = StreamingDriver(
+            protocol,
+            self._sessions,
+            LongPolling(**self._network),
+            f"/cometd/{self._version}",
+            self._loads,
+            notify,
+            self._on_gap,
+        )
+        return self._driver
+
+    def _opened(self, what: str) -> StreamingDriver:
+        if self._driver is None or self._driver.over:
+            raise LocalProtocolError(f"the client is closed, and cannot {what}: open it first")
+        return self._driver
+
+    def _head(self) -> StreamingMessage | None:
+        """Return the next message without taking it; raises an error in its place, once."""
+        driver = self._driver
+        if driver is None or not driver.items:
+            return None
+        head = driver.items[0]
+        if isinstance(head, StreamingMessage):
+            return head
+        self._take()
+        raise head
+
+    def _take(self) -> None:
+        if self._driver is not None:
+            self._driver.items.popleft()
+            self._driver.consumed()
+
+    @property
+    def _is_over(self) -> bool:
+        # In this order: what was put in before the end is seen.
+        return self.closed and not self.has_pending_messages
+
+    def _check_not_over(self) -> None:
+        if self._is_over:
+            raise LocalProtocolError("the client is closed and there are no pending messages")
+
+    def _marks(self, message: StreamingMessage) -> bool:
+        """Whether the message's position goes into the store; notes that it does."""
+        if message.replay_id is None:
+            raise RemoteProtocolError(
+                f"an event of {message.subscription} came without a replay id, and so it has no "
+                f"position to keep"
+            )
+        return message.delivery_seq > self._kept.get(message.subscription, 0)
+
+    def _marked(self, message: StreamingMessage) -> None:
+        self._kept[message.subscription] = message.delivery_seq
+
+    def _number(self, channel: str, start: ReplayStart | None) -> int:
+        hint_at_the_pubsub_api(channel)
+        return self._start if start is None else as_number(start, channel)
+
+    def _channels(self) -> GenericChannels:
+        return GenericChannels(OrgClient(self._sessions, self._http), self._version)
+
+
+def hint_at_the_pubsub_api(channel: str) -> None:
+    """Say in the log that the Pub/Sub API carries a channel, if it does."""
+    if channel.startswith(("/event/", "/data/")):
+        logger.info(
+            "%s can be read through the Pub/Sub API as well, which is the newer one: see "
+            "PubSubClient.subscribe",
+            channel,
+        )

@@ -1,0 +1,198 @@
+"""Generic channels and PushTopics as objects of the org, through its REST interface."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    TopicNotFoundError,
+)
+
+# Characters of a generic event's payload (Salesforce documentation, generic streaming).
+MAX_PAYLOAD = 3000
+
+# Characters of a PushTopic's name (Salesforce documentation, object PushTopic).
+_NAME = re.compile(r"[A-Za-z]\w{0,24}", re.ASCII)
+_CHANNEL = re.compile(r"/u/[\w/-]+", re.ASCII)
+_ID = re.compile(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?")
+
+_FLAGS = ("Create", "Update", "Delete", "Undelete")
+_COLUMNS = "Id, Name, Query, ApiVersion, IsActive, NotifyForFields, " + ", ".join(
+    f"NotifyForOperation{flag}" for flag in _FLAGS
+)
+
+
+@dataclass(frozen=True)
+class PushTopic:
+    """A query whose results' changes are events of ``/topic/NAME``."""
+
+    id: str
+    name: str
+    query: str
+    api_version: float
+    is_active: bool
+    notify_for_fields: str
+    """``Referenced`` (the default), ``All``, ``Select`` or ``Where``."""
+    operations: tuple[str, ...]
+    """Of ``create``, ``update``, ``delete``, ``undelete``."""
+
+
+class PushTopics:
+    """Administers PushTopics. Thread-safe; raises what `OrgClient` raises.
+
+    Args:
+        org: Asks the org.
+        api_version: Of the REST interface, and of the queries of new topics.
+    """
+
+    def __init__(self, org: OrgClient, api_version: str) -> None:
+        self._org = org
+        self._version = api_version
+        self._data = f"/services/data/v{api_version}"
+
+    def create(
+        self,
+        name: str,
+        query: str,
+        *,
+        operations: Sequence[str] = ("create", "update", "delete", "undelete"),
+        notify_for_fields: str = "Referenced",
+    ) -> PushTopic:
+        """Create a topic and return it; RequestRefusedError says what is wrong with the query.
+
+        Raises:
+            ConfigurationError: The name is none.
+        """
+        body: dict[str, Any] = {
+            "Name": _checked(name),
+            "Query": query,
+            "ApiVersion": float(self._version),
+            "NotifyForFields": notify_for_fields,
+        }
+        for flag in _FLAGS:
+            body[f"NotifyForOperation{flag}"] = flag.lower() in operations
+        self._org.post(f"{self._data}/sobjects/PushTopic", body)
+        return self.show(name)
+
+    def list(self) -> list[PushTopic]:
+        """Return all topics, by name."""
+        return [_topic(row) for row in self._rows("ORDER BY Name")]
+
+    def show(self, name: str) -> PushTopic:
+        """Return one topic.
+
+        Raises:
+            TopicNotFoundError: There is none of that name.
+        """
+        rows = self._rows(f"WHERE Name = '{_checked(name)}'")
+        if not rows:
+            raise TopicNotFoundError(f"the org has no PushTopic {name}: see pushtopic list")
+        return _topic(rows[0])
+
+    def delete(self, name: str) -> PushTopic:
+        """Delete a topic and return what it was. Errors as of `show`."""
+        topic = self.show(name)
+        self._org.delete(f"{self._data}/sobjects/PushTopic/{topic.id}")
+        return topic
+
+    def _rows(self, rest: str) -> Any:
+        query = f"SELECT {_COLUMNS} FROM PushTopic {rest}"  # noqa: S608  # the name is checked
+        return rows_of(self._org.get(f"{self._data}/query", {"q": query}))
+
+
+class GenericChannels:
+    """Pushes events to generic channels. Thread-safe; raises what `OrgClient` raises.
+
+    Args:
+        org: Asks the org.
+        api_version: Of the REST interface.
+    """
+
+    def __init__(self, org: OrgClient, api_version: str) -> None:
+        self._org = org
+        self._data = f"/services/data/v{api_version}"
+
+    def push(self, channel: str, payload: str, user_ids: Sequence[str] = ()) -> int:
+        """Push one event; return how many users got it, -1 for a broadcast.
+
+        Raises:
+            LocalProtocolError: The payload is too long, or an id or the channel's name is none.
+            TopicNotFoundError: There is no such channel.
+        """
+        if len(payload) > MAX_PAYLOAD:
+            raise LocalProtocolError(
+                f"the payload has {len(payload)} characters, and {MAX_PAYLOAD} are the most"
+            )
+        for user_id in user_ids:
+            if not _ID.fullmatch(user_id):
+                raise LocalProtocolError(f"{user_id!r} is not the id of a user")
+        body = {"pushEvents": [{"payload": payload, "userIds": list(user_ids)}]}
+        path = f"{self._data}/sobjects/StreamingChannel/{self._find(channel)}/push"
+        answer = self._org.post(path, body)
+        try:
+            return int(answer[0]["fanoutCount"])
+        except (TypeError, ValueError, LookupError) as error:
+            raise RemoteProtocolError("the org answered a push without a count") from error
+
+    def _find(self, channel: str) -> str:
+        if not _CHANNEL.fullmatch(channel):
+            raise LocalProtocolError(f"{channel!r} is not a generic channel, such as /u/News")
+        query = f"SELECT Id FROM StreamingChannel WHERE Name = '{channel}'"  # noqa: S608  # checked
+        rows = rows_of(self._org.get(f"{self._data}/query", {"q": query}))
+        if not rows:
+            raise TopicNotFoundError(f"the org has no generic channel {channel}")
+        return _id(rows[0])
+
+
+def rows_of(answer: Any) -> list[dict[str, Any]]:
+    """Return the rows of an answer to a query.
+
+    Raises:
+        RemoteProtocolError: It is none, or has more than fit into one answer.
+    """
+    rows = answer.get("records") if isinstance(answer, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RemoteProtocolError("the org answered a query without records")
+    if answer.get("done") is not True:  # an org has at most 100 PushTopics; an answer has 2,000
+        raise RemoteProtocolError("the org answered a query in parts, which was not expected")
+    return rows
+
+
+def _topic(row: dict[str, Any]) -> PushTopic:
+    try:
+        return PushTopic(
+            id=_id(row),
+            name=str(row["Name"]),
+            query=str(row["Query"]),
+            api_version=float(row["ApiVersion"]),
+            is_active=row["IsActive"] is True,
+            notify_for_fields=str(row["NotifyForFields"]),
+            operations=tuple(
+                flag.lower() for flag in _FLAGS if row[f"NotifyForOperation{flag}"] is True
+            ),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"the org answered with a PushTopic without {error}") from error
+
+
+def _id(row: dict[str, Any]) -> str:
+    found = row.get("Id")
+    if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes a part of a path
+        raise RemoteProtocolError("the org answered with a record without a valid id")
+    return found
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} is not the name of a PushTopic: a letter, then letters, digits and "
+            f"underscores, 25 in all"
+        )
+    return name

@@ -1,0 +1,30 @@
+"""Times and sizes of the Streaming API and of this client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Times in seconds. Scaled down by tests."""
+
+    request: float = 20.0
+    """How long anything but a held connect may take, its answer included; answers take a second."""
+    poll: float = 130.0
+    """How long a connect may take while the server has not advised a timeout: Salesforce holds it
+    for up to 110 s."""
+    poll_factor: float = 1.2
+    """A held connect may take this many times the advised timeout, and a `request` at least."""
+    close: float = 5.0
+    """How long the goodbye to the server may take."""
+    backoff_initial: float = 1.0
+    """Ceiling of the first random delay after a failure."""
+    backoff_max: float = 60.0
+    """Ceiling that the doubling stops at."""
+    busy: float = 120.0
+    """Ceiling of the delay after "too busy" and after a limit: the service asks for "a few
+    minutes"."""
+    renewed: float = 60.0
+    """A session that is refused again so soon after its renewal, before it was of any use, is not
+    renewed again: too many sign-ins lock a user out."""
