@@ -134,6 +134,12 @@ class Bus(Positions):
                 self._store.run("INSERT INTO channel_members VALUES (?, ?)", name, topic)
         self._load()
 
+    def put_log(self, name: str) -> None:
+        """Make a log without a schema, which no stream can read; it may be there already."""
+        with self._lock, self._store.transaction():
+            self._put(name, "", False, False)
+        self._load()
+
     def topics(self) -> list[Topic]:
         """All topics and channels, by name."""
         with self._lock:

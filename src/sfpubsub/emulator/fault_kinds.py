@@ -17,6 +17,12 @@ RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "Manag
 SIGN_IN = "SignIn"
 """Not an RPC: the place of faults that happen to who asks for a token."""
 
+BAYEUX = tuple(
+    f"/meta/{kind}" for kind in ("handshake", "connect", "subscribe", "unsubscribe", "disconnect")
+)
+"""Not RPCs: the messages of the Streaming API."""
+
+_POLL = ("/meta/connect",)
 _STREAMS = ("Subscribe", "ManagedSubscribe")
 _MANAGED = ("ManagedSubscribe",)
 
@@ -145,6 +151,33 @@ _SIGN_IN: dict[str, Kind] = {
     ),
 }
 
+_COMETD: dict[str, Kind] = {
+    "refuse_message": Kind(
+        BAYEUX,
+        {"text": "403::Unknown client", "reconnect": "", "reason": ""},
+        "Refuse a message with that error, that advice (blank for none), and that failureReason "
+        "(blank for none).",
+    ),
+    "end_cometd_session": Kind(
+        _POLL, {}, "Forget a session, even while its connect is held: 403::Unknown client."
+    ),
+    "say_goodbye": Kind(
+        _POLL, {}, "End a session with /meta/disconnect, behind the events that wait for it."
+    ),
+    "answer_with_page": Kind(
+        BAYEUX, {"status": 500}, "Answer a request with a page in HTML and that HTTP status."
+    ),
+    "cut_poll": Kind(
+        _POLL,
+        {"with_events": True},
+        "Reset the connection of a connect that is held; with_events waits for events, which are "
+        "lost with it.",
+    ),
+    "drip_answer": Kind(
+        BAYEUX, {"seconds": 1.0}, "Send an answer in two halves, so long after each other."
+    ),
+}
+
 _ORG: dict[str, Kind] = {
     "expire_token": Kind(
         (),
@@ -189,5 +222,5 @@ _ORG: dict[str, Kind] = {
     ),
 }
 
-KINDS: dict[str, Kind] = {**_CALLS, **_DELIVERY, **_COMMITS, **_SIGN_IN, **_ORG}
+KINDS: dict[str, Kind] = {**_CALLS, **_DELIVERY, **_COMMITS, **_SIGN_IN, **_COMETD, **_ORG}
 """The kinds, by name."""

@@ -177,6 +177,13 @@ class FaultPlan:
                     return entry.fault
         return None
 
+    def next(self, kind: str, rpc: str) -> Fault | None:
+        """The fault that `take` would consume; it stays."""
+        with self._lock:
+            return next(
+                (item.fault for item in self._open.get(kind, []) if item.fits(rpc, None, 0)), None
+            )
+
     def met(self, fault: Fault | None) -> None:
         """Count that a client met what a fault did; None, and faults of no plan, do not count."""
         with self._lock:
@@ -265,16 +272,23 @@ def _statuses(kind: str) -> frozenset[str]:
     return STATUSES | {"RESET", "OK"}
 
 
+_HTTP_FAILURES = frozenset({400, 401, 403, 404, 500, 502, 503, 504})
+"""Statuses of a page instead of an answer."""
+
 _FAR = 1_000_000
 """Positions that one keepalive can run ahead: a busy hour of a large org. Ids end at 2**53."""
 
 _ALLOWED: dict[str, Callable[[str, Any], bool]] = {
     "error": lambda _, value: value in {error for error, _ in SIGN_IN_ERRORS.values()},
     "error_code": lambda _, value: value in FAILURES,
-    "status": lambda kind, value: value in _statuses(kind),
+    "status": lambda kind, value: (
+        value in (_HTTP_FAILURES if kind == "answer_with_page" else _statuses(kind))
+    ),
     "tip": lambda _, value: value in get_args(AnswerTip),
     "replay_id": lambda _, value: _is_hex(value),
     "events": lambda _, value: value >= 1,
+    "reconnect": lambda _, value: value in ("", "retry", "handshake", "none"),
+    "text": lambda _, value: bool(value),
     "advance": lambda _, value: value <= _FAR,
 }
 """What a parameter can be, besides being of its type."""

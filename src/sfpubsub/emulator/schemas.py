@@ -87,6 +87,16 @@ class Schema:
         if rest:
             raise SchemaProblem(f"payload has {rest} bytes after the datum")
 
+    def decode(self, payload: bytes) -> dict[str, Any]:
+        """Decode an event's payload.
+
+        Raises:
+            SchemaProblem: It is not one datum of this schema.
+        """
+        self.check(payload)
+        found: Any = fastavro.schemaless_reader(io.BytesIO(payload), self._parsed, None)
+        return dict(found)
+
     def encode(self, values: Mapping[str, Any], now: float) -> bytes:
         """Encode an event's values, with what an org fills in where it is left out.
 

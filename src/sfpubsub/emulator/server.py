@@ -23,6 +23,8 @@ from sfpubsub.emulator import seed as seeds
 from sfpubsub.emulator.accounts import Accounts
 from sfpubsub.emulator.bus import Bus, Draft, Published
 from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.cometd.channels import Channels
+from sfpubsub.emulator.cometd.sessions import Cometd, CometdSessions
 from sfpubsub.emulator.faults import FaultPlan
 from sfpubsub.emulator.http import HttpServer
 from sfpubsub.emulator.managed import ManagedSubscriptions
@@ -77,6 +79,7 @@ class EmulatorServer:
     Attributes:
         bus: The model: topics, events, positions.
         managed: Managed subscriptions: create, stop, delete, look at.
+        cometd: The Streaming API: its channels, and who is connected.
         accounts: Users and connected apps: make, change.
         faults: Add faults here, and ask `faults.assert_consumed()` at the end.
         clock: `clock.jump(seconds)` makes time pass.
@@ -136,6 +139,10 @@ class EmulatorServer:
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
         self.accounts = Accounts(store)
         self.bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
+        channels = Channels(store, self.bus, self.clock, self.settings)
+        self.cometd = Cometd(
+            channels, CometdSessions(self.bus, channels, self.clock, self.settings)
+        )
         self.managed = ManagedSubscriptions(store, self.bus, self.clock, self.settings, self.faults)
         self.clock.on_jump(self.bus.bells.ring_all)
         self.faults.on_add(self.bus.bells.ring_all)
@@ -215,6 +222,7 @@ class EmulatorServer:
         if self._grpc is not None:
             self._grpc.stop(grace=None).wait(_STOP_S)
         if self._http is not None:
+            self.cometd.sessions.stop()
             self._http.stop()
         if self._pool is not None:
             self._pool.shutdown(wait=True)
@@ -253,6 +261,21 @@ class EmulatorServer:
         """
         return self.bus.publish_values(topic, events)
 
+    def publish_streaming(self, channel: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Publish to a PushTopic (`type`, `sobject`) or a generic channel (`payload`).
+
+        Args:
+            channel: `/topic/…` or `/u/…`; made if it is not there.
+            events: See `Channels.publish`.
+
+        Returns:
+            The replay ids.
+
+        Raises:
+            EmulatorProblem: It is neither, or an event is none.
+        """
+        return self.cometd.channels.publish(channel, events)
+
     def publish_raw(self, topic: str, drafts: Sequence[Draft]) -> list[Published]:
         """Publish bytes unchecked: payloads that cannot be decoded, unknown schema ids."""
         return self.bus.append(topic, drafts)
@@ -286,6 +309,7 @@ class EmulatorServer:
             self._sessions,
             self.accounts,
             SignIn(self.accounts, self._sessions, self.clock, self.settings, self.faults),
+            self.cometd,
         )
 
     def _bind(self, server: grpc.Server) -> int:

@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args, get_type_hints
 from sfpubsub.emulator.failures import FAILURES, STATUSES
 
 IdleClose = Literal["ok", "error"]
+OldVersions = Literal["refuse", "newest"]
+StreamingAdvice = Literal["first", "always", "never"]
 AnswerTip = Literal["none", "sent", "org"]
 
 REPLAY_ID_LENGTHS = (8, 10, 12, 24)
@@ -116,6 +118,42 @@ class Settings:
     change_event_ids: bool = True
     """Whether change events carry `event.id`. Documented: no; every capture: yes."""
 
+    streaming_timeout_s: float = 110.0
+    """The Streaming API holds a connect this long. Documented: 110."""
+
+    streaming_interval_s: float = 0.0
+    """What it advises to wait before the next connect."""
+
+    streaming_session_s: float = 40.0
+    """A session of it dies this long after its last answer, while no connect is held. Documented:
+    40."""
+
+    streaming_retention_s: float = 24 * 3600.0
+    """Events of PushTopics and generic channels are forgotten after this long; platform and change
+    events after `retention_s`. Documented: 24 h."""
+
+    streaming_id_gap: int = 2
+    """At most so many ids lie unused between two events of PushTopics and generic channels."""
+
+    streaming_reply_events: int = 1000
+    """Events of one channel in one answer of the Streaming API, at most."""
+
+    streaming_old_versions: OldVersions = "newest"
+    """What becomes of requests to API versions 23 to 36: treated as the newest, as since 2026, or
+    refused, as the error texts still say."""
+
+    streaming_events_first: bool = True
+    """Whether events stand before the answer to the connect that brings them, or behind it."""
+
+    streaming_events_on_subscribe: bool = False
+    """Whether the answer to a subscribe brings its first events."""
+
+    streaming_event_ids: bool = False
+    """Whether events carry an id, which may equal that of a request."""
+
+    streaming_advice: StreamingAdvice = "first"
+    """Which answers to connects carry advice."""
+
     max_streams: int = 400
     """Calls served at once; each stream holds a thread. Far above what one test opens."""
 
@@ -132,7 +170,12 @@ class Settings:
             raise ValueError("setting tip_refresh_s must be at most half of retention_s")
         if self.replay_id_bytes not in REPLAY_ID_LENGTHS:
             raise ValueError(f"setting replay_id_bytes must be one of {REPLAY_ID_LENGTHS}")
-        for name, kind in (("idle_close", IdleClose), ("commit_answer_tip", AnswerTip)):
+        for name, kind in (
+            ("idle_close", IdleClose),
+            ("commit_answer_tip", AnswerTip),
+            ("streaming_old_versions", OldVersions),
+            ("streaming_advice", StreamingAdvice),
+        ):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"setting {name} must be one of {get_args(kind)}")
         for suffix, status in self.statuses.items():
@@ -184,6 +227,12 @@ _LOWEST: dict[str, float] = {
     "response_bytes": 1,
     "event_bytes": 1,
     "publish_request_bytes": 1,
+    "streaming_timeout_s": 0.0,
+    "streaming_interval_s": 0.0,
+    "streaming_session_s": 0.0,
+    "streaming_retention_s": 0.001,
+    "streaming_id_gap": 0,
+    "streaming_reply_events": 1,
     "max_streams": 4,
 }
 

@@ -49,6 +49,10 @@ CREATE TABLE IF NOT EXISTS apps (
 CREATE TABLE IF NOT EXISTS refresh_tokens (
     token TEXT PRIMARY KEY, client_id TEXT NOT NULL, username TEXT NOT NULL,
     good INTEGER NOT NULL) WITHOUT ROWID;
+-- PushTopics and generic channels; fields is JSON.
+CREATE TABLE IF NOT EXISTS streaming_records (
+    id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL)
+    WITHOUT ROWID;
 -- Good access tokens; refresh_token is what it was made from, own whether it is the emulator's.
 CREATE TABLE IF NOT EXISTS access_tokens (
     token TEXT PRIMARY KEY, username TEXT NOT NULL, refresh_token TEXT NOT NULL,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from sfpubsub.emulator.accounts import Accounts
 from sfpubsub.emulator.bus import Bus, Topic
@@ -28,6 +28,9 @@ from sfpubsub.emulator.settings import Settings
 from sfpubsub.emulator.signin import SignIn
 from sfpubsub.emulator.store import Event
 from sfpubsub.emulator.tally import Count
+
+if TYPE_CHECKING:
+    from sfpubsub.emulator.cometd.sessions import Cometd
 
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
 
@@ -47,6 +50,7 @@ class World:
     sessions: Sessions
     accounts: Accounts
     sign_in: SignIn
+    cometd: Cometd
 
 
 @dataclass(frozen=True)

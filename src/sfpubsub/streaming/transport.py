@@ -37,6 +37,7 @@ class LongPolling:
         from requests.cookies import RequestsCookieJar
 
         self._ca_file = ca_file
+        self._trusted: str | None = None
         self._proxy = proxy
         self._insecure = insecure
         jar: Any = RequestsCookieJar()
@@ -72,7 +73,7 @@ class LongPolling:
             "User-Agent": "sfpubsub",
         }
         options: dict[str, Any] = {
-            "verify": str(network.trusted_roots(self._ca_file)),
+            "verify": self._roots(),
             "proxies": network.proxies_for(url, self._proxy),
             "timeout": (min(CONNECT_TIMEOUT, request.timeout), request.timeout),
         }
@@ -91,6 +92,11 @@ class LongPolling:
             return StreamUnavailableError(f"{host} answered {Answer(status, content, host)!r}")
         # A server that repeats what it was sent must not bring the token into logs and errors.
         return text.replace(session.access_token, "***")
+
+    def _roots(self) -> str:
+        if self._trusted is None:  # once: reading some hundred certificates takes its time
+            self._trusted = str(network.trusted_roots(self._ca_file))
+        return self._trusted
 
     def cut(self, lane: Lane, ticket: int) -> None:
         """Break a request, whether it is in flight or about to be."""

@@ -6,6 +6,7 @@
     POST /admin/token    one more access token: {}; or the end of one: {"expire": token}
     POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
     POST /admin/schema   another schema for a topic: {"topic": …, "schema": Avro}
+    POST /admin/streaming events of a PushTopic or generic channel: {"channel": …, "events": …}
     POST /admin/users    make or change one: {"username": …, "password": …, "active": …}
     POST /admin/apps     make or change one: {"client_id": …, "public_key": PEM, …}
 
@@ -122,6 +123,19 @@ def schema(world: World, body: Any) -> dict[str, Any]:
     except Refused as error:
         raise _bad(error.text) from error
     return {"topic": topic, "schema_id": changed.schema_id}
+
+
+def streaming(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/streaming; the channel is made if it is not there."""
+    events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
+    if not isinstance(events, list) or not isinstance(body.get("channel"), str):
+        raise _bad('send {"channel": …, "events": […]}')
+    if not all(isinstance(event, dict) for event in events):
+        raise _bad("an event is an object")
+    try:
+        return {"replay_ids": world.cometd.channels.publish(body["channel"], events)}
+    except EmulatorProblem as error:
+        raise _bad(str(error)) from error
 
 
 def user(world: World, body: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from http import HTTPStatus
@@ -25,6 +25,7 @@ class Call:
         body: As sent.
         url: The emulator's own URL.
         named: The URL under which the client found it, from its Host header.
+        hold: Says that the answer may take so many seconds more.
         parts: What the route's pattern found in the path.
     """
 
@@ -36,6 +37,7 @@ class Call:
     body: bytes = field(repr=False)
     url: str = ""
     named: str = ""
+    hold: Callable[[float], None] = lambda _seconds: None
     parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -47,12 +49,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back; a blank `kind` is an answer without a body."""
+    """What is sent back; a blank `kind` is an answer without a body.
+
+    Attributes:
+        drip_s: Send the second half of the body so long after the first.
+        reset: Cut the connection instead.
+    """
 
     status: HTTPStatus
     kind: str = ""
     text: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    drip_s: float = 0.0
+    reset: bool = False
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug

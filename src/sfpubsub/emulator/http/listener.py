@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 import string
+import struct
 import sys
 import threading
 import time
@@ -92,6 +93,7 @@ class HttpServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+        self._server.cut_all()
 
 
 class _Server(ThreadingHTTPServer):
@@ -138,21 +140,26 @@ class _Server(ThreadingHTTPServer):
             self._due.pop(request, None)
         super().shutdown_request(request)
 
-    def expect_request(self) -> None:
-        """Give the connection of the calling thread its time for one more request."""
+    def expect_request(self, held_s: float = 0.0) -> None:
+        """Give the connection of the calling thread its time for one more request, or for the
+        rest of one whose answer is held."""
         with self._lock:
             if self._own.request in self._due:
-                self._due[self._own.request] = time.monotonic() + _REQUEST_S
+                self._due[self._own.request] = time.monotonic() + _REQUEST_S + held_s
+
+    def cut_all(self) -> None:
+        """Cut every connection, so that none outlives the emulator."""
+        with self._lock:
+            connections = list(self._due)
+        for request in connections:
+            _cut(request)
 
     def service_actions(self) -> None:
         now = time.monotonic()
         with self._lock:
             overdue = [request for request, due in self._due.items() if now >= due]
         for request in overdue:
-            try:
-                request.shutdown(socket.SHUT_RDWR)  # its thread wakes, and closes it
-            except OSError as error:
-                _log.debug("an overdue connection was gone: %s", error)
+            _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
@@ -218,6 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._body(),
                 self.server.url,
                 f"{self.server.url.partition(':')[0]}://{self.headers.get('Host', '')}",
+                self.server.expect_request,
             )
         except Problem as found:
             self.close_connection = self.unread = True
@@ -262,6 +270,12 @@ class _Handler(BaseHTTPRequestHandler):
         return line.strip().decode("latin-1")
 
     def _send(self, answer: Answer) -> None:
+        if answer.reset:
+            self.close_connection = True
+            # Closed with this, a connection is reset: the client sees no orderly end.
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            return
         data = answer.text.encode()
         self.send_response(answer.status)
         if answer.kind:
@@ -275,7 +289,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data)
+            half = len(data) // 2 if answer.drip_s else 0
+            self.wfile.write(data[:half])
+            time.sleep(answer.drip_s)
+            self.wfile.write(data[half:])
+
+
+def _cut(request: socket.socket) -> None:
+    try:
+        request.shutdown(socket.SHUT_RDWR)  # its thread wakes, and closes it
+    except OSError as error:
+        _log.debug("a connection was gone: %s", error)
 
 
 def _number(text: str, base: int, what: str) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from sfpubsub.emulator.http import admin, oauth, page, rest, soap, tooling
+from sfpubsub.emulator.cometd import server as cometd
+from sfpubsub.emulator.http import admin, oauth, page, rest, soap, streaming, tooling
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem
 from sfpubsub.emulator.http.rest import RestRefused
 from sfpubsub.emulator.signin import SignInRefused
@@ -39,6 +40,7 @@ _ROUTES = (
     _route(r"/admin/token", POST=admin.changing(admin.token)),
     _route(r"/admin/managed", POST=admin.changing(admin.managed)),
     _route(r"/admin/schema", POST=admin.changing(admin.schema)),
+    _route(r"/admin/streaming", POST=admin.changing(admin.streaming)),
     _route(r"/admin/users", POST=admin.changing(admin.user)),
     _route(r"/admin/apps", POST=admin.changing(admin.app)),
     _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),
@@ -47,7 +49,20 @@ _ROUTES = (
     _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.login),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
-    _route(_VERSION + r"/query/?", GET=tooling.plain_query),
+    _route(_VERSION + r"/query/?", GET=streaming.query),
+    _route(_VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?", POST=streaming.create),
+    _route(
+        _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/(?P<id>\w+)",
+        GET=streaming.read,
+        DELETE=streaming.delete,
+    ),
+    _route(
+        _VERSION + r"/sobjects/(?P<object>StreamingChannel)/(?P<id>\w+)/push",
+        GET=streaming.online,
+        POST=streaming.push,
+    ),
+    # Some clients add the kind of the message to the path.
+    _route(r"/cometd(/(?P<version>\d{1,3}\.\d)?(/\w+)?/?)?", POST=cometd.answer),
     _route(_VERSION + r"/tooling/query/?", GET=tooling.query),
     _route(_RECORDS + r"/?", POST=tooling.create),
     _route(

@@ -175,12 +175,6 @@ def query(call: Call) -> Answer:
     )
 
 
-def plain_query(call: Call) -> Answer:
-    """GET …/query?q=SELECT …: records of the org, of which there are none here."""
-    authorised(call)
-    raise _unsupported(_parsed(call).of)
-
-
 def _of_this_version(call: Call) -> int:
     version = authorised(call)
     if version < _FIRST_VERSION:

@@ -1,0 +1,270 @@
+"""The channels of the Streaming API, on the one bus of the org.
+
+A PushTopic and a generic channel have a log of their own on the bus, under a name that no gRPC
+client can ask for; `/event/…` and `/data/…` are the bus's topics. An event's id is its position on
+the bus: a number that grows, with gaps. Events of PushTopics and generic channels are kept shorter
+than the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from sfpubsub.emulator.bus import Bus, Draft, Topic
+from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.cometd.texts import Refusal
+from sfpubsub.emulator.failures import Refused
+from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.sessions import eighteen
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.store import Event, Store
+
+NEW_EVENTS, ALL_EVENTS = -1, -2
+
+_LOG = "cometd:"
+"""Before the name of a channel's log on the bus; topics begin with a slash."""
+
+_PREFIXES = {"PushTopic": "0IF", "StreamingChannel": "0M6"}
+"""What the ids of the two kinds of records begin with."""
+
+_OWN = {"/topic/": "PushTopic", "/u/": "StreamingChannel"}
+
+_CONDITION = re.compile(r"(\w+)=(?:'([^']*)'|(.*))")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A PushTopic or a StreamingChannel as the REST API has it."""
+
+    record_id: str
+    kind: str
+    name: str
+    fields: Mapping[str, Any]
+
+
+class Channels:
+    """All channels. Thread-safe.
+
+    Args:
+        store: Where the records live.
+        bus: Where the events live.
+        clock: What time it is.
+        settings: Retention and gaps.
+    """
+
+    def __init__(self, store: Store, bus: Bus, clock: Clock, settings: Settings) -> None:
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._settings = settings
+        self._lock = threading.Lock()  # one record at a time, one event and its gap at a time
+
+    # Records.
+
+    def create(self, kind: str, name: str, fields: Mapping[str, Any]) -> Record:
+        """Make a record and its channel; names are compared without their case.
+
+        Raises:
+            EmulatorProblem: The name is taken.
+        """
+        with self._lock:
+            if any(item.name.lower() == name.lower() for item in self.records(kind)):
+                raise EmulatorProblem(f"the name {name} is taken")
+            count = self._store.rows("SELECT count(*) FROM streaming_records")[0][0]
+            number = int(self._store.meta("streaming_number", str(count))) + 1
+            record_id = eighteen(f"{_PREFIXES[kind]}SB{number:010d}")
+            with self._store.transaction():
+                self._store.set_meta("streaming_number", str(number))
+                self._store.run(
+                    "INSERT INTO streaming_records VALUES (?, ?, ?, ?)",
+                    record_id,
+                    kind,
+                    name,
+                    json.dumps(dict(fields)),
+                )
+            self._bus.put_log(_LOG + _path(kind, name))
+        return Record(record_id, kind, name, fields)
+
+    def records(self, kind: str) -> list[Record]:
+        """All records of a kind, by name."""
+        rows = self._store.rows(
+            "SELECT id, kind, name, fields FROM streaming_records WHERE kind = ? ORDER BY name",
+            kind,
+        )
+        return [Record(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
+
+    def delete(self, record_id: str) -> None:
+        """Forget a record; subscribers go on without events."""
+        self._store.run("DELETE FROM streaming_records WHERE id = ?", record_id)
+
+    # Events.
+
+    def publish(self, path: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Publish to a PushTopic or a generic channel, which is made if it is not there.
+
+        Args:
+            path: The channel.
+            events: Of a PushTopic `type` and `sobject`; of a generic channel `payload`, and perhaps
+                `userIds`, who gets it.
+
+        Returns:
+            The ids.
+
+        Raises:
+            EmulatorProblem: It is neither, or an event is none.
+        """
+        start, kind = next(
+            ((start, kind) for start, kind in _OWN.items() if path.startswith(start)), ("", "")
+        )
+        if not kind:
+            raise EmulatorProblem(f"{path} is no PushTopic and no generic channel")
+        known = {"PushTopic": {"type", "sobject"}, "StreamingChannel": {"payload", "userIds"}}
+        for event in events:
+            if not set(event) <= known[kind] or not event:
+                raise EmulatorProblem(f"an event of {path} has {', '.join(sorted(known[kind]))}")
+        name = path if start == "/u/" else path.removeprefix(start)
+        if all(item.name != name for item in self.records(kind)):
+            fields = {"Query": "SELECT Id, Name FROM Account"} if kind == "PushTopic" else {}
+            self.create(kind, name, fields)
+        return [self._publish(path, kind, dict(event)) for event in events]
+
+    def _publish(self, path: str, kind: str, event: dict[str, Any]) -> int:
+        created = datetime.fromtimestamp(self._clock.now(), timezone.utc)
+        about = {"createdDate": created.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
+        if kind == "PushTopic":
+            about["type"] = event.pop("type", "created")
+        payload = json.dumps({"event": about, **event}).encode()
+        with self._lock:
+            gap = self._bus.tip() % (self._settings.streaming_id_gap + 1)
+            if gap:
+                self._bus.skip_positions(gap)
+            self._bus.append(_LOG + path, [Draft(payload, "")])
+            return self._bus.tip()
+
+    def message(self, path: str, topic: Topic, event: Event) -> dict[str, Any]:
+        """An event as a Bayeux message."""
+        if topic.name.startswith(_LOG):
+            data = json.loads(event.payload)
+            data["event"]["replayId"] = event.position
+            data.pop("userIds", None)
+            return {"channel": path, "data": data}
+        schema = self._bus.schema(event.schema_id)
+        payload = schema.decode(event.payload)
+        if "ChangeEventHeader" in payload:
+            payload = _change(payload, json.loads(schema.text))
+        elif isinstance(payload.get("CreatedDate"), int):
+            made = datetime.fromtimestamp(payload["CreatedDate"] / 1000, timezone.utc)
+            text = made.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            payload["CreatedDate"] = text
+        about = {"replayId": event.position, "EventUuid": event.event_id}
+        data = {"schema": event.schema_id, "payload": payload, "event": about}
+        return {"channel": path, "data": data}
+
+    @staticmethod
+    def is_for(topic: Topic, event: Event, user_id: str, wanted: Mapping[str, str]) -> bool:
+        """Whether a subscriber gets an event: by the push's list of users, and by the filter."""
+        if not topic.name.startswith(_LOG):
+            return True
+        data = json.loads(event.payload)
+        if data.get("userIds") and user_id not in data["userIds"]:
+            return False
+        fields = data.get("sobject", {})
+        return not wanted or any(str(fields.get(name)) == text for name, text in wanted.items())
+
+    # Subscribing.
+
+    def topic(self, path: str) -> Topic:
+        """The log behind a channel.
+
+        Raises:
+            Refusal: There is none.
+        """
+        kind = next((kind for start, kind in _OWN.items() if path.startswith(start)), None)
+        try:
+            if kind is None:
+                topic = self._bus.topic(path)
+                if topic.can_subscribe:
+                    return topic
+                raise Refusal("channel", channel=path)
+            names = [_path(kind, item.name) for item in self.records(kind)]
+            if path in names:
+                return self._bus.topic(_LOG + path)
+        except Refused as refused:
+            raise Refusal("channel", channel=path) from refused
+        if kind == "PushTopic":
+            raise Refusal("channel", channel=path)
+        if path.lower() in map(str.lower, names):
+            raise Refusal("case")
+        raise Refusal("unknown channel", channel=path)
+
+    def conditions(self, path: str, text: str) -> dict[str, str]:
+        """The filter behind a PushTopic's name; any of its conditions is enough.
+
+        Raises:
+            Refusal: It names a field that is not in the topic's query, or is no filter.
+        """
+        if not text:
+            return {}
+        names = [
+            item for item in self.records("PushTopic") if _path("PushTopic", item.name) == path
+        ]
+        query = str(names[0].fields.get("Query", "")) if names else ""
+        selected = re.findall(r"\w+", query.lower().partition(" from ")[0])
+        found = {}
+        for part in text.split("&"):
+            condition = _CONDITION.fullmatch(part)
+            if condition is None or condition[1].lower() not in selected:
+                raise Refusal("channel", channel=f"{path}?{text}")
+            found[condition[1]] = condition[2] if condition[2] is not None else condition[3]
+        return found
+
+    def position(self, topic: Topic, replay: object) -> int:
+        """Where a subscription begins: strictly after this position.
+
+        Raises:
+            Refusal: The id was never given out, or its event is no longer kept.
+        """
+        if replay is None or replay == NEW_EVENTS:
+            return self._bus.tip()
+        forgotten = 0
+        if topic.name.startswith(_LOG):
+            horizon = self._clock.now() - self._settings.streaming_retention_s
+            forgotten = self._bus.position_at(horizon) or 0
+        if replay == ALL_EVENTS:
+            return forgotten
+        if isinstance(replay, int) and replay > forgotten and self._bus.is_alive(replay):
+            return replay
+        raise Refusal("replay", replay=replay)
+
+
+def _path(kind: str, name: str) -> str:
+    return f"/topic/{name}" if kind == "PushTopic" else name
+
+
+def _change(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """A change event as this API sends it: names for bitmaps, and no field that did not change."""
+    header = dict(payload["ChangeEventHeader"])
+    names = [str(field["name"]) for field in schema["fields"]]
+    for key in ("changedFields", "nulledFields", "diffFields"):
+        header[key] = [name for bitmap in header[key] for name in _named(bitmap, names)]
+    fields = {
+        name: value
+        for name, value in payload.items()
+        if name != "ChangeEventHeader" and (value is not None or name in header["nulledFields"])
+    }
+    return {"ChangeEventHeader": header, **fields}
+
+
+def _named(bitmap: str, names: Sequence[str]) -> list[str]:
+    """The names that a bitmap stands for; of a nested one the field that it lies in."""
+    parent, _, digits = bitmap.rpartition("-")
+    if parent:
+        return [names[int(parent)]]
+    bits = int(digits, 16)
+    return [name for place, name in enumerate(names) if bits >> place & 1]

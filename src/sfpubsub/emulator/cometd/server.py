@@ -1,0 +1,310 @@
+"""Bayeux messages by HTTP: what comes in, what goes out, and the connect that is held.
+
+Decides about messages only; who is connected is in `sessions`, what there is to read in `channels`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING, Any
+
+from sfpubsub.emulator.cometd.sessions import Session, Subscription
+from sfpubsub.emulator.cometd.texts import Refusal
+from sfpubsub.emulator.http.exchange import Answer, Call
+
+if TYPE_CHECKING:
+    from sfpubsub.emulator.stream import World
+
+_COOKIE = "BAYEUX_BROWSER"
+_BODY_BYTES = 32_768
+"""A request of this size or more is refused. Documented."""
+
+_OLDEST, _RETIRED, _NEWEST = 23.0, 37.0, 67.0
+"""API versions: from which on there are any, from which on they are supported, the newest."""
+
+_PAGE = "<html><head><title>Error</title></head><body>The server cannot answer.</body></html>\n"
+
+Message = dict[str, Any]
+
+
+class _Instead(Exception):  # noqa: N818 - an answer, not a bug
+    """A fault gives another answer to the whole request."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        super().__init__()
+
+
+def answer(call: Call) -> Answer:
+    """POST /cometd/{version}."""
+    return _Exchange(call).answer()
+
+
+class _Exchange:
+    """One request."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._world: World = call.world
+        self._sessions = call.world.cometd.sessions
+        self._channels = call.world.cometd.channels
+        self._settings = call.world.settings
+        self._cookie = _cookie_of(call)
+        self._headers: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+
+    def answer(self) -> Answer:
+        try:
+            messages = json.loads(self._call.body)
+        except (ValueError, RecursionError):
+            return Answer(HTTPStatus.BAD_REQUEST, "text/html", _PAGE)
+        messages = messages if isinstance(messages, list) else [messages]
+        if not all(isinstance(item, dict) for item in messages):
+            return Answer(HTTPStatus.BAD_REQUEST, "text/html", _PAGE)
+        # Large ones are refused whole, whatever is in them.
+        is_large = len(self._call.body) >= _BODY_BYTES
+        replies: list[Message] = []
+        try:
+            for message in messages:
+                replies += (
+                    self._refused(message, Refusal("size")) if is_large else self._one(message)
+                )
+        except _Instead as instead:
+            return instead.answer
+        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if is_large else HTTPStatus.OK
+        drip = self._fault("drip_answer", str(messages[-1].get("channel")) if messages else "")
+        return Answer(
+            status,
+            "application/json;charset=UTF-8",
+            json.dumps(replies),
+            self._headers,
+            drip_s=drip["seconds"] if drip else 0.0,
+        )
+
+    def _one(self, message: Message) -> list[Message]:
+        kinds: dict[str, Callable[[Message], list[Message]]] = {
+            "/meta/handshake": self._handshake,
+            "/meta/connect": self._connect,
+            "/meta/subscribe": self._subscribe,
+            "/meta/unsubscribe": self._unsubscribe,
+            "/meta/disconnect": self._disconnect,
+        }
+        channel = str(message.get("channel"))
+        page = self._fault("answer_with_page", channel)
+        if page:
+            raise _Instead(Answer(HTTPStatus(page["status"]), "text/html", _PAGE))
+        fault = self._fault("refuse_message", channel)
+        if fault:
+            refusal = Refusal(fault["text"], reconnect=fault["reconnect"], reason=fault["reason"])
+            return self._refused(message, refusal)
+        if channel not in kinds:  # publishing by CometD is not implemented by Salesforce
+            return self._refused(message, Refusal("restricted"))
+        try:
+            return kinds[channel](message)
+        except Refusal as refusal:
+            return self._refused(message, refusal)
+
+    # The kinds of messages.
+
+    def _handshake(self, message: Message) -> list[Message]:
+        self._check_version()
+        sessions, token = self._world.sessions, self._call.bearer
+        user = sessions.user_of(token)
+        if user is None:
+            self._world.faults.met(sessions.ended_by(token))
+            reason = (
+                "401::Authentication invalid" if token else "401::Request requires authentication"
+            )
+            raise Refusal("handshake", reconnect="none", reason=reason)
+        if "long-polling" not in message.get("supportedConnectionTypes", ()):
+            kinds = message.get("supportedConnectionTypes")
+            raise Refusal("connection type", reconnect="none", type=kinds)
+        account = self._world.accounts.user(user)
+        session = self._sessions.make(token, account.user_id if account else "", self._cookie)
+        self._headers["Set-Cookie"] = f"{_COOKIE}={session.cookie}; Path=/cometd; HttpOnly"
+        reply = self._reply(message, clientId=session.client_id)
+        reply.update(
+            version="1.0",
+            minimumVersion="1.0",
+            supportedConnectionTypes=["long-polling"],
+            ext={"replay": True, "payload.format": True},
+        )
+        return [reply]
+
+    def _connect(self, message: Message) -> list[Message]:
+        session = self._session(message)
+        if message.get("connectionType") != "long-polling":
+            kind = message.get("connectionType")
+            raise Refusal("connection type", reconnect="none", type=kind)
+        self._check_token(session, self._world.sessions.knows(self._call.bearer))
+        with session.lock:
+            session.connects += 1
+            number = session.connects
+            session.pending += 1
+        session.mail.wake()  # an older connect is over
+        try:
+            advice = message.get("advice")
+            at_once = isinstance(advice, dict) and advice.get("timeout") == 0
+            events = self._hold(session, number, at_once=at_once or number == 1)
+        finally:
+            with session.lock:
+                session.pending -= 1
+                session.seen_at = self._world.clock.now()
+        reply = self._reply(message, clientId=session.client_id)
+        settings = self._settings
+        if settings.streaming_advice == "always" or (
+            settings.streaming_advice == "first" and number == 1
+        ):
+            reply["advice"] = {
+                "reconnect": "retry",
+                "interval": int(settings.streaming_interval_s * 1000),
+                "timeout": int(settings.streaming_timeout_s * 1000),
+            }
+        return [*events, reply] if settings.streaming_events_first else [reply, *events]
+
+    def _hold(self, session: Session, number: int, *, at_once: bool) -> list[Message]:
+        """Wait for events, or until the time is up."""
+        deadline = self._world.clock.now() + self._settings.streaming_timeout_s
+        self._call.hold(self._settings.streaming_timeout_s)
+        while True:
+            session.mail.collect()
+            self._break_off(session, number)
+            lose = self._peek("cut_poll")
+            events = self._sessions.collect(session)
+            if lose is not None and (events or not lose["with_events"]):
+                self._fault("cut_poll", "/meta/connect")
+                raise _Instead(Answer(HTTPStatus.OK, reset=True))
+            if self._fault("say_goodbye", "/meta/connect"):
+                self._sessions.end(session)
+                goodbye = {"channel": "/meta/disconnect", "clientId": session.client_id}
+                return [*self._stamped(events, session), goodbye]
+            if events or at_once or self._world.clock.now() >= deadline:
+                return self._stamped(events, session)
+            session.mail.wait(deadline)
+
+    def _break_off(self, session: Session, number: int) -> None:
+        """End a held connect whose session, token or turn is over."""
+        if self._sessions.is_stopped:
+            raise _Instead(Answer(HTTPStatus.OK, reset=True))
+        if self._fault("end_cometd_session", "/meta/connect"):
+            self._sessions.end(session)
+        if session.is_gone:
+            raise Refusal("unknown client", reconnect="handshake")
+        if session.connects != number:
+            # As the server of the CometD project answers the older of two.
+            raise _Instead(Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/html", _PAGE))
+        self._check_token(session, not self._world.sessions.has_expired(self._call.bearer))
+
+    def _subscribe(self, message: Message) -> list[Message]:
+        session = self._session(message)
+        name = message.get("subscription")
+        if not isinstance(name, str) or not name:
+            raise Refusal("channel name")
+        if not name.startswith("/"):
+            raise Refusal("channel slash")
+        if name.startswith(("/meta/", "/service/")):
+            raise Refusal("restricted")
+        if not re.fullmatch(r"[/\w.-]+", name.partition("?")[0], re.ASCII):
+            raise Refusal("cannot create", channel=name)
+        path, _, text = name.partition("?")
+        topic = self._channels.topic(path)
+        conditions = self._channels.conditions(path, text)
+        ext = message.get("ext")
+        replay = ext.get("replay") if isinstance(ext, dict) else None
+        wanted = replay.get(path) if isinstance(replay, dict) else None
+        position = self._channels.position(topic, wanted)
+        self._sessions.subscribe(session, Subscription(path, topic, position, conditions))
+        reply = self._reply(message, clientId=session.client_id)
+        if not self._settings.streaming_events_on_subscribe:
+            return [reply]
+        return [reply, *self._stamped(self._sessions.collect(session, path), session)]
+
+    def _unsubscribe(self, message: Message) -> list[Message]:
+        session = self._session(message)
+        name = message.get("subscription")
+        if not isinstance(name, str) or not name:
+            raise Refusal("channel name")
+        self._sessions.unsubscribe(session, name.partition("?")[0])
+        return [self._reply(message, clientId=session.client_id)]
+
+    def _disconnect(self, message: Message) -> list[Message]:
+        session = self._session(message)
+        self._sessions.end(session)
+        return [self._reply(message, clientId=session.client_id)]
+
+    # What they share.
+
+    def _session(self, message: Message) -> Session:
+        self._check_version()
+        session = self._sessions.find(message.get("clientId"), self._cookie)
+        with session.lock:
+            session.seen_at = self._world.clock.now()
+        return session
+
+    def _check_version(self) -> None:
+        text = self._call.parts.get("version") or ""
+        if not text:
+            raise Refusal("version missing", reconnect="none")
+        version = float(text)
+        retired = _OLDEST <= version < _RETIRED
+        if retired and self._settings.streaming_old_versions == "newest":
+            return
+        if not _RETIRED <= version <= _NEWEST:
+            raise Refusal("version", reconnect="none", version=text)
+
+    def _check_token(self, session: Session, good: bool) -> None:
+        if not good:
+            sessions = self._world.sessions
+            self._world.faults.met(sessions.ended_by(self._call.bearer))
+            self._sessions.end(session)
+            raise Refusal("authentication", reconnect="none")
+
+    def _stamped(self, events: list[Message], session: Session) -> list[Message]:
+        for event in events:
+            event["clientId"] = session.client_id
+            if (
+                self._settings.streaming_event_ids
+            ):  # as some servers do: they equal those of requests
+                event["id"] = str(next(self._numbers))
+        return events
+
+    def _reply(self, message: Message, **more: Any) -> Message:
+        reply = {"channel": message.get("channel"), "successful": True, **more}
+        for name in ("id", "subscription"):
+            if name in message:
+                reply[name] = message[name]
+        return reply
+
+    def _refused(self, message: Message, refusal: Refusal) -> list[Message]:
+        reply = {**self._reply(message), "successful": False, "error": refusal.text}
+        if refusal.reconnect:
+            reply["advice"] = {"reconnect": refusal.reconnect, "interval": 0}
+        if refusal.reason:
+            reply["ext"] = {
+                "sfdc": {"failureReason": refusal.reason},
+                "replay": True,
+                "payload.format": True,
+            }
+        return [reply]
+
+    def _fault(self, kind: str, channel: str) -> Any:
+        found = self._world.faults.take(kind, channel)
+        return found.params if found else None
+
+    def _peek(self, kind: str) -> Any:
+        """The parameters of a fault that waits for its occasion."""
+        found = self._world.faults.next(kind, "/meta/connect")
+        return found.params if found else None
+
+
+def _cookie_of(call: Call) -> str:
+    try:
+        found = SimpleCookie(call.headers.get("Cookie", "")).get(_COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""

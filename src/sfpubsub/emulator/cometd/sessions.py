@@ -1,0 +1,189 @@
+"""Who is connected by CometD, to which channels, and how far each has come.
+
+A session lives while a connect is pending, and some time beyond its last answer. What was put into
+an answer is forgotten, whether the client got it or not: as in the original, only a replay brings
+it again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sfpubsub.emulator.bus import Bus, Topic
+from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.cometd.channels import Channels
+from sfpubsub.emulator.cometd.texts import Refusal
+from sfpubsub.emulator.mailbox import Mailbox
+from sfpubsub.emulator.settings import Settings
+
+BELL = "cometd"
+"""What rings for every session, whatever it is subscribed to."""
+
+
+@dataclass
+class Subscription:
+    """One channel of a session."""
+
+    path: str
+    topic: Topic
+    position: int
+    conditions: Mapping[str, str]
+
+
+@dataclass(eq=False)
+class Session:
+    """One client. Its fields are changed under `lock`."""
+
+    client_id: str
+    cookie: str
+    token: str
+    user_id: str
+    mail: Mailbox[None]
+    seen_at: float
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    connects: int = 0
+    """Connects that have come; a held one that is not the newest is over."""
+    pending: int = 0
+    """Connects that are held."""
+    is_gone: bool = False
+
+
+class CometdSessions:
+    """All sessions. Thread-safe.
+
+    Args:
+        bus: Where events come from.
+        channels: In which shape.
+        clock: What time it is.
+        settings: How long a session lives.
+    """
+
+    def __init__(self, bus: Bus, channels: Channels, clock: Clock, settings: Settings) -> None:
+        self._bus = bus
+        self._channels = channels
+        self._clock = clock
+        self._settings = settings
+        self._lock = threading.Lock()  # guards the two below
+        self._sessions: dict[str, Session] = {}
+        self.is_stopped = False
+        """Whether the emulator is being stopped: held connects break."""
+
+    def make(self, token: str, user_id: str, cookie: str) -> Session:
+        """Let a client in; blank makes a new cookie."""
+        session = Session(
+            secrets.token_hex(13),
+            cookie or secrets.token_hex(8),
+            token,
+            user_id,
+            Mailbox(self._clock),
+            self._clock.now(),
+        )
+        self._bus.bells.listen(BELL, session.mail.wake)
+        with self._lock:
+            self._sessions[session.client_id] = session
+        return session
+
+    def find(self, client_id: object, cookie: str) -> Session:
+        """The session of a message.
+
+        Raises:
+            Refusal: There is none, or it has ended, or the cookie is not its own.
+        """
+        if not isinstance(client_id, str) or not client_id:
+            raise Refusal("no handshake", reconnect="handshake")
+        with self._lock:
+            session = self._sessions.get(client_id)
+        if session is not None and self._has_died(session):
+            self.end(session)
+        if session is None or session.is_gone:
+            raise Refusal("unknown client", reconnect="handshake")
+        if cookie != session.cookie:
+            raise Refusal("cookie", client=client_id)
+        return session
+
+    def end(self, session: Session) -> None:
+        """Forget a session, and wake its held connect."""
+        with self._lock:
+            if self._sessions.pop(session.client_id, None) is None:
+                return
+        with session.lock:
+            session.is_gone = True
+            subscriptions = list(session.subscriptions.values())
+            session.subscriptions.clear()
+        for item in subscriptions:
+            self._bus.bells.forget(item.topic.name, session.mail.wake)
+        self._bus.bells.forget(BELL, session.mail.wake)
+        session.mail.wake()
+
+    def stop(self) -> None:
+        """End all sessions and break what is held."""
+        self.is_stopped = True
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            self.end(session)
+
+    def subscribe(self, session: Session, subscription: Subscription) -> None:
+        """Add a channel to a session, or move it."""
+        with session.lock:
+            is_new = subscription.path not in session.subscriptions
+            session.subscriptions[subscription.path] = subscription
+        if is_new:
+            self._bus.bells.listen(subscription.topic.name, session.mail.wake)
+        session.mail.wake()
+
+    def unsubscribe(self, session: Session, path: str) -> None:
+        """Remove a channel, if it is there."""
+        with session.lock:
+            found = session.subscriptions.pop(path, None)
+        if found is not None:
+            self._bus.bells.forget(found.topic.name, session.mail.wake)
+
+    def collect(self, session: Session, only: str | None = None) -> list[dict[str, Any]]:
+        """Take what waits for a session, in the order of the bus; at most an answer's worth."""
+        found: list[tuple[int, dict[str, Any]]] = []
+        with session.lock:
+            for item in session.subscriptions.values():
+                if only not in (None, item.path):
+                    continue
+                limit = self._settings.streaming_reply_events
+                events, _ = self._bus.read(item.topic, item.position, limit)
+                if events:
+                    item.position = events[-1].position
+                self._bus.tally.of_topic(item.topic.name).delivered += len(events)
+                found += [
+                    (event.position, self._channels.message(item.path, item.topic, event))
+                    for event in events
+                    if self._channels.is_for(item.topic, event, session.user_id, item.conditions)
+                ]
+        return [message for _, message in sorted(found, key=lambda pair: pair[0])]
+
+    def users_of(self, path: str) -> set[str]:
+        """The users who are subscribed to a channel."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        return {session.user_id for session in sessions if path in session.subscriptions}
+
+    def count(self) -> int:
+        """How many sessions there are that have not died."""
+        with self._lock:
+            return sum(not self._has_died(session) for session in self._sessions.values())
+
+    def _has_died(self, session: Session) -> bool:
+        with session.lock:
+            if session.pending:
+                return False
+            return self._clock.now() >= session.seen_at + self._settings.streaming_session_s
+
+
+@dataclass(frozen=True)
+class Cometd:
+    """The Streaming API of one org. Thread-safe."""
+
+    channels: Channels
+    sessions: CometdSessions

@@ -1,0 +1,177 @@
+"""PushTopics and generic channels over REST: records, queries, and the push.
+
+Records are checked as far as a client can get them wrong; a query of a PushTopic is not executed,
+its events come from the admin endpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+from sfpubsub.emulator.cometd.channels import Record
+from sfpubsub.emulator.http import soql
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
+from sfpubsub.emulator.problems import EmulatorProblem
+
+_PAYLOAD_CHARS = 3000
+"""Of a generic event. Documented."""
+
+_NAME = {
+    "PushTopic": re.compile(r"[A-Za-z]\w{0,24}", re.ASCII),
+    "StreamingChannel": re.compile(r"/u/[\w/-]{1,77}", re.ASCII),
+}
+_QUERY = re.compile(r"\s*SELECT\s+\w+(\s*,\s*\w+)*\s+FROM\s+\w+(\s+WHERE\s+.+)?\s*", re.I | re.S)
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "PushTopic": {
+        "Query": None,
+        "ApiVersion": None,
+        "IsActive": True,
+        "Description": None,
+        "NotifyForFields": "Referenced",
+        "NotifyForOperationCreate": True,
+        "NotifyForOperationUpdate": True,
+        "NotifyForOperationDelete": True,
+        "NotifyForOperationUndelete": True,
+    },
+    "StreamingChannel": {"Description": None},
+}
+
+
+def create(call: Call) -> Answer:
+    """POST …/sobjects/PushTopic or …/StreamingChannel."""
+    authorised(call)
+    kind, given = call.parts["object"], body_of(call)
+    defaults = _DEFAULTS[kind]
+    for column in given:
+        if column not in (*defaults, "Name"):
+            text = f"No such column '{column[:80]}' on sobject of {kind}"
+            raise RestRefused("INVALID_FIELD", text)
+    name = given.get("Name")
+    for field in ("Name", "Query", "ApiVersion") if kind == "PushTopic" else ("Name",):
+        if not given.get(field):
+            text = f"Required fields are missing: [{field}]"
+            raise RestRefused("REQUIRED_FIELD_MISSING", text, field)
+    if not isinstance(name, str) or not _NAME[kind].fullmatch(name):
+        raise RestRefused("INVALID_FIELD", "Name: it is not a valid channel name", "Name")
+    fields = {**defaults, **{key: value for key, value in given.items() if key != "Name"}}
+    if kind == "PushTopic" and not _QUERY.fullmatch(str(fields["Query"])):
+        raise RestRefused("INVALID_FIELD", "Query: unexpected token", "Query")
+    try:
+        made = call.world.cometd.channels.create(kind, name, fields)
+    except EmulatorProblem as problem:
+        text = "duplicate value found: Name duplicates value on record"
+        raise RestRefused("DUPLICATE_VALUE", text, "Name") from problem
+    answer = {"id": made.record_id, "success": True, "errors": []}
+    return json_answer(answer, HTTPStatus.CREATED)
+
+
+def read(call: Call) -> Answer:
+    """GET …/sobjects/<object>/<Id>."""
+    authorised(call)
+    return json_answer(_row(call, _record(call), None))
+
+
+def delete(call: Call) -> Answer:
+    """DELETE …/sobjects/<object>/<Id>."""
+    authorised(call)
+    call.world.cometd.channels.delete(_record(call).record_id)
+    return Answer(HTTPStatus.NO_CONTENT)
+
+
+def online(call: Call) -> Answer:
+    """GET …/sobjects/StreamingChannel/<Id>/push: who is subscribed."""
+    authorised(call)
+    record = _record(call)
+    users = sorted(call.world.cometd.sessions.users_of(record.name))
+    return json_answer({"OnlineUserIds": users, "ChannelName": record.name})
+
+
+def push(call: Call) -> Answer:
+    """POST …/sobjects/StreamingChannel/<Id>/push."""
+    authorised(call)
+    record, events = _record(call), body_of(call).get("pushEvents")
+    if not isinstance(events, list) or not events:
+        raise RestRefused("REQUIRED_FIELD_MISSING", "Required fields are missing: [pushEvents]")
+    answers = []
+    for event in events:
+        payload = event.get("payload") if isinstance(event, dict) else None
+        if not isinstance(payload, str) or len(payload) > _PAYLOAD_CHARS:
+            text = f"payload: a text of at most {_PAYLOAD_CHARS} characters"
+            raise RestRefused("INVALID_FIELD", text, "payload")
+        users = list(event.get("userIds") or [])
+        present = call.world.cometd.sessions.users_of(record.name)
+        found = [{"payload": payload, "userIds": users} if users else {"payload": payload}]
+        call.world.cometd.channels.publish(record.name, found)
+        reached = len(present & set(users)) if users else -1
+        status = {user: user in present for user in users}
+        answers.append({"fanoutCount": reached, "userOnlineStatus": status})
+    return json_answer(answers)
+
+
+def query(call: Call) -> Answer:
+    """GET …/query?q=SELECT … FROM PushTopic or StreamingChannel."""
+    authorised(call)
+    try:
+        texts = parse_qs(call.query, max_num_fields=10, errors="strict").get("q", [""])
+        asked = soql.parse(texts[0])
+    except (soql.Malformed, ValueError) as error:
+        raise RestRefused("MALFORMED_QUERY", str(error)) from error
+    kind = next((name for name in _DEFAULTS if name.lower() == asked.of.lower()), None)
+    if kind is None:
+        text = f"sObject type '{asked.of[:80]}' is not supported."
+        raise RestRefused("INVALID_TYPE", text)
+    columns = {name.lower(): name for name in ("Id", "Name", *_DEFAULTS[kind])}
+
+    def column(name: str) -> str:
+        if name.lower() not in columns:
+            raise RestRefused("INVALID_FIELD", f"No such column '{name[:80]}' on entity '{kind}'")
+        return columns[name.lower()]
+
+    shown = [column(name) for name in asked.fields]
+    where = [(column(item.field), item) for item in asked.where]
+    records = [
+        record
+        for record in call.world.cometd.channels.records(kind)
+        if all(item.holds(str(_value(record, name))) for name, item in where)
+    ]
+    for name, down in reversed(asked.order):
+        records.sort(key=partial(_folded, column(name)), reverse=down)
+    rows = [_row(call, record, shown) for record in records[: asked.limit]]
+    return json_answer({"totalSize": len(rows), "done": True, "records": rows})
+
+
+def _record(call: Call) -> Record:
+    for record in call.world.cometd.channels.records(call.parts["object"]):
+        if call.parts["id"] in (record.record_id, record.record_id[:15]):
+            return record
+    raise missing()
+
+
+def _row(call: Call, record: Record, columns: list[str] | None) -> dict[str, Any]:
+    path = f"/services/data/v{call.parts['version']}.0/sobjects/{record.kind}/{record.record_id}"
+    names = columns or ["Id", "Name", *_DEFAULTS[record.kind]]
+    return {
+        "attributes": {"type": record.kind, "url": path},
+        **{name: _value(record, name) for name in names},
+    }
+
+
+def _folded(column: str, record: Record) -> str:
+    return str(_value(record, column)).casefold()
+
+
+def _value(record: Record, column: str) -> Any:
+    fields: Mapping[str, Any] = {
+        **_DEFAULTS[record.kind],
+        **record.fields,
+        "Id": record.record_id,
+        "Name": record.name,
+    }
+    return fields[column]
