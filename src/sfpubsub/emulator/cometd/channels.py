@@ -167,7 +167,7 @@ class Channels:
         return {"channel": path, "data": data}
 
     @staticmethod
-    def is_for(topic: Topic, event: Event, user_id: str, wanted: Mapping[str, str]) -> bool:
+    def is_for(topic: Topic, event: Event, user_id: str, wanted: Sequence[tuple[str, str]]) -> bool:
         """Whether a subscriber gets an event: by the push's list of users, and by the filter."""
         if not topic.name.startswith(_LOG):
             return True
@@ -175,7 +175,7 @@ class Channels:
         if data.get("userIds") and user_id not in data["userIds"]:
             return False
         fields = data.get("sobject", {})
-        return not wanted or any(str(fields.get(name)) == text for name, text in wanted.items())
+        return not wanted or any(str(fields.get(name)) == text for name, text in wanted)
 
     # Subscribing.
 
@@ -203,25 +203,26 @@ class Channels:
             raise Refusal("case")
         raise Refusal("unknown channel", channel=path)
 
-    def conditions(self, path: str, text: str) -> dict[str, str]:
+    def conditions(self, path: str, text: str) -> list[tuple[str, str]]:
         """The filter behind a PushTopic's name; any of its conditions is enough.
 
         Raises:
             Refusal: It names a field that is not in the topic's query, or is no filter.
         """
         if not text:
-            return {}
+            return []
         names = [
             item for item in self.records("PushTopic") if _path("PushTopic", item.name) == path
         ]
         query = str(names[0].fields.get("Query", "")) if names else ""
         selected = re.findall(r"\w+", query.lower().partition(" from ")[0])
-        found = {}
+        found = []
         for part in text.split("&"):
             condition = _CONDITION.fullmatch(part)
             if condition is None or condition[1].lower() not in selected:
                 raise Refusal("channel", channel=f"{path}?{text}")
-            found[condition[1]] = condition[2] if condition[2] is not None else condition[3]
+            value = condition[2] if condition[2] is not None else condition[3]
+            found.append((condition[1], value))
         return found
 
     def position(self, topic: Topic, replay: object) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sfpubsub.emulator.cometd.sessions import Session, Subscription
 from sfpubsub.emulator.cometd.texts import Refusal
 from sfpubsub.emulator.http.exchange import Answer, Call
+from sfpubsub.emulator.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from sfpubsub.emulator.stream import World
@@ -96,10 +97,10 @@ class _Exchange:
         }
         channel = str(message.get("channel"))
         page = self._fault("answer_with_page", channel)
-        if page:
+        if page is not None:
             raise _Instead(Answer(HTTPStatus(page["status"]), "text/html", _PAGE))
         fault = self._fault("refuse_message", channel)
-        if fault:
+        if fault is not None:
             refusal = Refusal(fault["text"], reconnect=fault["reconnect"], reason=fault["reason"])
             return self._refused(message, refusal)
         if channel not in kinds:  # publishing by CometD is not implemented by Salesforce
@@ -146,11 +147,13 @@ class _Exchange:
             session.connects += 1
             number = session.connects
             session.pending += 1
-        session.mail.wake()  # an older connect is over
+            session.wake()  # an older connect is over
+            mail: Mailbox[None] = Mailbox(self._world.clock)
+            session.mail = mail
         try:
             advice = message.get("advice")
             at_once = isinstance(advice, dict) and advice.get("timeout") == 0
-            events = self._hold(session, number, at_once=at_once or number == 1)
+            events = self._hold(session, mail, number, at_once=at_once or number == 1)
         finally:
             with session.lock:
                 session.pending -= 1
@@ -167,31 +170,33 @@ class _Exchange:
             }
         return [*events, reply] if settings.streaming_events_first else [reply, *events]
 
-    def _hold(self, session: Session, number: int, *, at_once: bool) -> list[Message]:
+    def _hold(
+        self, session: Session, mail: Mailbox[None], number: int, *, at_once: bool
+    ) -> list[Message]:
         """Wait for events, or until the time is up."""
         deadline = self._world.clock.now() + self._settings.streaming_timeout_s
         self._call.hold(self._settings.streaming_timeout_s)
         while True:
-            session.mail.collect()
+            mail.collect()
             self._break_off(session, number)
             lose = self._peek("cut_poll")
             events = self._sessions.collect(session)
             if lose is not None and (events or not lose["with_events"]):
                 self._fault("cut_poll", "/meta/connect")
                 raise _Instead(Answer(HTTPStatus.OK, reset=True))
-            if self._fault("say_goodbye", "/meta/connect"):
+            if self._fault("say_goodbye", "/meta/connect") is not None:
                 self._sessions.end(session)
                 goodbye = {"channel": "/meta/disconnect", "clientId": session.client_id}
                 return [*self._stamped(events, session), goodbye]
             if events or at_once or self._world.clock.now() >= deadline:
                 return self._stamped(events, session)
-            session.mail.wait(deadline)
+            mail.wait(deadline)
 
     def _break_off(self, session: Session, number: int) -> None:
         """End a held connect whose session, token or turn is over."""
         if self._sessions.is_stopped:
             raise _Instead(Answer(HTTPStatus.OK, reset=True))
-        if self._fault("end_cometd_session", "/meta/connect"):
+        if self._fault("end_cometd_session", "/meta/connect") is not None:
             self._sessions.end(session)
         if session.is_gone:
             raise Refusal("unknown client", reconnect="handshake")

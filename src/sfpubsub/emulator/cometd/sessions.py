@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ class Subscription:
     path: str
     topic: Topic
     position: int
-    conditions: Mapping[str, str]
+    conditions: Sequence[tuple[str, str]]
 
 
 @dataclass(eq=False)
@@ -42,8 +42,9 @@ class Session:
     cookie: str
     token: str
     user_id: str
-    mail: Mailbox[None]
     seen_at: float
+    mail: Mailbox[None] | None = None
+    """Of the newest connect; wakes it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     connects: int = 0
@@ -51,6 +52,12 @@ class Session:
     pending: int = 0
     """Connects that are held."""
     is_gone: bool = False
+
+    def wake(self) -> None:
+        """Something may concern the held connect."""
+        mail = self.mail
+        if mail is not None:
+            mail.wake()
 
 
 class CometdSessions:
@@ -80,10 +87,9 @@ class CometdSessions:
             cookie or secrets.token_hex(8),
             token,
             user_id,
-            Mailbox(self._clock),
             self._clock.now(),
         )
-        self._bus.bells.listen(BELL, session.mail.wake)
+        self._bus.bells.listen(BELL, session.wake)
         with self._lock:
             self._sessions[session.client_id] = session
         return session
@@ -116,9 +122,9 @@ class CometdSessions:
             subscriptions = list(session.subscriptions.values())
             session.subscriptions.clear()
         for item in subscriptions:
-            self._bus.bells.forget(item.topic.name, session.mail.wake)
-        self._bus.bells.forget(BELL, session.mail.wake)
-        session.mail.wake()
+            self._bus.bells.forget(item.topic.name, session.wake)
+        self._bus.bells.forget(BELL, session.wake)
+        session.wake()
 
     def stop(self) -> None:
         """End all sessions and break what is held."""
@@ -134,15 +140,15 @@ class CometdSessions:
             is_new = subscription.path not in session.subscriptions
             session.subscriptions[subscription.path] = subscription
         if is_new:
-            self._bus.bells.listen(subscription.topic.name, session.mail.wake)
-        session.mail.wake()
+            self._bus.bells.listen(subscription.topic.name, session.wake)
+        session.wake()
 
     def unsubscribe(self, session: Session, path: str) -> None:
         """Remove a channel, if it is there."""
         with session.lock:
             found = session.subscriptions.pop(path, None)
         if found is not None:
-            self._bus.bells.forget(found.topic.name, session.mail.wake)
+            self._bus.bells.forget(found.topic.name, session.wake)
 
     def collect(self, session: Session, only: str | None = None) -> list[dict[str, Any]]:
         """Take what waits for a session, in the order of the bus; at most an answer's worth."""

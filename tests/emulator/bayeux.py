@@ -1,0 +1,99 @@
+"""A plain Bayeux client over http.client; no code of the client."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from .support import WAIT_S
+
+ALL, NEW = -2, -1
+
+
+@dataclass
+class Bayeux:
+    """One client; each request on a connection of its own."""
+
+    emulator: Any
+    version: str = "67.0"
+    token: str | None = None
+    cookie: str = ""
+    client_id: str = ""
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    def post(self, *messages: dict[str, Any], path: str | None = None) -> tuple[int, Any]:
+        """Send messages; return the status and the body, decoded if it is JSON."""
+        url = urlsplit(self.emulator.http_url)
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=WAIT_S)
+        token = self.emulator.access_token if self.token is None else self.token
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        if self.cookie:
+            headers["Cookie"] = self.cookie
+        try:
+            connection.request(
+                "POST", path or f"/cometd/{self.version}", json.dumps(messages), headers
+            )
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        finally:
+            connection.close()
+        if "Set-Cookie" in answer.headers:
+            self.cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        is_json = answer.headers.get_content_type() == "application/json"
+        return answer.status, json.loads(text) if is_json else text
+
+    def ask(self, kind: str, **more: Any) -> list[dict[str, Any]]:
+        """Send one meta message of this client; return what came."""
+        message = {"channel": f"/meta/{kind}", "id": str(next(self.numbers)), **more}
+        if self.client_id and "clientId" not in more:
+            message["clientId"] = self.client_id
+        status, messages = self.post(message)
+        assert status == 200, messages
+        return messages
+
+    def handshake(self, **more: Any) -> dict[str, Any]:
+        more = {"version": "1.0", "supportedConnectionTypes": ["long-polling"], **more}
+        (reply,) = self.ask("handshake", **more)
+        self.client_id = reply.get("clientId", "")
+        return reply
+
+    def connect(self, **more: Any) -> list[dict[str, Any]]:
+        return self.ask("connect", connectionType="long-polling", **more)
+
+    def subscribe(self, name: str, replay: Any = None) -> dict[str, Any]:
+        path = name.partition("?")[0]
+        more = {} if replay is None else {"ext": {"replay": {path: replay}}}
+        return self.ask("subscribe", subscription=name, **more)[0]
+
+    def ready(self) -> Bayeux:
+        """Shake hands and get the first connect over."""
+        assert self.handshake()["successful"]
+        assert self.connect()[-1]["successful"]
+        return self
+
+    def read(self, count: int) -> list[dict[str, Any]]:
+        """Poll until so many events have come."""
+        found: list[dict[str, Any]] = []
+        for _ in range(20):
+            if len(found) >= count:
+                break
+            messages = self.connect()
+            assert messages[-1]["successful"], messages
+            found += [item for item in messages if "data" in item]
+        assert len(found) == count, ids(found)
+        return found
+
+
+def ids(events: list[dict[str, Any]]) -> list[int]:
+    return [event["data"]["event"]["replayId"] for event in events]
+
+
+def records(*names: str) -> list[dict[str, Any]]:
+    """Events of a PushTopic."""
+    return [{"type": "created", "sobject": {"Id": f"001{name}", "Name": name}} for name in names]

@@ -1,0 +1,135 @@
+"""Faults of the Streaming API: each happens where it says, and is counted."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+
+import pytest
+
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.settings import Settings
+
+from .bayeux import ALL, Bayeux, ids, records
+from .support import until
+
+TOPIC = "/topic/Accounts"
+
+
+@pytest.fixture
+def emulator(start):
+    emulator = start(settings=Settings(streaming_timeout_s=60.0))[0]
+    emulator.publish_streaming(TOPIC, records("old"))
+    yield emulator
+    emulator.faults.assert_consumed()
+
+
+@pytest.fixture
+def client(emulator):
+    client = Bayeux(emulator).ready()
+    assert client.subscribe(TOPIC)["successful"]
+    return client
+
+
+def held(emulator, client):
+    """Begin a connect in a thread; return what gives its outcome."""
+    outcome = []
+
+    def poll():
+        try:
+            outcome.append(client.connect())
+        except (OSError, http.client.HTTPException) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    until(lambda: any(item.pending for item in emulator.cometd.sessions._sessions.values()))
+
+    def result():
+        thread.join(10)
+        return outcome[0]
+
+    return result
+
+
+def test_a_refusal_has_any_text_advice_and_reason(emulator):
+    """Every error text of the documentation can be had, at any message."""
+    emulator.faults.add(
+        Fault(
+            "refuse_message",
+            rpc="/meta/handshake",
+            text="403::Handshake denied",
+            reconnect="none",
+            reason="503::Server is too busy. Please try your request again later.",
+        )
+    )
+    reply = Bayeux(emulator).handshake()
+    assert reply["error"] == "403::Handshake denied"
+    assert reply["ext"]["sfdc"]["failureReason"].startswith("503::")
+    client = Bayeux(emulator).ready()
+    emulator.faults.add(Fault("refuse_message", rpc="/meta/subscribe"))
+    reply = client.subscribe(TOPIC)
+    assert (reply["error"], reply.get("advice")) == ("403::Unknown client", None)
+
+
+def test_a_session_ends_while_its_connect_is_held(emulator, client):
+    """The held connect is told at once."""
+    result = held(emulator, client)
+    emulator.faults.add(Fault("end_cometd_session"))
+    assert result()[0]["error"] == "403::Unknown client"
+
+
+def test_the_server_says_goodbye(emulator, client):
+    """In the answer to a connect, and the session is over."""
+    result = held(emulator, client)
+    emulator.faults.add(Fault("say_goodbye"))
+    goodbye, reply = result()
+    assert goodbye == {"channel": "/meta/disconnect", "clientId": client.client_id}
+    assert reply["successful"]
+    assert client.connect()[0]["error"] == "403::Unknown client"
+
+
+def test_a_page_instead_of_an_answer(emulator, client):
+    """HTML, with the status that was asked for."""
+    emulator.faults.add(Fault("answer_with_page", status=503))
+    status, text = client.post({"channel": "/meta/connect"})
+    assert status == 503
+    assert text.startswith("<html>")
+
+
+@pytest.mark.parametrize("with_events", [True, False])
+def test_a_poll_is_cut_and_its_events_are_lost_to_the_session(emulator, client, with_events):
+    """With events they are gone for the session; a replay brings them again."""
+    result = held(emulator, client)
+    emulator.faults.add(Fault("cut_poll", with_events=with_events))
+    found = emulator.publish_streaming(TOPIC, records("a")) if with_events else []
+    assert isinstance(result(), (OSError, http.client.HTTPException))
+    if with_events:
+        assert client.connect(advice={"timeout": 0})[:-1] == []
+        client.subscribe(TOPIC, ALL)
+        assert ids(client.read(2))[1:] == found
+
+
+def test_an_answer_drips(emulator, client):
+    """It comes whole in the end."""
+    emulator.faults.add(Fault("drip_answer", seconds=0.05))
+    assert client.connect(advice={"timeout": 0})[0]["successful"]
+
+
+@pytest.mark.parametrize("kind", ["expire_token", "revoke_token"])
+def test_a_token_that_is_void_ends_the_session(emulator, client, kind):
+    """Expired while a connect is held: at once. Revoked: with the next connect."""
+    result = held(emulator, client) if kind == "expire_token" else client.connect
+    emulator.faults.add(Fault(kind))
+    (reply,) = result()
+    assert reply["error"] == "401::Authentication invalid"
+    assert reply["advice"]["reconnect"] == "none"
+
+
+def test_wrong_faults_are_refused():
+    """Nonsense is refused when a fault is made."""
+    for arguments in ({"reconnect": "perhaps"}, {"text": ""}, {"rpc": "Subscribe"}):
+        with pytest.raises(ValueError, match="refuse_message"):
+            Fault("refuse_message", **arguments)
+    with pytest.raises(ValueError, match="status"):
+        Fault("answer_with_page", status=200)
