@@ -1,0 +1,179 @@
+"""A protocol under test, and the server's part spoken by hand. No I/O, no clock."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sfpubsub.errors import SfPubSubError, StreamUnavailableError
+from sfpubsub.streaming import bayeux
+from sfpubsub.streaming.commands import Command, Cut, Deliver, Lane, Renew, Report, Send, Settle
+from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.numbers import Pace
+from sfpubsub.streaming.protocol import StreamingProtocol
+
+CLIENT = "client-1"
+TOPIC = "/topic/X"
+BROKEN = StreamUnavailableError("the connection broke")
+
+
+def event(replay_id: Any, channel: str = TOPIC, **more: Any) -> dict[str, Any]:
+    return {"channel": channel, "data": {"event": {"replayId": replay_id}, "sobject": {}}, **more}
+
+
+class Script:
+    """Feeds the protocol and keeps what came out."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.now = 100.0
+        self.pending = 0
+        self.protocol = StreamingProtocol(arguments.pop("pace", Pace()), json.dumps, **arguments)
+        self.out: list[Command] = []
+        self.flying: dict[Lane, Send] = {}
+        self.sent: list[list[dict[str, Any]]] = []
+
+    def take(self, commands: list[Command]) -> list[Command]:
+        for command in commands:
+            if isinstance(command, Send):
+                assert command.lane not in self.flying, "two requests on one lane"
+                assert len(command.body.encode()) < 32_768
+                self.flying[command.lane] = command
+                self.sent.append(json.loads(command.body))
+        self.out += commands
+        return commands
+
+    # What the application does.
+
+    def open(self, waiter: object = "open") -> None:
+        self.take(self.protocol.open(waiter, self.now))
+
+    def subscribe(self, name: str = TOPIC, start: int = -1, waiter: object = "", **more: Any):
+        return self.take(self.protocol.subscribe(name, start, waiter or name, self.now, **more))
+
+    def unsubscribe(self, name: str = TOPIC, waiter: object = "left"):
+        return self.take(self.protocol.unsubscribe(name, waiter, self.now))
+
+    def close(self) -> None:
+        self.take(self.protocol.close(self.now))
+
+    # What the server does.
+
+    def messages(self, lane: Lane) -> list[dict[str, Any]]:
+        return json.loads(self.flying[lane].body)
+
+    def answer(self, lane: Lane, *messages: Any, chance: float = 1.0) -> list[Command]:
+        ticket = self.flying.pop(lane).ticket
+        return self.take(self.protocol.answered(ticket, messages, self.now, self.pending, chance))
+
+    def fail(self, lane: Lane, error: SfPubSubError = BROKEN, chance: float = 1.0):
+        ticket = self.flying.pop(lane).ticket
+        return self.take(self.protocol.failed(ticket, error, self.now, chance))
+
+    def well(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
+        """Say yes to everything on a lane, with other messages before it."""
+        replies = []
+        for message in self.messages(lane):
+            reply = {"channel": message["channel"], "id": message["id"], "successful": True}
+            if message["channel"] == bayeux.HANDSHAKE:
+                reply |= {"clientId": CLIENT, "ext": {"replay": True}}
+            replies.append(reply | more)
+        return self.answer(lane, *others, *replies)
+
+    def no(self, lane: Lane, error: str = "", reconnect: str | None = None, reason: str = ""):
+        """Say no to everything on a lane."""
+        replies = []
+        for message in self.messages(lane):
+            reply = {"channel": message["channel"], "id": message["id"], "successful": False}
+            reply["error"] = error
+            if reconnect is not None:
+                reply["advice"] = {"reconnect": reconnect}
+            if reason:
+                reply["ext"] = {"sfdc": {"failureReason": reason}}
+            replies.append(reply)
+        return self.answer(lane, *replies)
+
+    def connected(self, *names: str, start: int = -1) -> Script:
+        """Open, and subscribe."""
+        self.open()
+        self.well(Lane.ASK)
+        self.well(Lane.POLL)
+        for name in names:
+            self.subscribe(name, start)
+            self.well(Lane.ASK)
+        return self
+
+    def land_cut(self) -> None:
+        """Let what was cut fail, as the driver does."""
+        for lane in [item for item in Lane if item in self.flying and self.was_cut(item)]:
+            self.fail(lane)
+
+    def was_cut(self, lane: Lane) -> bool:
+        ticket = self.flying[lane].ticket
+        return any(isinstance(c, Cut) and c.ticket == ticket for c in self.out)
+
+    def reconnect(self) -> None:
+        """Land what was cut, wait for the next try, and let a new session come."""
+        self.land_cut()
+        if Lane.ASK not in self.flying:
+            self.wait()
+        self.well(Lane.ASK)
+        self.well(Lane.POLL)
+
+    def wait(self, seconds: float | None = None) -> list[Command]:
+        """Let time pass, to the next deadline if nothing else is said."""
+        deadline = self.protocol.deadline
+        if seconds is None:
+            assert deadline is not None
+            self.now = max(self.now, deadline)
+        else:
+            self.now += seconds
+        return self.take(self.protocol.tick(self.now))
+
+    def renewed(self, error: SfPubSubError | None = None) -> list[Command]:
+        return self.take(self.protocol.renewed(error, self.now, 1.0))
+
+    # What came out.
+
+    def of(self, kind: type) -> list[Any]:
+        return [command for command in self.out if isinstance(command, kind)]
+
+    @property
+    def ids(self) -> list[int | None]:
+        return [
+            item.replay_id
+            for command in self.of(Deliver)
+            for item in command.items
+            if isinstance(item, StreamingMessage)
+        ]
+
+    @property
+    def errors(self) -> list[SfPubSubError]:
+        return [
+            item
+            for command in self.of(Deliver)
+            for item in command.items
+            if isinstance(item, SfPubSubError)
+        ]
+
+    @property
+    def gaps(self) -> list[tuple[str, str]]:
+        return [(command.gap.reason, command.gap.subscription) for command in self.of(Report)]
+
+    @property
+    def renewals(self) -> int:
+        return len(self.of(Renew))
+
+    def outcome(self, waiter: object) -> Any:
+        """None while it waits, "done", or its error."""
+        found = [command for command in self.of(Settle) if command.waiter == waiter]
+        assert len(found) <= 1, "told twice"
+        return None if not found else found[0].error or "done"
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Of the last subscribes that were sent."""
+        found: dict[str, int] = {}
+        for message in self.sent[-1]:
+            if message["channel"] == bayeux.SUBSCRIBE:
+                found |= message["ext"]["replay"]
+        return found

@@ -1,0 +1,172 @@
+"""What is read out of messages, and what an error of the service means."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sfpubsub import errors
+from sfpubsub.streaming import BayeuxError
+from sfpubsub.streaming.bayeux import Advice, reconnect_of, refusal_of
+from sfpubsub.streaming.failures import Next, concerns_session, error_for, what_next
+
+BUSY = "503::Server is too busy. Please try your request again later."
+
+
+def refusal(error, reconnect=None, reason=""):
+    response = {"channel": "/meta/connect", "successful": False, "error": error}
+    if reconnect is not None:
+        response["advice"] = {"reconnect": reconnect}
+    if reason:
+        response["ext"] = {"sfdc": {"failureReason": reason}}
+    return refusal_of(response)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "args", "words"),
+    [
+        ("405:bayeux,/foo:Invalid", 405, ("bayeux", "/foo"), "Invalid"),
+        ("403::Unknown client", 403, (), "Unknown client"),
+        ("401:abc:Unknown client", 401, ("abc",), "Unknown client"),
+        ("400::a: b", 400, (), "a: b"),
+        ("no code at all", None, (), "no code at all"),
+        (None, None, (), ""),
+    ],
+)
+def test_an_error_has_a_code_arguments_and_words(text, code, args, words):
+    """K3: three digits, what stands between the colons, the rest; anything else is kept whole."""
+    found = refusal(text)
+    assert (found.code, found.args, found.text) == (code, args, words)
+
+
+@pytest.mark.parametrize("ext", [None, [], {"sfdc": None}, {"sfdc": {"failureReason": 5}}])
+def test_an_odd_extension_is_no_reason(ext):
+    """What a server sends is believed only as far as it has the form."""
+    found = refusal_of({"error": "403::Handshake denied", "ext": ext})
+    assert found.true is found
+
+
+def test_advice_is_merged():
+    """M10, M7: an answer changes the parts that it names, and its times are milliseconds."""
+    advice = Advice().merged({"reconnect": "retry", "interval": 3, "timeout": 110_000})
+    assert advice == Advice(interval=0.003, timeout=110.0)
+    assert advice.merged({"reconnect": "retry", "interval": 5}).timeout == 110.0
+    assert advice.merged(None) == advice
+    assert advice.merged({"interval": -1, "timeout": "x"}) == advice
+    assert advice.merged({"interval": True}) == advice
+    assert advice.merged({"multiple-clients": True}).is_shared
+    assert advice.merged({"multiple-clients": True}).merged({"interval": 1}).is_shared
+    assert reconnect_of({"advice": {"reconnect": "sideways"}}) == "none"
+    assert reconnect_of({"advice": "none"}) is None
+
+
+ERRORS = [
+    ("400::The replayId {5} you provided was invalid.  Please provide…", "ReplayIdRejectedError"),
+    ("400::The replayId {5} you provided was invalid. Please provide…", "ReplayIdRejectedError"),
+    ("400::The channel you requested to subscribe to does not exist {/x}", "TopicNotFoundError"),
+    ("400::API version in the URI is mandatory", "ConfigurationError"),
+    ("400::Unsupported API version. Only API versions '37.0'", "ConfigurationError"),
+    ("400::Client x has established a session, but no cookie present", "RemoteProtocolError"),
+    ("400::Invalid connection type websocket", "RemoteProtocolError"),
+    ("400::Channel name not specified", "LocalProtocolError"),
+    ("400::Channel subscriptions must start with a leading '/'", "LocalProtocolError"),
+    ("401::Authentication invalid", "SessionExpiredError"),
+    ("401::Request requires authentication", "SessionExpiredError"),
+    ("401:abc:Unknown client", "StreamUnavailableError"),
+    ("402::session_unknown", "StreamUnavailableError"),
+    ("403::Unknown client", "StreamUnavailableError"),
+    ("403::Client has not completed handshake", "StreamUnavailableError"),
+    ("403::Cannot create channel {/x}", "PermissionDeniedError"),
+    ("403::Handshake denied", "PermissionDeniedError"),
+    ("403::Organization concurrent user limit exceeded", "QuotaExceededError"),
+    ("403::Organization total events daily limit exceeded", "QuotaExceededError"),
+    ("403::Restricted channel", "PermissionDeniedError"),
+    ("403::User not enabled for streaming", "PermissionDeniedError"),
+    ("403::Subscription limit exceeded for this topic", "QuotaExceededError"),
+    (
+        "403::Unable to create channel dynamically, maximum channel limit has been exceeded",
+        "QuotaExceededError",
+    ),
+    ("403::No access on channel /u/x", "PermissionDeniedError"),
+    ("404::channel names may not vary only by case", "LocalProtocolError"),
+    ("404::Unknown channel /u/x", "TopicNotFoundError"),
+    ("413::Maximum Request Size Exceeded", "LocalProtocolError"),
+    (BUSY, "StreamUnavailableError"),
+    ("418::teapot", "StreamError"),
+    ("", "StreamError"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), ERRORS)
+def test_each_documented_error_is_one_of_ours(text, name):
+    """K2: the type says what it is, the cause has the server's own words."""
+    error = error_for("subscribing to /topic/X", refusal(text))
+    assert type(error) is getattr(errors, name)
+    assert "subscribing to /topic/X" in str(error)
+    cause = error.__cause__
+    assert isinstance(cause, BayeuxError)
+    assert (cause.error, cause.response["successful"]) == (text, False)
+    code = text[:3] if "::" in text or ":abc:" in text else None
+    assert cause.error_code == error.error_code == code
+    kept = pickle.loads(pickle.dumps(cause))
+    assert (kept.error_message, kept.error_args) == (cause.error_message, cause.error_args)
+
+
+def test_the_true_reason_goes_first():
+    """2.2: a denied handshake says why in its ext."""
+    denied = refusal("403::Handshake denied", "none", "401::Authentication invalid")
+    error = error_for("the handshake", denied)
+    assert type(error) is errors.SessionExpiredError
+    assert "401::Authentication invalid (403::Handshake denied)" in str(error)
+
+
+TABLE = [
+    # error, reconnect, failureReason -> what to do
+    ("503::busy", "retry", "", Next.WAIT),
+    ("401::Authentication invalid", "none", BUSY, Next.WAIT),
+    ("403::Unknown client", "handshake", "", Next.HANDSHAKE),
+    ("402::session_unknown", "handshake", "", Next.HANDSHAKE),
+    ("401:abc:Unknown client", "handshake", "", Next.HANDSHAKE),
+    ("401::Authentication invalid", "handshake", "", Next.HANDSHAKE),
+    ("500::oops", "retry", "", Next.RETRY),
+    ("401::Authentication invalid", "none", "", Next.RENEW),
+    ("403::Handshake denied", "none", "401::Authentication invalid", Next.RENEW),
+    ("401::Authentication invalid", None, "", Next.RENEW),
+    ("401::Authentication invalid", "sideways", "", Next.RENEW),
+    ("403::Unknown client", None, "", Next.HANDSHAKE),
+    ("403::Client has not completed handshake", None, "", Next.HANDSHAKE),
+    ("403::Unknown client", "none", "", Next.STOP),
+    (
+        "403::Handshake denied",
+        "none",
+        "403::Organization concurrent user limit exceeded",
+        Next.WAIT,
+    ),
+    ("403::Handshake denied", "none", "", Next.STOP),
+    ("403::User not enabled for streaming", None, "", Next.STOP),
+    ("403::Restricted channel", "sideways", "", Next.STOP),
+]
+
+
+@pytest.mark.parametrize(("error", "reconnect", "reason", "step"), TABLE)
+def test_the_failure_table(error, reconnect, reason, step):
+    """2.7: advice first, code second, reason before error; only 401 means a new sign-in."""
+    assert what_next(refusal(error, reconnect, reason)) is step
+
+
+@pytest.mark.parametrize(
+    ("error", "reconnect", "concerned"),
+    [
+        ("403::Unknown client", "handshake", True),
+        ("403::Unknown client", None, True),
+        ("401::Authentication invalid", None, True),
+        (BUSY, None, True),
+        ("403::Restricted channel", "none", False),
+        ("403::Subscription limit exceeded for this topic", None, False),
+        ("400::The replayId {1} you provided was invalid", "retry", False),
+    ],
+)
+def test_a_refused_subscribe_is_about_its_channel_or_about_the_session(error, reconnect, concerned):
+    """Only what the session is to blame for costs a session."""
+    assert concerns_session(refusal(error, reconnect)) is concerned
