@@ -77,14 +77,18 @@ class LongPolling:
             "proxies": network.proxies_for(url, self._proxy),
             "timeout": (min(CONNECT_TIMEOUT, request.timeout), request.timeout),
         }
+        line = self._lines[request.lane]
         try:
-            with self._lines[request.lane].post(request, url, headers, options) as response:
+            with line.post(request, url, headers, options) as response:
                 if 300 <= response.status_code < 400:
                     return redirected(host, response.headers.get("Location", ""))
                 content = response.raw.read(MAX_BYTES + 1, decode_content=False)
                 status = response.status_code
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            line.close()
             return failure_of(host, error)
+        if not line.keeps:
+            line.close()
         if len(content) > MAX_BYTES:
             return RemoteProtocolError(f"{host} answered more than {MAX_BYTES} bytes")
         text: str = content.decode("utf-8", "replace")
@@ -113,7 +117,7 @@ class _Line:
 
     def __init__(self, cookies: Any, *, keeps: bool) -> None:
         self._cookies = cookies  # of both lines: the server knows its session by them
-        self._keeps = keeps
+        self.keeps = keeps
         self._lock = threading.Lock()  # guards what is below
         self._ticket = 0  # of the request in flight, or the last one
         self._cut_through = 0
@@ -129,8 +133,7 @@ class _Line:
             self._ticket = request.ticket
             if self._ticket <= self._cut_through:
                 raise ConnectionAbortedError("the request was cut before it was sent")
-        if self._adapter is None or not self._keeps:
-            self.close()
+        if self._adapter is None:
             self._adapter = self._make_adapter()
         # By the adapter: a session would look at redirects and at a .netrc.
         prepared = requests.Request(
@@ -151,6 +154,7 @@ class _Line:
         """Give the connection back. Not while a request is in flight."""
         if self._adapter is not None:
             self._adapter.close()
+            self._adapter = None
         self._keep(None)
 
     def _keep(self, connection: socket.socket | None) -> None:

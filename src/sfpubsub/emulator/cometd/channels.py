@@ -35,6 +35,9 @@ _PREFIXES = {"PushTopic": "0IF", "StreamingChannel": "0M6"}
 
 _OWN = {"/topic/": "PushTopic", "/u/": "StreamingChannel"}
 
+_FACTOR = 0x9E3779B1
+"""Odd and large: gaps between ids follow no pattern that a client could come to rely on."""
+
 _CONDITION = re.compile(r"(\w+)=(?:'([^']*)'|(.*))")
 
 
@@ -141,7 +144,8 @@ class Channels:
             about["type"] = event.pop("type", "created")
         payload = json.dumps({"event": about, **event}).encode()
         with self._lock:
-            gap = self._bus.tip() % (self._settings.streaming_id_gap + 1)
+            scattered = self._bus.tip() * _FACTOR >> 16
+            gap = scattered % (self._settings.streaming_id_gap + 1)
             if gap:
                 self._bus.skip_positions(gap)
             self._bus.append(_LOG + path, [Draft(payload, "")])

@@ -1,0 +1,267 @@
+"""0 lost and 0 repeated, whatever happens to the connection, on both faces.
+
+Each scenario publishes before, during and after what happens, and reads everything: in order, each
+event once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from sfpubsub.auth.session import StaticSession
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import (
+    AuthenticationError,
+    ReplayIdRejectedError,
+    SessionExpiredError,
+    StreamUnavailableError,
+)
+from sfpubsub.streaming import Pace
+
+from ..conftest import until
+from .conftest import TOPIC, numbered
+from .faces import QUICK, Current, session_of
+
+EVERYTHING = {
+    "session killed": Fault("end_cometd_session"),
+    "403::Unknown client": Fault(
+        "refuse_message", rpc="/meta/connect", text="403::Unknown client", reconnect="handshake"
+    ),
+    "402::session_unknown without advice": Fault(
+        "refuse_message", rpc="/meta/connect", text="402::session_unknown"
+    ),
+    "goodbye by the server": Fault("say_goodbye"),
+    "HTML with status 500": Fault("answer_with_page", rpc="/meta/connect", status=500),
+    "HTML with status 503, thrice": Fault("answer_with_page", times=3, status=503),
+    "reset with events in flight": Fault("cut_poll"),
+    "reset while nothing is there": Fault("cut_poll", with_events=False),
+    "reset again and again": Fault("cut_poll", times=3),
+    "retry": Fault("refuse_message", rpc="/meta/connect", text="500::oops", reconnect="retry"),
+    "too busy": Fault(
+        "refuse_message",
+        rpc="/meta/connect",
+        text="401::Authentication invalid",
+        reconnect="none",
+        reason="503::Server is too busy. Please try your request again later.",
+    ),
+    "token revoked": Fault("revoke_token"),
+    "token expired": Fault("expire_token"),
+    "an answer in two halves": Fault("drip_answer", seconds=0.1),
+}
+
+
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_nothing_is_lost_and_nothing_repeated(face, emulator, what):
+    """Session killed, token revoked, goodbye, HTML, resets, refusals: all events, each once."""
+    gaps: list = []
+    provider = Current(emulator)
+    client = face(provider, on_gap=gaps.append)
+    past = emulator.publish_streaming(TOPIC, numbered(3))
+    client.subscribe(TOPIC, -2)
+    assert client.ids(3) == past
+    emulator.faults.add(EVERYTHING[what])
+    found = []
+    for _ in range(4):
+        found += emulator.publish_streaming(TOPIC, numbered(2))
+        time.sleep(0.01)  # over several answers of the server
+    assert client.ids(8) == found
+    assert client.rest() == []
+    assert gaps == []
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    assert client.ids(1) == found
+    until(lambda: all(row["happened"] >= row["times"] for row in emulator.faults.report()))
+    assert provider.renewals == (1 if what.startswith("token") else 0)
+
+
+@pytest.mark.parametrize("kind", ["cut_poll", "end_cometd_session"])
+def test_a_slow_consumer_gets_everything_once(face, emulator, kind):
+    """The queue is full when the session is lost, for longer than the session would have lived."""
+    found = emulator.publish_streaming(TOPIC, numbered(30))
+    client = face(emulator, TOPIC, replay=-2, max_pending_count=5)
+    until(lambda: client.pending_count >= 5)
+    found += emulator.publish_streaming(TOPIC, numbered(20))
+    emulator.clock.jump(60.0)
+    emulator.faults.add(Fault(kind))
+    assert client.ids(50) == found
+    assert client.rest() == []
+
+
+def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
+    """Nothing more is fetched until there is room."""
+    emulator = run_emulator(settings=Settings(streaming_reply_events=4))
+    found = emulator.publish_streaming(TOPIC, numbered(40))
+    client = face(emulator, TOPIC, replay=-2, max_pending_count=5)
+    until(lambda: client.pending_count >= 5)
+    most = client.pending_count
+    seen = []
+    for _ in found:
+        seen += client.ids(1)
+        most = max(most, client.pending_count)
+    assert most <= 5 + 4
+    assert seen == found
+
+
+def test_two_channels_go_on_each_from_its_own_place(face, emulator):
+    """One queue, two positions."""
+    client = face(emulator, TOPIC, replay=-2)
+    client.subscribe("/event/Order_Event__e")
+    emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
+    first = emulator.publish_streaming(TOPIC, numbered(1))
+    client.collect(2)
+    emulator.faults.add(Fault("cut_poll", with_events=False))
+    until(lambda: emulator.faults.report()[0]["happened"] == 1)
+    emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "2"}])
+    second = emulator.publish_streaming(TOPIC, numbered(1))
+    found = client.collect(2)
+    assert sorted(item.channel for item in found) == ["/event/Order_Event__e", TOPIC]
+    assert [item.replay_id for item in found if item.channel == TOPIC] == second != first
+
+
+def down_for(tmp_path, face, seconds, timeout):
+    """Stop the emulator under a client for so long; return the client, emulator and events."""
+    with EmulatorServer(tmp_path) as emulator:
+        port = int(emulator.http_url.rpartition(":")[2])
+        session = session_of(emulator)
+        found = emulator.publish_streaming(TOPIC, numbered(2))
+        client = face(StaticSession(session), TOPIC, replay=-2, connection_timeout=timeout)
+        assert client.ids(2) == found
+
+    def back() -> EmulatorServer:
+        time.sleep(seconds)  # the outage itself
+        return EmulatorServer(tmp_path, http_port=port)
+
+    return client, back
+
+
+def test_the_server_is_down_for_less_than_the_timeout(tmp_path, face):
+    """M2: it rides over it, and nothing is lost."""
+    client, back = down_for(tmp_path, face, 0.6, 10.0)
+    with back() as emulator:
+        found = emulator.publish_streaming(TOPIC, numbered(3))
+        assert client.ids(3) == found
+        assert client.rest() == []
+        client.stop()
+
+
+def test_the_server_is_down_for_more_than_the_timeout(tmp_path, face):
+    """H3, E3: told after that time and not before, and again; then it goes on."""
+    client, back = down_for(tmp_path, face, 0.0, 0.5)
+    begun = time.monotonic()
+    for number in (1, 2):
+        with pytest.raises(StreamUnavailableError, match=r"no connection for 0\.5 s"):
+            client.receive()
+        assert time.monotonic() - begun == pytest.approx(0.5 * number, abs=0.3)
+    assert not client.closed
+    with back() as emulator:
+        found = emulator.publish_streaming(TOPIC, numbered(3))
+        received = []
+        while len(received) < 3:
+            try:
+                received.append(client.receive().replay_id)
+            except StreamUnavailableError:
+                continue
+        assert received == found
+        client.stop()
+
+
+def test_a_poll_that_is_swallowed_is_given_up(face, emulator):
+    """A network that swallows answers: no sign of life for longer than the server may hold."""
+    pace = Pace(request=0.2, backoff_initial=0.02, backoff_max=0.1, close=1.0)
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    client = face(emulator, TOPIC, replay=-2, pace=pace)
+    assert client.ids(1) == found
+    emulator.faults.add(Fault("drip_answer", rpc="/meta/subscribe", seconds=1.0))
+    emulator.publish_streaming("/u/News", [{"payload": "x"}])
+    client.subscribe("/u/News")
+    assert client.collect(1)[0].payload == "x"
+
+
+def test_a_token_that_nobody_can_renew_is_an_error(face, emulator):
+    """M9: the reader sees why, the client is closed, iteration ends."""
+    client = face(StaticSession(session_of(emulator)), TOPIC)
+    emulator.faults.add(Fault("expire_token"))
+    with pytest.raises(SessionExpiredError, match="no longer accepts"):
+        client.receive()
+    assert client.closed
+    assert client.iterate() == []
+
+
+def test_a_token_that_is_refused_right_after_its_renewal_is_an_error(face, emulator):
+    """Sign-ins without end would lock the user out."""
+    provider = Current(emulator)
+    client = face(provider, TOPIC)
+    refused = Fault(
+        "refuse_message",
+        rpc="/meta/handshake",
+        text="403::Handshake denied",
+        reconnect="none",
+        reason="401::Authentication invalid",
+    )
+    emulator.faults.add(refused)
+    emulator.faults.add(Fault("end_cometd_session"))
+    until(lambda: provider.renewals == 1)
+    emulator.faults.add(refused)
+    emulator.faults.add(Fault("end_cometd_session"))
+    with pytest.raises(AuthenticationError, match="renewed session is refused as well"):
+        client.receive()
+    assert provider.renewals == 1
+
+
+@pytest.mark.parametrize("fallback", [None, -2])
+def test_a_position_that_has_aged_out_meanwhile(face, emulator, fallback):
+    """M3: an error, or the fallback with a Gap; never silence. A fallback to -2 may repeat."""
+    gaps: list = []
+    found = emulator.publish_streaming(TOPIC, numbered(2))
+    client = face(emulator, TOPIC, replay=-2, replay_fallback=fallback, on_gap=gaps.append)
+    client.ids(2)
+    emulator.bus.age_out()
+    emulator.faults.add(Fault("end_cometd_session"))
+    if fallback is None:
+        with pytest.raises(ReplayIdRejectedError) as refused:
+            client.receive()
+        assert int.from_bytes(bytes(refused.value.gap.after), "big") == found[-1]
+        assert client.subscriptions == set()
+        client.subscribe(TOPIC, -2)
+    new = emulator.publish_streaming(TOPIC, numbered(1))
+    assert client.ids(1) == new
+    assert [gap.reason for gap in gaps] == ([] if fallback is None else ["rejected"])
+
+
+def test_a_channel_without_any_id_tells_of_its_gap(face, emulator, caplog):
+    """M6: new events were asked for, none has come, and the session is lost."""
+    gaps: list = []
+    client = face(emulator, TOPIC, on_gap=gaps.append)
+    emulator.faults.add(Fault("end_cometd_session"))
+    until(lambda: gaps)
+    assert [(gap.reason, gap.subscription) for gap in gaps] == [("unanchored", TOPIC)]
+    assert "position lost on /topic/Accounts (unanchored)" in caplog.text
+    until(lambda: client.subscriptions and emulator.cometd.sessions.count() == 1)
+
+
+@pytest.mark.parametrize("how", ["poll", "outage", "idle"])
+def test_closing_in_the_middle_is_quick_and_silent(face, emulator, caplog, how):
+    """M8: iteration ends, nothing is logged as an error, the server's session is over."""
+    client = face(emulator, TOPIC, connection_timeout=None, pace=QUICK)
+    if how == "outage":
+        emulator.faults.add(Fault("answer_with_page", times=1000))
+        emulator.faults.add(Fault("end_cometd_session"))
+        until(lambda: emulator.faults.report()[0]["happened"] > 2)
+    seen = []
+    reader = threading.Thread(target=lambda: seen.append(client.iterate()))
+    if how != "idle":
+        reader.start()
+        time.sleep(0.02)  # into the poll; a shorter one would only make the test easier
+    begun = time.monotonic()
+    client.close()
+    assert time.monotonic() - begun < 2.0
+    if how != "idle":
+        reader.join(5.0)
+        assert seen == [[]]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    if how != "outage":
+        assert emulator.cometd.sessions.count() == 0

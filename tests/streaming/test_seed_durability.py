@@ -1,0 +1,167 @@
+"""The seed "Message Durability", sentence by sentence, against the emulator on both faces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sfpubsub.emulator.clock import ManualClock
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError
+from sfpubsub.types import ReplayOption
+
+from .conftest import TOPIC, numbered
+from .faces import SyncFace, session_of
+
+# Sentence of the seed -> the test that shows it.
+SENTENCES = {
+    "Salesforce stores events for 24 hours, so you can retrieve stored events during that "
+    "retention window.": "test_the_retention_window",
+    "A subscriber can retrieve events at any time and isn't restricted to listening to events at "
+    "the time they're sent.": "test_minus_2",
+    "IDs are incremented and not guaranteed to be contiguous for consecutive events.": "test_gaps",
+    "Each ID is guaranteed to be higher than the ID of the previous event.": "test_gaps",
+    "The ID is unique for the org and the channel.": "test_ids_are_of_their_channel",
+    "The IDs of deleted events aren't reused.": "test_ids_are_not_reused",
+    "The ID is added in the replayId field of the notification message.": "test_notifications",
+    "The time portion now ends with a Z suffix instead of +0000.": "test_notifications",
+    "The default is to receive only the new events sent after subscribing.": "test_the_default",
+    "Events outside the 24-hour retention period are discarded.": "test_the_retention_window",
+    "Replay ID: Subscriber receives all events after the event specified by its replayId "
+    "value.": "test_replay_id",
+    "-1: Subscriber receives new events that are broadcast after the client "
+    "subscribes.": "test_minus_1",
+    "-2: Subscriber receives all events, including past events that are within the 24-hour "
+    "retention window and new events sent after subscription.": "test_minus_2",
+    "To replay events, use the Streaming API endpoint.": "test_the_endpoint",
+    "Durable streaming is supported at this endpoint starting with API version 37.0.": (
+        "test_the_endpoint"
+    ),
+    "If the setReplay() function isn't called, or the CometD extension isn't registered, only new "
+    "events are sent to the subscriber (same as the -1 option).": "test_the_default",
+}
+
+
+def test_every_sentence_has_its_test():
+    """A promise of the seed without a test is not kept."""
+    assert set(SENTENCES.values()) <= set(globals())
+
+
+@pytest.mark.parametrize("replay", [-1, ReplayOption.NEW_EVENTS, "latest"])
+def test_minus_1(face, emulator, replay):
+    """-1: new events that are broadcast after the client subscribes, and no others."""
+    emulator.publish_streaming(TOPIC, numbered(3))
+    client = face(emulator, TOPIC, replay=replay)
+    new = emulator.publish_streaming(TOPIC, numbered(3))
+    assert client.ids(3) == new
+    assert client.rest() == []
+
+
+@pytest.mark.parametrize("replay", [-2, ReplayOption.ALL_EVENTS, "earliest"])
+def test_minus_2(face, emulator, replay):
+    """-2: all retained events, and the new ones after them, in order."""
+    past = emulator.publish_streaming(TOPIC, numbered(3))
+    client = face(emulator, TOPIC, replay=replay)
+    assert client.ids(3) == past
+    new = emulator.publish_streaming(TOPIC, numbered(2))
+    assert client.ids(2) == new
+
+
+def test_replay_id(face, emulator):
+    """An id: all events after it; the event of the id itself is not among them."""
+    past = emulator.publish_streaming(TOPIC, numbered(5))
+    client = face(emulator, is_open=True)
+    client.subscribe(TOPIC, past[1])
+    assert client.ids(3) == past[2:]
+    assert client.rest() == []
+
+
+def test_gaps(face, emulator):
+    """Ids grow and are not contiguous: nothing waits for one that never comes."""
+    past = emulator.publish_streaming(TOPIC, numbered(12))
+    steps = {after - before for before, after in itertools.pairwise(past)}
+    assert min(steps) >= 1
+    assert len(steps) > 1
+    assert face(emulator, TOPIC, replay=-2).ids(12) == past
+
+
+def test_the_retention_window(face, run_emulator):
+    """Outside of it events are discarded: -2 begins later, and an old id is refused."""
+    clock = ManualClock()
+    emulator = run_emulator(clock=clock, settings=Settings())
+    (old,) = emulator.publish_streaming(TOPIC, numbered(1))
+    clock.jump(2 * 3600.0)
+    kept = emulator.publish_streaming(TOPIC, numbered(2))
+    clock.jump(23 * 3600.0)
+    client = face(emulator, TOPIC, replay=-2)
+    assert client.ids(2) == kept
+    other = face(emulator)
+    with pytest.raises(ReplayIdRejectedError, match="was invalid") as refused:
+        other.subscribe(TOPIC, old)
+    assert refused.value.__cause__.error_message.startswith(f"The replayId {{{old}}} you provided")
+    other.subscribe(TOPIC, kept[0])
+    assert other.ids(1) == kept[1:]
+
+
+@pytest.mark.parametrize("replay", [5, 10**9])
+def test_an_id_that_was_never_given_out(face, emulator, replay):
+    """Refused, as one that is too old; an id is not made up from another."""
+    emulator.bus.age_out()
+    with pytest.raises(ReplayIdRejectedError):
+        face(emulator, TOPIC, replay=replay if replay > 5 else emulator.bus.tip() + 5)
+
+
+def test_the_default(face, emulator):
+    """Without a replay: only new events."""
+    emulator.publish_streaming(TOPIC, numbered(3))
+    client = face(emulator, TOPIC)
+    new = emulator.publish_streaming(TOPIC, numbered(1))
+    assert client.ids(1) == new
+
+
+def test_ids_are_of_their_channel(face, emulator):
+    """Two channels of one client have positions of their own."""
+    topics = emulator.publish_streaming(TOPIC, numbered(3))
+    news = emulator.publish_streaming("/u/News", [{"payload": str(i)} for i in range(3)])
+    client = face(emulator)
+    client.subscribe(TOPIC, topics[1])
+    client.subscribe("/u/News", news[0])
+    found = {(item.channel, item.replay_id) for item in client.collect(3)}
+    assert found == {(TOPIC, topics[2]), ("/u/News", news[1]), ("/u/News", news[2])}
+
+
+def test_ids_are_not_reused(face, emulator):
+    """After all events are gone, the next id is higher."""
+    past = emulator.publish_streaming(TOPIC, numbered(3))
+    emulator.bus.age_out()
+    client = face(emulator, TOPIC, replay=-2)
+    (new,) = emulator.publish_streaming(TOPIC, numbered(1))
+    assert new > past[-1]
+    assert client.ids(1) == [new]
+
+
+def test_notifications(face, emulator):
+    """A PushTopic event and a generic one, with what the seed shows of them."""
+    emulator.publish_streaming("/u/News", [{"payload": "This is a message."}])
+    client = face(emulator, TOPIC, "/u/News", replay=-2)
+    (news,) = client.collect(1)
+    assert news.raw["clientId"]
+    assert news.payload == news.data["payload"] == "This is a message."
+    assert news.channel == news.subscription == "/u/News"
+    assert (news.type, news.sobject) == (None, None)
+    emulator.publish_streaming(TOPIC, [{"type": "deleted", "sobject": {"Id": "001x"}}])
+    (message,) = client.collect(1)
+    assert (message.type, message.sobject) == ("deleted", {"Id": "001x"})
+    assert message.replay_id == message.data["event"]["replayId"]
+    assert message.created_date.endswith("Z")
+    assert message.delivery_seq == 2
+
+
+def test_the_endpoint(emulator):
+    """/cometd/VERSION, 37.0 or later; the version is a setting."""
+    with SyncFace(session_of(emulator), api_version="37.0").client as client:
+        client.subscribe(TOPIC)
+    for wrong in ("36.0", "37", "latest", "37.5"):
+        with pytest.raises(ConfigurationError, match=r"37\.0"):
+            SyncFace(session_of(emulator), api_version=wrong)
