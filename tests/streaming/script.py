@@ -13,7 +13,7 @@ from sfpubsub.streaming.numbers import Pace
 from sfpubsub.streaming.protocol import StreamingProtocol
 
 CLIENT = "client-1"
-TOPIC = "/topic/X"
+TOPIC = "/topic/Accounts"
 BROKEN = StreamUnavailableError("the connection broke")
 
 

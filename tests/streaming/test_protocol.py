@@ -706,6 +706,16 @@ def test_closing_says_goodbye():
     script.close()
 
 
+def test_what_was_cut_is_not_cut_again():
+    """Closing while the connect of the lost session has not landed yet."""
+    script = Script().connected(TOPIC)
+    script.subscribe(OTHER)
+    script.fail(ASK)
+    script.close()
+    assert [c.lane for c in script.of(Cut)] == [POLL]
+    assert script.protocol.state is State.STOPPED
+
+
 @pytest.mark.parametrize("how", ["failed", "late"])
 def test_a_goodbye_that_fails_is_ignored(how):
     """2.6: transport errors of a disconnect matter to nobody."""

@@ -26,8 +26,10 @@ class AsyncStreamingClient(StreamingBase):
 
     async def open(self) -> None:
         """Sign in and connect; as `StreamingClient.open`."""
-        self._bell = Bell()
-        await _done(self._make_driver(self._bell.ring).open())
+        bell = Bell()
+        driver = self._make_driver(bell.ring)
+        self._bell = bell
+        await _done(driver.open())
 
     async def close(self) -> None:
         """Say goodbye to the server; as `StreamingClient.close`."""

@@ -58,8 +58,15 @@ class StreamingClient(StreamingBase):
             StreamUnavailableError: The server cannot be reached, or is too busy.
             SfPubSubError: The server refuses otherwise.
         """
-        self._news = threading.Condition()
-        self._make_driver(self._ring).open().result()
+        news = threading.Condition()
+
+        def ring() -> None:
+            with news:
+                news.notify_all()
+
+        driver = self._make_driver(ring)
+        self._news = news
+        driver.open().result()
 
     def close(self) -> None:
         """Say goodbye to the server. What was fetched can still be received."""
@@ -157,10 +164,6 @@ class StreamingClient(StreamingBase):
             SfPubSubError: As `sfpubsub.auth.rest.OrgClient` raises.
         """
         return self._channels().push(channel, payload, user_ids)
-
-    def _ring(self) -> None:
-        with self._news:
-            self._news.notify_all()
 
     def _next(self, timeout: float | None) -> StreamingMessage | None:
         message = self._head()

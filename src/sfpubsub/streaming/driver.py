@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -205,7 +206,8 @@ class StreamingDriver:
     def _end(self) -> None:
         with self._ending:
             self.over = True
-        for jobs in self._jobs.values():
+        for lane, jobs in self._jobs.items():
+            self._transport.cut(lane, sys.maxsize)
             jobs.put(None)
         for thread in self._threads[:-1]:
             thread.join(_JOIN)

@@ -79,8 +79,8 @@ class Channels:
         with self._lock:
             if any(item.name.lower() == name.lower() for item in self.records(kind)):
                 raise EmulatorProblem(f"the name {name} is taken")
-            count = self._store.rows("SELECT count(*) FROM streaming_records")[0][0]
-            number = int(self._store.meta("streaming_number", str(count))) + 1
+            number = int(self._store.meta("streaming_number", "0")) + 1
+            self._bus.put_log(_LOG + _path(kind, name))
             record_id = eighteen(f"{_PREFIXES[kind]}SB{number:010d}")
             with self._store.transaction():
                 self._store.set_meta("streaming_number", str(number))
@@ -91,7 +91,6 @@ class Channels:
                     name,
                     json.dumps(dict(fields)),
                 )
-            self._bus.put_log(_LOG + _path(kind, name))
         return Record(record_id, kind, name, fields)
 
     def records(self, kind: str) -> list[Record]:
@@ -133,8 +132,8 @@ class Channels:
                 raise EmulatorProblem(f"an event of {path} has {', '.join(sorted(known[kind]))}")
         name = path if start == "/u/" else path.removeprefix(start)
         if all(item.name != name for item in self.records(kind)):
-            fields = {"Query": "SELECT Id, Name FROM Account"} if kind == "PushTopic" else {}
-            self.create(kind, name, fields)
+            query = {"Query": "SELECT Id, Name FROM Account", "ApiVersion": 67.0}
+            self.create(kind, name, query if kind == "PushTopic" else {})
         return [self._publish(path, kind, dict(event)) for event in events]
 
     def _publish(self, path: str, kind: str, event: dict[str, Any]) -> int:

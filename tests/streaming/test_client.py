@@ -1,0 +1,355 @@
+"""What both faces do besides reading: arguments, lifecycle, settings, pushing, secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import sfpubsub.streaming
+from sfpubsub import ReplayId, StartPosition
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession, Session, StaticSession
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    LocalProtocolError,
+    PermissionDeniedError,
+    RemoteProtocolError,
+    StreamUnavailableError,
+    TopicNotFoundError,
+)
+from sfpubsub.streaming import AsyncStreamingClient, PushTopics, StreamingClient
+from sfpubsub.streaming.generic import rows_of
+from sfpubsub.streaming.positions import as_number
+
+from ..cli.test_cli import point_at
+from ..client.test_faces import SPELLED, callables, members, parameters
+from ..conftest import until
+from .conftest import TOPIC, numbered
+from .faces import session_of
+
+
+def org(emulator):
+    return OrgClient(CurrentSession(StaticSession(session_of(emulator))), HttpClient())
+
+
+# Faces and names.
+
+
+def test_the_faces_say_the_same_words():
+    """Same names in the same order, same arguments and defaults; what waits is a coroutine."""
+    spelled = {**SPELLED, "__iter__": "__aiter__", "__next__": "__anext__"}
+    assert [spelled.get(name, name) for name in members(StreamingClient)] == members(
+        AsyncStreamingClient
+    )
+    for name, function in callables(StreamingClient).items():
+        other = getattr(AsyncStreamingClient, spelled.get(name, name))
+        assert parameters(function) == parameters(other), name
+    waits = {
+        name
+        for name, function in callables(AsyncStreamingClient).items()
+        if inspect.iscoroutinefunction(function) and not name.startswith("__")
+    }
+    assert waits == {"open", "close", "subscribe", "unsubscribe", "receive", "ack", "push"}
+
+
+@pytest.mark.parametrize("name", sfpubsub.streaming.__all__)
+def test_every_public_name_resolves(name):
+    """And nothing else does."""
+    assert getattr(sfpubsub.streaming, name) is not None
+    assert name in dir(sfpubsub.streaming)
+    with pytest.raises(AttributeError, match="StreamingClinet"):
+        _ = sfpubsub.streaming.StreamingClinet
+
+
+def test_it_needs_neither_grpc_nor_spark():
+    """Who reads PushTopics loads what that needs."""
+    code = (
+        "import sys, sfpubsub.streaming as s; lazy = 'requests' not in sys.modules;"
+        "s.StreamingClient, s.AsyncStreamingClient;"
+        "print(lazy, sorted({'grpc', 'fastavro', 'pyspark', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True []"
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"replay": 5.5},
+        {"replay": None},
+        {"replay": True},
+        {"replay": -3},
+        {"replay": 1 << 64},
+        {"replay": "yesterday"},
+        {"replay": Fault},
+        {"replay_fallback": object()},
+        {"replay_policy": "sometimes"},
+        {"api_version": "1.0"},
+        {"ca_file": "/no/such/file"},
+    ],
+)
+def test_wrong_arguments_are_refused(emulator, arguments):
+    """A3: by a ConfigurationError, before anything is asked of a server."""
+    for kind in (StreamingClient, AsyncStreamingClient):
+        with pytest.raises(ConfigurationError):
+            kind(session_of(emulator), **arguments)
+
+
+def test_positions_of_the_other_api_are_refused():
+    """Ten bytes are a position of the Pub/Sub API; nothing is guessed from them."""
+    eight, ten = ReplayId(bytes(7) + b"\x05"), ReplayId(bytes(9) + b"\x05")
+    assert as_number(eight) == as_number(StartPosition.after(eight)) == 5
+    with pytest.raises(ConfigurationError, match="not one of the Streaming API"):
+        as_number(ten, TOPIC)
+
+
+# Life.
+
+
+def test_what_needs_an_open_client_says_so(face, emulator):
+    """C1, C2, C4, D1: before open and after close; twice is once."""
+    client = face(emulator, is_open=False)
+    assert client.closed
+    assert (client.subscriptions, client.pending_count) == (set(), 0)
+    client.close()
+    for call in (client.subscribe, client.unsubscribe):
+        with pytest.raises(LocalProtocolError, match="closed"):
+            call(TOPIC)
+    with pytest.raises(LocalProtocolError, match="closed"):
+        client.receive()
+    client.open()
+    assert not client.closed
+    assert "open" in repr(client.client)
+    with pytest.raises(LocalProtocolError, match="open already"):
+        client.open()
+    client.subscribe(TOPIC)
+    assert client.subscriptions == {TOPIC}
+    client.unsubscribe(TOPIC)
+    client.unsubscribe("/u/Other")
+    assert client.subscriptions == set()
+    client.close()
+    client.close()
+    assert "closed" in repr(client.client)
+    driver = client.client._driver
+    with pytest.raises(LocalProtocolError, match="closed"):
+        driver.subscribe(TOPIC, -1, rewind=False).result(1)
+
+
+def test_the_block_closes_and_lets_errors_out(emulator):
+    """C3: on both faces."""
+    with pytest.raises(KeyError), StreamingClient(session_of(emulator)) as client:
+        raise KeyError
+    assert client.closed
+
+    async def fail() -> None:
+        async with AsyncStreamingClient(session_of(emulator)):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        asyncio.run(fail())
+
+
+def test_a_wait_can_be_cancelled(emulator):
+    """E5: receive() under a timeout of the caller's; the next message is not lost."""
+
+    async def read() -> int | None:
+        async with AsyncStreamingClient(session_of(emulator), replay={}) as client:
+            await client.subscribe(TOPIC)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.receive(), 0.05)
+            assert await client.receive(0.01) is None
+            emulator.publish_streaming(TOPIC, numbered(1))
+            message = await client.receive()
+            return message and message.delivery_seq
+
+    assert asyncio.run(read()) == 1
+
+
+def test_opening_fails_with_the_reason(face, emulator):
+    """C1: the wrong token, nobody there, a sign-in that fails."""
+    wrong = Session("wrong", emulator.instance_url, emulator.tenant_id)
+    with pytest.raises(AuthenticationError):
+        face(StaticSession(wrong))
+    nowhere = Session(emulator.access_token, "http://127.0.0.1:9", emulator.tenant_id)
+    with pytest.raises(StreamUnavailableError, match="nobody listens"):
+        face(StaticSession(nowhere))
+    plain = Session(emulator.access_token, "http://example.com", emulator.tenant_id)
+    with pytest.raises(ConfigurationError, match="plaintext"):
+        face(StaticSession(plain))
+
+    class Locked:
+        def get_session(self, expired):
+            raise AuthenticationError("locked out")
+
+    with pytest.raises(AuthenticationError, match="locked out"):
+        face(Locked())
+    emulator.faults.add(Fault("answer_with_page", status=401))
+    with pytest.raises(StreamUnavailableError, match="401"):
+        face(emulator)
+
+
+def test_a_refused_channel_raises_the_kind_of_error(face, emulator):
+    """D1: what the server says decides."""
+    client = face(emulator)
+    with pytest.raises(TopicNotFoundError, match="does not exist"):
+        client.subscribe("/topic/None")
+    with pytest.raises(TopicNotFoundError):
+        client.subscribe("/u/None")
+    emulator.faults.add(
+        Fault("refuse_message", rpc="/meta/subscribe", text="403::Restricted channel")
+    )
+    with pytest.raises(PermissionDeniedError):
+        client.subscribe(TOPIC)
+    client.subscribe(TOPIC)
+    with pytest.raises(LocalProtocolError, match="another client"):
+        client.subscribe(f"{TOPIC}?Name='a'")
+
+
+def test_a_failing_callback_does_not_hang_the_reader(face, emulator, caplog):
+    """on_gap is anyone's code: the reader is told, and the client is closed."""
+
+    def broken(gap):
+        raise ZeroDivisionError
+
+    client = face(emulator, TOPIC, on_gap=broken)
+    emulator.faults.add(Fault("end_cometd_session"))
+    with pytest.raises(StreamUnavailableError, match="ZeroDivisionError"):
+        client.receive()
+    assert client.closed
+    assert "the streaming client failed" in caplog.text
+
+
+def test_channels_of_the_pubsub_api_are_pointed_out(face, emulator, caplog):
+    """A log line for those that it carries, none for the others."""
+    caplog.set_level(logging.INFO, "sfpubsub.streaming")
+    client = face(emulator, TOPIC)
+    assert "Pub/Sub API" not in caplog.text
+    client.subscribe("/event/Order_Event__e")
+    assert "/event/Order_Event__e can be read through the Pub/Sub API" in caplog.text
+
+
+def test_the_token_is_nowhere(face, emulator, caplog):
+    """Not in logs, not in errors, even where the server repeats it."""
+    caplog.set_level(logging.DEBUG)
+    client = face(emulator, TOPIC)
+    echo = Fault(
+        "refuse_message", rpc="/meta/subscribe", text=f"403::no access: {emulator.access_token}"
+    )
+    emulator.faults.add(echo)
+    with pytest.raises(PermissionDeniedError) as refused:
+        client.subscribe("/u/Other")
+    shown = "".join([caplog.text, str(refused.value), repr(refused.value.__cause__.response)])
+    assert "***" in shown
+    assert emulator.access_token not in shown + repr(client.client)
+
+
+def test_it_works_over_tls(face, run_emulator, tmp_path):
+    """With the authority that is named, and not without."""
+    emulator = run_emulator(tls=True)
+    with pytest.raises(StreamUnavailableError, match="SFPUBSUB_CA_FILE"):
+        face(emulator)
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    client = face(emulator, TOPIC, replay=-2, ca_file=str(emulator.ca_file))
+    assert client.ids(1) == found
+    client.close()
+
+
+def test_from_env_takes_the_settings(emulator, monkeypatch):
+    """The same as for the gRPC client, and the API version."""
+    point_at(emulator, monkeypatch, SFPUBSUB_STREAMING_API_VERSION="60.0")
+    with StreamingClient.from_env(replay=-2) as client:
+        client.subscribe(TOPIC)
+        assert client._version == "60.0"
+    with pytest.raises(ConfigurationError, match="37"):
+        StreamingClient.from_env({"streaming_api_version": "9.0"})
+
+
+# Records of the org.
+
+
+def test_pushing_to_a_generic_channel(face, emulator):
+    """To everybody, or to a list; the count says how many."""
+    emulator.publish_streaming("/u/News", [{"payload": "first"}])
+    client = face(emulator, "/u/News")
+    assert client.push("/u/News", "to all") == -1
+    assert client.push("/u/News", "to nobody", ["005000000000001AAA"]) == 0
+    assert [message.payload for message in client.collect(1)] == ["to all"]
+    with pytest.raises(TopicNotFoundError, match="no generic channel"):
+        client.push("/u/None", "x")
+    for channel, payload, users in (
+        ("/topic/X", "x", ()),
+        ("/u/News' OR Name = '", "x", ()),
+        ("/u/News", "x" * 3001, ()),
+        ("/u/News", "x", ["me"]),
+    ):
+        with pytest.raises(LocalProtocolError):
+            client.push(channel, payload, users)
+
+
+def test_pushtopics_are_administered(emulator):
+    """Create, list, show, delete."""
+    topics = PushTopics(org(emulator), "67.0")
+    made = topics.create("Leads", "SELECT Id, Name FROM Lead", operations=["create", "delete"])
+    assert (made.name, made.api_version, made.is_active) == ("Leads", 67.0, True)
+    assert made.operations == ("create", "delete")
+    assert made.notify_for_fields == "Referenced"
+    assert made in topics.list()
+    assert topics.show("Leads") == made
+    assert topics.delete("Leads") == made
+    assert made not in topics.list()
+    with pytest.raises(TopicNotFoundError, match="pushtopic list"):
+        topics.show("Leads")
+    with pytest.raises(ConfigurationError, match="not the name"):
+        topics.show("Leads' OR Name LIKE '%")
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"records": [1]}, {"records": [], "done": False}])
+def test_an_odd_answer_of_the_org_is_an_error(answer):
+    """It is believed only as far as it has the documented form."""
+    with pytest.raises(RemoteProtocolError):
+        rows_of(answer)
+
+
+class Odd:
+    """An org that answers oddly."""
+
+    def __init__(self, row, posted=None):
+        self.row, self.posted = row, posted
+
+    def get(self, path, query=None):
+        return {"records": [self.row], "done": True}
+
+    def post(self, path, body):
+        return self.posted
+
+
+def test_odd_records_are_errors():
+    """Without an id, without a field, without a count."""
+    from sfpubsub.streaming.generic import GenericChannels
+
+    good = "0M6000000000001AAA"
+    for row, posted in (({"Id": "../x"}, None), ({"Id": good}, None), ({"Id": good}, [{}])):
+        with pytest.raises(RemoteProtocolError):
+            GenericChannels(Odd(row, posted), "67.0").push("/u/News", "x")
+    with pytest.raises(RemoteProtocolError, match="PushTopic without"):
+        PushTopics(Odd({"Id": good}), "67.0").show("Leads")
+
+
+def test_the_session_is_shared(emulator):
+    """One sign-in for this client and the other."""
+    shared = CurrentSession(StaticSession(session_of(emulator)))
+    client = StreamingClient(shared)
+    assert client._sessions is shared
+    with client:
+        until(lambda: not client.closed)

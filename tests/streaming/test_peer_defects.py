@@ -1,0 +1,217 @@
+"""The fifteen known defects of the asyncio client that this one replaces, M1 to M15, done better.
+
+Each test shows our behaviour where the peer's was seen to fail. What a server is needed for runs on
+the emulator, the rest on the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import (
+    AuthenticationError,
+    RemoteProtocolError,
+    ReplayIdRejectedError,
+    StreamUnavailableError,
+)
+from sfpubsub.streaming import AsyncStreamingClient, StreamingMessage
+from sfpubsub.streaming.commands import Lane
+
+from ..conftest import until
+from .conftest import TOPIC, numbered
+from .faces import QUICK, AsyncFace, SyncFace, session_of
+from .script import BROKEN, Script, event
+
+ASK, POLL = Lane.ASK, Lane.POLL
+INVALID = "400::The replayId {7} you provided was invalid."
+UNKNOWN = "403::Unknown client"
+DEFECTS = range(1, 16)
+
+
+def test_each_defect_has_its_test():
+    """M1 to M15."""
+    assert [sum(name.startswith(f"test_m{n:02}_") for name in globals()) for n in DEFECTS] == [
+        1
+    ] * len(DEFECTS)
+
+
+def test_m01_it_opens_on_this_python(emulator):
+    """The peer cannot on Python 3.10 and newer."""
+
+    async def first() -> StreamingMessage | None:
+        async with AsyncStreamingClient(session_of(emulator), replay=-2, pace=QUICK) as client:
+            await client.subscribe(TOPIC)
+            emulator.publish_streaming(TOPIC, numbered(1))
+            return await client.receive(5.0)
+
+    message = asyncio.run(first())
+    assert message is not None
+
+
+@pytest.mark.parametrize("timeout", [3.0, 10.0])
+def test_m02_the_connection_timeout_is_kept_to(timeout):
+    """The fork raises after 0.0 s, whatever was asked for."""
+    script = Script(connection_timeout=timeout).connected(TOPIC)
+    begun = script.now
+    script.fail(POLL)
+    while not script.errors:
+        script.wait()
+        if ASK in script.flying:
+            script.fail(ASK)
+    assert script.now - begun == pytest.approx(timeout)
+
+
+def test_m03_a_refused_resumption_is_no_silent_loss():
+    """The peer drops the channel without a word, whatever fallback there is."""
+    for fallback in (None, -2):
+        script = Script(fallback=fallback).connected(TOPIC)
+        script.well(POLL, event(7))
+        script.no(POLL, UNKNOWN, "handshake")
+        script.reconnect()
+        script.no(ASK, INVALID)
+        if fallback is None:
+            assert type(script.errors[0]) is ReplayIdRejectedError
+        else:
+            assert script.gaps == [("rejected", TOPIC)]
+            assert script.positions == {TOPIC: -2}
+
+
+def test_m04_prefetched_messages_do_not_come_twice(face, emulator):
+    """The peer resumes after the last message that was read, and keeps its queue."""
+    store: dict = {}
+    found = emulator.publish_streaming(TOPIC, numbered(4))
+    client = face(emulator, replay=store)
+    store[TOPIC] = (found[0]).to_bytes(8, "big")
+    client.subscribe(TOPIC)
+    until(lambda: client.pending_count == 3)
+    emulator.faults.add(Fault("end_cometd_session"))
+    until(lambda: emulator.faults.report()[0]["happened"] == 1)
+    (new,) = emulator.publish_streaming(TOPIC, numbered(1))
+    assert client.ids(4) == [*found[1:], new]
+    assert client.rest() == []
+    assert store[TOPIC] == new.to_bytes(8, "big")
+
+
+def test_m05_all_events_means_all_once():
+    """The peer replays everything at each transparent reconnect."""
+    script = Script().connected(TOPIC, start=-2)
+    script.well(POLL, event(1), event(2))
+    script.fail(POLL)
+    script.reconnect()
+    assert script.positions == {TOPIC: 2}
+
+
+def test_m06_a_gap_without_a_known_id_is_told():
+    """The peer loses what came meanwhile, and says nothing."""
+    script = Script().connected(TOPIC)
+    script.fail(POLL)
+    script.reconnect()
+    assert script.gaps == [("unanchored", TOPIC)]
+
+
+def test_m07_the_interval_is_milliseconds():
+    """The peer waits a thousand times as long."""
+    script = Script().connected()
+    script.well(POLL, advice={"reconnect": "retry", "interval": 3})
+    assert script.protocol.deadline == pytest.approx(script.now + 0.003)
+
+
+@pytest.mark.parametrize("kind", [SyncFace, AsyncFace])
+def test_m08_close_wakes_who_waits(kind, emulator, caplog):
+    """The peer leaves `async for` hanging, and logs a callback's exception."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    client = kind(session_of(emulator))
+    client.open()
+    client.subscribe(TOPIC)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.iterate)
+        until(waiting.running)
+        client.stop() if kind is SyncFace else client.wait(client.client.close())
+        assert waiting.result(5.0) == []
+    client.stop()
+    assert not [record for record in caplog.records if record.levelno >= 40]
+
+
+def test_m09_a_failed_sign_in_is_not_hidden():
+    """The peer shows a timeout only."""
+    script = Script().connected(TOPIC)
+    script.no(POLL, "401::Authentication invalid", "none")
+    refused = AuthenticationError("invalid_grant: the user is locked out")
+    script.renewed(refused)
+    assert script.errors == [refused]
+
+
+def test_m10_advice_is_merged():
+    """With the peer, an answer that names the interval makes it forget the timeout."""
+    script = Script().connected()
+    script.well(POLL, advice={"timeout": 110_000})
+    script.well(POLL, advice={"reconnect": "retry", "interval": 0})
+    assert script.flying[POLL].timeout == pytest.approx(132.0)
+
+
+def test_m11_every_channel_has_its_own_fallback():
+    """The peer has one slot: the first subscribe that passes uses it up."""
+    script = Script(fallback=-2).connected()
+    script.subscribe("/u/first", 7)
+    script.subscribe(TOPIC, 7)
+    script.well(ASK)
+    script.no(ASK, INVALID)
+    assert script.positions == {TOPIC: -2}
+
+
+def test_m12_an_event_without_a_date_or_an_id_raises_our_errors_only(face, emulator):
+    """The peer raises an AttributeError about a str."""
+    client = face(emulator, replay={}, replay_policy="manual")
+    bare = {"channel": "/u/News", "data": {"event": {"replayId": 5}, "payload": "text"}}
+    message = StreamingMessage(bare, "/u/News", 5, 1)
+    assert message.created_date is None
+    client.ack(message)
+    assert client.replay_store.get("/u/News").replay_id.hex() == "0000000000000005"
+    with pytest.raises(RemoteProtocolError, match="without a replay id"):
+        client.ack(StreamingMessage({"channel": "/u/News", "data": ""}, "/u/News", None, 2))
+
+
+def test_m13_the_filter_is_no_part_of_the_position(face, emulator):
+    """The peer sends the position under the name with its filter, where no server looks."""
+    store: dict = {}
+    name = f"{TOPIC}?Name='1'&Name='3'"
+    found = emulator.publish_streaming(TOPIC, numbered(5))
+    store[name] = found[1].to_bytes(8, "big")
+    client = face(emulator, name, replay=store)
+    (message,) = client.collect(1)
+    assert (message.replay_id, message.subscription, message.channel) == (found[3], name, TOPIC)
+    assert store == {name: found[3].to_bytes(8, "big")}
+
+
+def test_m14_opening_does_not_wait_for_a_poll(run_emulator):
+    """The peer holds `open` for a whole poll on servers that hold the first connect."""
+    script = Script()
+    script.open()
+    script.well(ASK)
+    assert script.sent[-1][0]["advice"] == {"timeout": 0}
+    emulator = run_emulator(settings=Settings(streaming_timeout_s=30.0))
+    begun = time.monotonic()
+    client = SyncFace(session_of(emulator))
+    client.open()
+    assert time.monotonic() - begun < 5.0
+    client.stop()
+
+
+def test_m15_a_subscribe_that_times_out_raises_our_error():
+    """The peer lets an asyncio.TimeoutError escape."""
+    script = Script(connection_timeout=0.5).connected()
+    script.subscribe(TOPIC)
+    script.wait()
+    script.fail(ASK, BROKEN) if ASK in script.flying else None
+    while script.outcome(TOPIC) is None:
+        script.land_cut()
+        script.wait()
+    assert type(script.outcome(TOPIC)) is StreamUnavailableError
+    json.dumps(str(script.outcome(TOPIC)))

@@ -1,0 +1,313 @@
+"""The seed "Advanced Usage" of the asyncio client, sentence by sentence, on both faces."""
+
+from __future__ import annotations
+
+import collections
+import json
+import shelve
+
+import pytest
+
+from sfpubsub import (
+    AsyncReplayStore,
+    DefaultMappingReplayStore,
+    FileReplayStore,
+    ReplayOption,
+    ReplayStore,
+    StartPosition,
+)
+from sfpubsub.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    ReplayIdRejectedError,
+    SfPubSubError,
+)
+from sfpubsub.streaming import as_replay_id
+
+from ..conftest import until
+from .conftest import TOPIC, numbered
+
+# Sentence of the seed -> the test that shows it; "module: test" where it is another file's.
+SENTENCES = {
+    "Salesforce stores events for 24 hours. Events outside the 24-hour retention period are "
+    "discarded.": "test_seed_durability: test_the_retention_window",
+    "The default is to receive only the new events sent after subscribing, the default replay "
+    "parameter is ReplayOption.NEW_EVENTS": "test_seed_durability: test_the_default",
+    "If you want to receive all events within the retention window every time the Client "
+    "connects, before receiving new events, then the ReplayOption.ALL_EVENTS value should be "
+    "passed to the Client.": "test_all_events_every_time_the_client_is_opened",
+    "being able to continue to process event messages from the point where the client left "
+    "off": "test_a_mapping_continues",
+    "all you have to do is to pass an object capable of storing the most recent ReplayMarker for "
+    "every channel": "test_a_store_of_ones_own",
+    "The simplest way is to pass an object for the replay parameter that inherits from "
+    "collections.abc.MutableMapping. This can be a simple dict, OrderedDict or if you want to use "
+    "persistent storage then a Shelf object": "test_a_mapping_continues",
+    "the client on the first connection will receive only new events, and on reconnection will "
+    "continue from the last unretrieved message": "test_a_mapping_continues",
+    "If you want to receive all events from the retention window before continuing with new "
+    "events, combined with the advantage of continuation on the next reconnect, then you can pass "
+    "a DefaultMappingStorage object": "test_a_default_for_the_first_run",
+    "If you want complete control over how ReplayMarkers are stored and retrieved […] then you can "
+    "provide your own ReplayMarkerStorage implementation.": "test_a_store_of_ones_own",
+    "Since Salesforce no longer has the event message that the client would try to retrieve, it "
+    "would raise ServerError.": "test_a_position_that_is_too_old",
+    "To recover from an error like the above, you would have to discard the ReplayMarker for the "
+    "problematic channel, and try to subscribe again.": "test_a_position_that_is_too_old",
+    "you can pass a ReplayOption for the replay_fallback parameter. If a subscription error "
+    "occurs, then Client will try to resubscribe using the specified "
+    "ReplayOption.": "test_the_fallback",
+    "it will try to maintain a continuous connection in the background with the server. If any "
+    "network failures happen while waiting to receive() messages, the client will reconnect to "
+    "the server transparently, it will resubscribe to the subscribed channels, and continue to "
+    "wait for incoming messages.": "test_reconnects: test_nothing_is_lost_and_nothing_repeated",
+    "a connection_timeout can be passed to the Client, to limit how many seconds the client "
+    "object should wait before raising a TransportTimeoutError if it can't reconnect to the "
+    "server.": "test_reconnects: test_the_server_is_down_for_more_than_the_timeout",
+    "The default value is 10 seconds. If you pass None as the connection_timeout value, then the "
+    "client will keep on trying indefinitely.": "test_the_defaults",
+    "It will start to fetch messages from the server as soon as it's connected, even before "
+    "receive() is called.": "test_prefetching",
+    "incoming messages will wait in a buffer for users to consume them when receive() is called, "
+    "without any delay": "test_prefetching",
+    "the number of prefetched messages can be limited with the max_pending_count parameter of the "
+    "Client. The default value is 100.": (
+        "test_reconnects: test_the_queue_is_bounded_by_its_limit_and_one_answer"
+    ),
+    "The current number of messages waiting to be consumed can be obtained from the "
+    "Client.pending_count attribute.": "test_prefetching",
+    "you can specify the callable to use for serialization with the json_dumps and the callable "
+    "for deserialization with the json_loads parameters of the Client.": "test_json_hooks",
+}
+
+
+def test_every_sentence_has_its_test():
+    """A promise of the seed without a test is not kept."""
+    from . import test_reconnects, test_seed_durability
+
+    homes = {
+        "test_reconnects": test_reconnects,
+        "test_seed_durability": test_seed_durability,
+    }
+    for test in SENTENCES.values():
+        home, _, name = test.rpartition(": ")
+        assert hasattr(homes[home], name) if home else name in globals(), test
+
+
+def test_the_defaults(face, emulator):
+    """New events, 10 seconds, 100 messages, positions kept when messages are handed out."""
+    client = face(emulator, is_open=False).client
+    assert (client._timeout, client._most, client._policy) == (10.0, 100, "automatic")
+    assert (client._start, client._fallback, client.replay_store) == (-1, None, None)
+
+
+def test_all_events_every_time_the_client_is_opened(face, emulator):
+    """-2 stores nothing: opened again, it begins again."""
+    found = emulator.publish_streaming(TOPIC, numbered(2))
+    client = face(emulator, is_open=False, replay=ReplayOption.ALL_EVENTS)
+    for _ in range(2):
+        client.open()
+        client.subscribe(TOPIC)
+        assert client.ids(2) == found
+        client.close()
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, "shelf"])
+def test_a_mapping_continues(face, emulator, tmp_path, kind):
+    """The first run reads new events; the next one goes on after the last that was received."""
+    path = str(tmp_path / "replay.db")
+    mapping = None if kind == "shelf" else kind()
+    emulator.publish_streaming(TOPIC, numbered(2))
+    seen = []
+    for run in range(2):
+        kept = shelve.open(path) if mapping is None else mapping  # noqa: SIM115  # as users do
+        client = face(emulator, TOPIC, replay=kept)
+        if run == 0:
+            published = emulator.publish_streaming(TOPIC, numbered(5))
+            until(lambda client=client: client.pending_count == 5)
+        seen += client.ids(3 if run == 0 else 2)
+        client.close()
+        assert kept[TOPIC] == seen[-1].to_bytes(8, "big")
+        if mapping is None:
+            kept.close()
+    assert seen == published
+
+
+def test_a_default_for_the_first_run(face, emulator, tmp_path):
+    """All events at first, then on from the last one; in a mapping, or in a durable file."""
+    for replay in (
+        DefaultMappingReplayStore({}, ReplayOption.ALL_EVENTS),
+        FileReplayStore(tmp_path / "positions.json", default="earliest"),
+    ):
+        emulator.bus.age_out()
+        found = emulator.publish_streaming(TOPIC, numbered(2))
+        client = face(emulator, TOPIC, replay=replay)
+        assert client.ids(2) == found
+        client.close()
+        found = emulator.publish_streaming(TOPIC, numbered(1))
+        client.open()
+        client.subscribe(TOPIC)
+        assert client.ids(1) == found
+    kept = json.loads((tmp_path / "positions.json").read_text())
+    assert kept["positions"] == {TOPIC: as_replay_id(found[0]).hex()}
+
+
+class OwnStore(ReplayStore):
+    """Numbers in a list, and what was called."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def get(self, topic):
+        return StartPosition.after(as_replay_id(self.numbers[-1])) if self.numbers else None
+
+    def set(self, topic, replay_id):
+        self.numbers.append(int.from_bytes(bytes(replay_id), "big"))
+
+
+class OwnAsyncStore(AsyncReplayStore):
+    """The same with coroutines."""
+
+    def __init__(self) -> None:
+        self.store = OwnStore()
+
+    async def get(self, topic):
+        return self.store.get(topic)
+
+    async def set(self, topic, replay_id):
+        self.store.set(topic, replay_id)
+
+
+def test_a_store_of_ones_own(face, emulator):
+    """Two methods; awaited ones with the asyncio face."""
+    own = OwnStore()
+    found = emulator.publish_streaming(TOPIC, numbered(3))
+    own.numbers.append(found[0])
+    client = face(emulator, TOPIC, replay=own)
+    assert client.ids(2) == found[1:]
+    assert own.numbers == found
+    if client.name == "sync":
+        with pytest.raises(ConfigurationError, match="AsyncStreamingClient"):
+            face(emulator, is_open=False, replay=OwnAsyncStore())
+        return
+    awaited = OwnAsyncStore()
+    awaited.store.numbers.append(found[0])
+    other = face(emulator, TOPIC, replay=awaited)
+    assert other.ids(2) == found[1:]
+    assert awaited.store.numbers == found
+
+
+def test_a_position_that_is_too_old(face, emulator):
+    """An error with the server's sentence; discard the position, and subscribe again."""
+    (old,) = emulator.publish_streaming(TOPIC, numbered(1))
+    emulator.bus.age_out()
+    replay = {TOPIC: as_replay_id(old)}
+    client = face(emulator, replay=replay)
+    with pytest.raises(ReplayIdRejectedError) as error:
+        client.subscribe(TOPIC)
+    assert str(error.value.__cause__.error_message) == (
+        f"The replayId {{{old}}} you provided was invalid.  Please provide a valid ID, -2 to "
+        f"replay all events, or -1 to replay only new events."
+    )
+    assert client.subscriptions == set()
+    del replay[TOPIC]
+    client.subscribe(TOPIC)
+    assert client.subscriptions == {TOPIC}
+
+
+def test_the_fallback(face, emulator):
+    """Subscribes from there, with a Gap; the stored position is replaced by the next message."""
+    (old,) = emulator.publish_streaming(TOPIC, numbered(1))
+    emulator.bus.age_out()
+    found = emulator.publish_streaming(TOPIC, numbered(2))
+    replay, gaps = {TOPIC: as_replay_id(old)}, []
+    client = face(
+        emulator, replay=replay, replay_fallback=ReplayOption.ALL_EVENTS, on_gap=gaps.append
+    )
+    client.subscribe(TOPIC)
+    assert replay == {TOPIC: as_replay_id(old)}
+    assert client.ids(1) == found[:1]
+    assert replay == {TOPIC: bytes(as_replay_id(found[0]))}
+    (gap,) = gaps
+    assert (gap.reason, gap.after, gap.error_code) == ("rejected", as_replay_id(old), "400")
+
+
+def test_prefetching(face, emulator):
+    """Messages are there before anybody asks, are counted, and can be read after the end."""
+    client = face(emulator, TOPIC)
+    assert (client.pending_count, client.has_pending_messages) == (0, False)
+    found = emulator.publish_streaming(TOPIC, numbered(3))
+    until(lambda: client.pending_count == 3)
+    assert client.has_pending_messages
+    client.close()
+    assert client.closed
+    assert client.pending_count == 3
+    assert client.ids(2) == found[:2]
+    assert client.iterate() == found[2:]
+    assert client.iterate() == []
+    with pytest.raises(LocalProtocolError, match="no pending messages"):
+        client.receive()
+
+
+def test_json_hooks(face, emulator):
+    """Every request and every answer goes through them."""
+    calls = collections.Counter()
+
+    def dumps(value):
+        calls["dumps"] += 1
+        return json.dumps(value)
+
+    def loads(text):
+        calls["loads"] += 1
+        return json.loads(text)
+
+    client = face(emulator, TOPIC, json_dumps=dumps, json_loads=loads)
+    emulator.publish_streaming(TOPIC, numbered(1))
+    client.ids(1)
+    assert calls["loads"] >= 4
+    assert calls["dumps"] >= 4
+
+    def broken(text):
+        raise KeyError(text)
+
+    with pytest.raises(SfPubSubError, match="could not be read: KeyError"):
+        face(emulator, json_loads=broken)
+
+
+def test_the_manual_policy(face, emulator):
+    """Nothing is kept until the message is handled; an error in the block keeps nothing."""
+    replay: dict = {}
+    client = face(emulator, TOPIC, replay=replay, replay_policy="manual")
+    found = emulator.publish_streaming(TOPIC, numbered(3))
+    messages = client.collect(3)
+    assert replay == {}
+    with pytest.raises(ValueError, match="no"):
+        client.handled(messages[0], ValueError("no"))
+    assert replay == {}
+    client.handled(messages[1])
+    assert replay == {TOPIC: bytes(as_replay_id(found[1]))}
+    client.ack(messages[0])  # an older one moves nothing back
+    assert replay == {TOPIC: bytes(as_replay_id(found[1]))}
+    client.ack(messages[2])
+    assert replay == {TOPIC: bytes(as_replay_id(found[2]))}
+
+
+def test_a_store_that_fails_costs_no_message(face, emulator):
+    """The position is kept first; the message is still there when that did not work."""
+
+    class Full(OwnStore):
+        is_full = True
+
+        def set(self, topic, replay_id):
+            if self.is_full:
+                self.is_full = False
+                raise OSError("disk full")
+            super().set(topic, replay_id)
+
+    store = Full()
+    client = face(emulator, TOPIC, replay=store)
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    with pytest.raises(OSError, match="disk full"):
+        client.receive(5.0)
+    assert client.ids(1) == found
+    assert store.numbers == found
