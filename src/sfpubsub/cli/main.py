@@ -38,6 +38,8 @@ COMMANDS = {
     "lag": ("sfpubsub.cli.lag", "Show how far subscribe and ingest have got on this machine."),
     "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
+    "push": ("sfpubsub.cli.pushtopic", "Push an event to a generic channel."),
+    "pushtopic": ("sfpubsub.cli.pushtopic", "Administer PushTopics."),
     "quarantine": ("sfpubsub.cli.quarantine", "See and redrive events that were not decoded."),
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by its id or its topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),

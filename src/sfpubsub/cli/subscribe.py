@@ -49,6 +49,11 @@ _GRACE = 3.0
 @click.option(
     "--topic", type=Topic(), metavar="TOPIC", help="A topic, such as /event/Order_Event__e."
 )
+@click.option(
+    "--channel",
+    metavar="CHANNEL",
+    help="A channel of the Streaming API: /topic/NAME of a PushTopic, or /u/NAME.",
+)
 @click.option("--max-events", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @click.option(
     "--idle-timeout",
@@ -60,18 +65,18 @@ _GRACE = 3.0
 @click.option(
     "--replay",
     metavar="latest|earliest|HEX",
-    help="With --topic: where to start.  [default: latest]",
+    help="With --topic: where to start.  [default: latest]  With --channel: -1, -2 or an id.",
 )
 @click.option(
     "--replay-store",
     "store_file",
     metavar="FILE",
-    help="With --topic: keep the position here; --replay is then for the first run.",
+    help="With --topic or --channel: keep the position here; --replay is then for the first run.",
 )
 @click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
-    help="With --topic: what to do when the position is refused.  [default: stop]",
+    help="With --topic or --channel: what to do when the position is refused.  [default: stop]",
 )
 @click.option(
     "--quarantine",
@@ -86,6 +91,7 @@ def subscribe(
     /,
     managed: str | None,
     topic: str | None,
+    channel: str | None,
     max_events: int | None,
     idle_timeout: float | None,
     raw: bool,
@@ -102,8 +108,24 @@ def subscribe(
     behind it. Ctrl-C ends in order, and so does a reader that has enough, such as `head`; a second
     Ctrl-C ends at once.
     """
-    if (managed is None) == (topic is None):
-        raise click.UsageError("give either --managed or --topic")
+    if [managed, topic, channel].count(None) != 2:
+        raise click.UsageError("give either --managed, --topic or --channel")
+    if channel is not None:
+        if raw or quarantine_dir is not None:
+            raise click.UsageError("--raw and --quarantine do not go with --channel")
+        from sfpubsub.cli import channel as streaming
+
+        streaming.run(
+            ctx,
+            channel,
+            replay=replay,
+            store_file=store_file,
+            fallback=fallback,
+            max_events=max_events,
+            idle_timeout=idle_timeout,
+            service=service,
+        )
+        return
     if managed is not None and not (replay is None and store_file is None and fallback is None):
         raise click.UsageError(
             "--replay, --replay-store and --fallback go with --topic; the service keeps the "

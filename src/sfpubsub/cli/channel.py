@@ -1,0 +1,112 @@
+"""``sfpubsub subscribe --channel``: events of the Streaming API as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from sfpubsub.cli.main import INTERRUPTED
+from sfpubsub.cli.render import json_line
+from sfpubsub.cli.service import StopRequest
+from sfpubsub.cli.words import counted
+from sfpubsub.errors import ConfigurationError, StreamUnavailableError
+from sfpubsub.streaming import StreamingClient, StreamingMessage, as_replay_id
+from sfpubsub.streaming.positions import FileReplayStore, as_number
+from sfpubsub.types import Gap, Replay
+
+# How often to look whether a signal has asked to stop, in seconds: soon enough for a person.
+_POLL = 0.2
+
+
+def run(
+    ctx: click.Context,
+    channel: str,
+    *,
+    replay: str | None,
+    store_file: str | None,
+    fallback: str | None,
+    max_events: int | None,
+    idle_timeout: float | None,
+    service: Mapping[str, str | None],
+) -> None:
+    """Print a channel's events until told to stop; then unsubscribe and disconnect.
+
+    A position goes into the store once its line is flushed.
+    """
+    start = _start(replay)
+    count, silent_since = 0, time.monotonic()
+    with ExitStack() as opened:
+        source: Replay | FileReplayStore = start
+        if store_file is not None:
+            source = opened.enter_context(FileReplayStore(store_file, default=start))
+        client = StreamingClient.from_env(
+            service,
+            replay=source,
+            replay_fallback=None if fallback in (None, "stop") else fallback,
+            replay_policy="manual",
+            on_gap=_tell,
+        )
+        stop = opened.enter_context(StopRequest().installed())
+        opened.enter_context(client)
+        client.subscribe(channel)
+        while not stop.requested and (max_events is None or count < max_events):
+            message = _next(client)
+            now = time.monotonic()
+            if message is not None:
+                sys.stdout.write(json_line(line_of(message)))
+                sys.stdout.flush()
+                if message.replay_id is not None:
+                    client.ack(message)
+                count, silent_since = count + 1, now
+            elif idle_timeout is not None and now - silent_since >= idle_timeout:
+                break
+        client.unsubscribe(channel)
+    click.echo(counted(count, "event"), err=True)
+    if stop.interrupted:
+        ctx.exit(INTERRUPTED)
+
+
+def line_of(message: StreamingMessage) -> dict[str, Any]:
+    """Return an event with the keys that events of topics have, and two more."""
+    data = message.data if isinstance(message.data, dict) else {"payload": message.data}
+    about = data.get("event")
+    return {
+        "topic": message.channel,
+        "subscription": message.subscription,
+        "event_id": about.get("EventUuid") if isinstance(about, dict) else None,
+        "replay_id": message.replay_id,
+        "schema_id": data.get("schema"),
+        "event_name": message.channel.rpartition("/")[2],
+        "type": message.type,
+        "created_date": message.created_date,
+        "payload": data.get("sobject", data.get("payload")),
+    }
+
+
+def _next(client: StreamingClient) -> StreamingMessage | None:
+    try:
+        return client.receive(_POLL)
+    except StreamUnavailableError as error:
+        if client.closed:
+            raise
+        click.echo(f"waiting: {error}", err=True)  # it goes on trying
+        return None
+
+
+def _start(replay: str | None) -> Replay:
+    try:
+        number = -1 if replay is None else as_number(int(replay))
+    except (ValueError, ConfigurationError) as error:
+        raise click.BadParameter(
+            f"{replay!r} is not -1, -2 or a replay id", param_hint="--replay"
+        ) from error
+    return {-1: "latest", -2: "earliest"}.get(number) or as_replay_id(number)
+
+
+def _tell(gap: Gap) -> None:
+    click.echo(f"warning: {gap}", err=True)

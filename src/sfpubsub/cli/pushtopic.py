@@ -1,0 +1,115 @@
+"""``sfpubsub pushtopic`` and ``sfpubsub push``: the objects of the Streaming API."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import click
+
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession
+from sfpubsub.cli.render import json_line
+from sfpubsub.cli.service import service_options
+from sfpubsub.config import Settings
+from sfpubsub.streaming import PushTopic, PushTopics
+from sfpubsub.streaming.generic import GenericChannels
+
+_OPERATIONS = ("create", "update", "delete", "undelete")
+
+
+@click.group()
+def pushtopic() -> None:
+    """Administer PushTopics: queries whose results' changes are events of /topic/NAME."""
+
+
+@pushtopic.command()
+@click.argument("name")
+@click.argument("query")
+@click.option(
+    "--on",
+    "operations",
+    type=click.Choice(_OPERATIONS),
+    multiple=True,
+    help="What makes events; can be repeated.  [default: all of them]",
+)
+@click.option(
+    "--notify-for-fields",
+    type=click.Choice(["Referenced", "All", "Select", "Where"]),
+    default="Referenced",
+    show_default=True,
+    help="Changes of which fields make events.",
+)
+@service_options
+def create(
+    name: str,
+    query: str,
+    operations: tuple[str, ...],
+    notify_for_fields: str,
+    **service: str | None,
+) -> None:
+    """Create a PushTopic of a SOQL query, and print it as a JSON line."""
+    topics, _ = _objects(service)
+    made = topics.create(
+        name, query, operations=operations or _OPERATIONS, notify_for_fields=notify_for_fields
+    )
+    _show(made)
+
+
+@pushtopic.command("list")
+@service_options
+def list_(**service: str | None) -> None:
+    """List the org's PushTopics, a JSON line for each."""
+    for topic in _objects(service)[0].list():
+        _show(topic)
+
+
+@pushtopic.command()
+@click.argument("name")
+@service_options
+def show(name: str, **service: str | None) -> None:
+    """Show one PushTopic as a JSON line."""
+    _show(_objects(service)[0].show(name))
+
+
+@pushtopic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@service_options
+def delete(name: str, yes: bool, **service: str | None) -> None:
+    """Delete a PushTopic and print what it was. Its subscribers hear nothing any more."""
+    topics, _ = _objects(service)
+    if not yes:
+        click.confirm(f"delete {topics.show(name).name}?", abort=True, err=True)
+    _show(topics.delete(name))
+
+
+@click.command()
+@click.argument("channel")
+@click.argument("payload", required=False)
+@click.option("--to", "user_ids", multiple=True, metavar="ID", help="A user; can be repeated.")
+@service_options
+def push(
+    channel: str, payload: str | None, user_ids: tuple[str, ...], **service: str | None
+) -> None:
+    """Push an event to a generic channel such as /u/News: PAYLOAD, or else what stdin has.
+
+    Prints a JSON line with the number of users who got it, -1 for a broadcast.
+    """
+    text = sys.stdin.read() if payload is None else payload
+    count = _objects(service)[1].push(channel, text, user_ids)
+    sys.stdout.write(json_line({"channel": channel, "fanout_count": count}))
+
+
+def _objects(service: dict[str, str | None]) -> tuple[PushTopics, GenericChannels]:
+    settings = Settings.load(service)
+    sessions = CurrentSession(session_provider(settings))
+    org = OrgClient(sessions, HttpClient.from_settings(settings))
+    version = settings.streaming_api_version
+    return PushTopics(org, version), GenericChannels(org, version)
+
+
+def _show(topic: PushTopic) -> None:
+    sys.stdout.write(json_line(dataclasses.asdict(topic)))
