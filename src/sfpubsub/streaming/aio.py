@@ -90,14 +90,9 @@ class AsyncStreamingClient(StreamingBase):
             self._take()
         return message
 
-    def __aiter__(self) -> AsyncStreamingClient:
-        return self
-
-    async def __anext__(self) -> StreamingMessage:
-        message = await self._next(None)
-        if message is None:
-            raise StopAsyncIteration
-        return message
+    async def __aiter__(self) -> AsyncIterator[StreamingMessage]:
+        while (message := await self._next(None)) is not None:
+            yield message
 
     async def __aenter__(self) -> AsyncStreamingClient:
         await self.open()

@@ -129,10 +129,14 @@ class Channels:
     def arrived(self, events: Iterable[Message]) -> list[StreamingMessage]:
         """Return what can be queued of the events of one answer, and note how far it reaches."""
         found: list[StreamingMessage] = []
-        by_path, count = self._by_path, self._arrived
+        new, count = tuple.__new__, self._arrived  # spares a call for each of many events
+        path: str | None = None
+        name, channel = "", None
         for event in events:
-            path = event["channel"]
-            channel = by_path.get(path) or by_path.get(path.partition("?")[0])
+            if event["channel"] != path:
+                path = event["channel"]
+                channel = self._by_path.get(path) or self._by_path.get(path.partition("?")[0])
+                name = path if channel is None else channel.name
             if channel is not None and channel.stage is Stage.ASKED:
                 channel.early.append(event)
                 continue
@@ -142,12 +146,9 @@ class Channels:
                 replay_id = None
             if type(replay_id) is not int:  # a boolean is an int to isinstance
                 replay_id = None
-            count += 1
-            if channel is None:
-                found.append(StreamingMessage(event, path, replay_id, count))
-                continue
-            if replay_id is not None:
+            elif channel is not None:
                 channel.last = replay_id
-            found.append(StreamingMessage(event, channel.name, replay_id, count))
+            count += 1
+            found.append(new(StreamingMessage, (event, name, replay_id, count)))
         self._arrived = count
         return found

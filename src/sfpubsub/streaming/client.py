@@ -187,14 +187,18 @@ class StreamingClient(StreamingBase):
                     return
                 self._news.wait(rest)
 
-    def __iter__(self) -> StreamingClient:
-        return self
-
-    def __next__(self) -> StreamingMessage:
-        message = self._next(None)
-        if message is None:
-            raise StopIteration
-        return message
+    def __iter__(self) -> Iterator[StreamingMessage]:
+        while (message := self._next(None)) is not None:
+            yield message
+            driver = self._driver
+            if driver is None or not (self._store is None or self._policy == "manual"):
+                continue
+            # Nothing to keep: straight from the queue, which costs a fraction.
+            items = driver.items
+            while items and isinstance(head := items[0], StreamingMessage):
+                items.popleft()
+                driver.consumed()
+                yield head
 
     def __enter__(self) -> StreamingClient:
         self.open()

@@ -203,7 +203,7 @@ class StreamingProtocol:
         events: list[Message] = []
         replies: list[Message] = []
         for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("channel"), str):
+            if type(message) is not dict or type(message.get("channel")) is not str:
                 self._broke(request, _broken("something that is no message"), now, chance)
                 return self._commands(now)
             if "data" in message and "successful" not in message:

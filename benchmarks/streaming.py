@@ -1,0 +1,183 @@
+"""Events a second of the streaming client, against a bare long-polling loop on the same server.
+
+    python benchmarks/streaming.py [--events N] [--rounds R]
+
+The server, in a process of its own, answers every connect at once with 1,000 PushTopic events. The
+bare loop is what one would write with the same HTTP library: post, json.loads, look at each
+message. The two take turns. Prints one JSON line: `ratio` is ours through theirs in events a second,
+the median of the rounds; `cpu_ratio` the same in events a second of this process's CPU, which is
+less: the client reads ahead in threads of its own while the bare loop waits for the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import socket
+import statistics
+import sys
+import threading
+import time
+from typing import Any
+
+CHANNEL = "/topic/Accounts"
+PER_ANSWER = 1000
+
+
+def events() -> str:
+    """Return an answer's events, without the brackets; ids are put in later."""
+    record = {
+        "Id": "001SB0000000001YAA",
+        "Name": "Global Media",
+        "Phone": "(905) 555-1212",
+        "Industry": "Media",
+        "AnnualRevenue": 1250000.0,
+        "Website": None,
+    }
+    return json.dumps(
+        {
+            "channel": CHANNEL,
+            "clientId": "2t80j2hcog29sdh9ihjd9643a",
+            "data": {
+                "event": {
+                    "createdDate": "2026-01-01T00:00:00.000Z",
+                    "replayId": "@",
+                    "type": "updated",
+                },
+                "sobject": record,
+            },
+        }
+    ).replace('"@"', "@")
+
+
+def serve(ready: Any) -> None:
+    """Answer Bayeux as fast as can be: one thread a connection, bytes made beforehand."""
+    template = events()
+    many = ",".join(template.replace("@", str(number)) for number in range(1, PER_ANSWER + 1))
+    listener = socket.create_server(("127.0.0.1", 0))
+    ready.send(listener.getsockname()[1])
+
+    def answer(message: dict[str, Any]) -> str:
+        reply = {"channel": message["channel"], "id": message.get("id"), "successful": True}
+        if message["channel"] == "/meta/handshake":
+            reply |= {"clientId": "1", "ext": {"replay": True}}
+        held = message["channel"] == "/meta/connect" and "advice" not in message
+        return f"{many + ',' if held else ''}{json.dumps(reply)}"
+
+    def work(connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with connection, connection.makefile("rb") as reader:
+            while reader.readline():
+                length = 0
+                while (line := reader.readline()) != b"\r\n":
+                    name, _, value = line.partition(b":")
+                    length = int(value) if name.lower() == b"content-length" else length
+                messages = json.loads(reader.read(length))
+                body = f"[{','.join(map(answer, messages))}]".encode()
+                head = (
+                    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n"
+                )
+                connection.sendall(head.encode() + body)
+
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=work, args=(connection,), daemon=True).start()
+
+
+class Watch:
+    """Measures from the first answer on."""
+
+    def start(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def rates(self, count: int) -> tuple[float, float]:
+        """Return events a second, of the clock and of CPU."""
+        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        return (count - PER_ANSWER) / wall, (count - PER_ANSWER) / cpu
+
+
+def bare(url: str, wanted: int) -> tuple[float, float]:
+    """Poll with requests and json.loads; return events a second."""
+    import requests
+
+    session = requests.Session()
+    session.trust_env = False
+    body = json.dumps([{"channel": "/meta/connect", "id": "1", "connectionType": "long-polling"}])
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer x"}
+    watch, count, last = Watch(), 0, None
+    while count < wanted:
+        answer = session.post(f"{url}/cometd/67.0", data=body, headers=headers, timeout=10)
+        for message in json.loads(answer.content):
+            if "data" in message:
+                last = message["data"]["event"]["replayId"]
+                count += 1
+        if count == PER_ANSWER:
+            watch.start()
+    assert last == PER_ANSWER
+    session.close()
+    return watch.rates(count)
+
+
+def ours(url: str, wanted: int) -> tuple[float, float]:
+    """Iterate over the streaming client; return events a second."""
+    from sfpubsub.auth.session import Session
+    from sfpubsub.streaming import StreamingClient
+
+    client = StreamingClient(
+        Session("token", url, "00D000000000001AAA"), max_pending_count=5 * PER_ANSWER
+    )
+    watch, count = Watch(), 0
+    with client:
+        client.subscribe(CHANNEL)
+        for message in client:
+            count += 1
+            if count == PER_ANSWER:
+                watch.start()
+            if count >= wanted:
+                break
+        rates = watch.rates(count)
+    assert message.replay_id is not None
+    return rates
+
+
+def main() -> int:
+    """Measure, print, and fail below the bound."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--events", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--least", type=float, default=0.0, help="fail below this ratio")
+    options = parser.parse_args()
+    receive, send = multiprocessing.Pipe(duplex=False)
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(send,), daemon=True)
+    server.start()
+    url = f"http://127.0.0.1:{receive.recv()}"
+    try:
+        rounds = [
+            (bare(url, options.events), ours(url, options.events)) for _ in range(options.rounds)
+        ]
+    finally:
+        server.terminate()
+        server.join()
+    theirs, mine = (statistics.median(item[side][0] for item in rounds) for side in (0, 1))
+    ratios = [after[0] / before[0] for before, after in rounds]
+    result = {
+        "benchmark": "streaming",
+        "events": options.events,
+        "per_answer": PER_ANSWER,
+        "bare_per_s": round(theirs),
+        "ours_per_s": round(mine),
+        "ratio": round(statistics.median(ratios), 2),
+        "cpu_ratio": round(statistics.median(after[1] / before[1] for before, after in rounds), 2),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    print(json.dumps(result))
+    return 0 if result["ratio"] >= options.least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
