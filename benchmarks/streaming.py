@@ -4,8 +4,8 @@
 
 The server, in a process of its own, answers every connect at once with 1,000 PushTopic events. The
 bare loop is what one would write with the same HTTP library: post, json.loads, look at each
-message. The two take turns. Prints one JSON line: `ratio` is ours through theirs in events a second,
-the median of the rounds; `cpu_ratio` the same in events a second of this process's CPU, which is
+message. The two take turns. Prints one JSON line: `ratio` is ours through theirs in events a second
+(the median of the rounds); `cpu_ratio` the same in events a second of this process's CPU, which is
 less: the client reads ahead in threads of its own while the bare loop waits for the server.
 """
 
@@ -132,7 +132,7 @@ def ours(url: str, wanted: int) -> tuple[float, float]:
     watch, count = Watch(), 0
     with client:
         client.subscribe(CHANNEL)
-        for message in client:
+        for message in client:  # noqa: B007  # looked at after the loop
             count += 1
             if count == PER_ANSWER:
                 watch.start()

@@ -20,17 +20,29 @@ began=$SECONDS
 lint() { ruff check . && ruff format --check .; }
 types() { mypy; }
 generated() { scripts/gen_protos.sh --check; }
-# The core's own tests, alone, must reach every branch of it.
-core() {
-  export COVERAGE_FILE=$logs/coverage
-  python -m coverage run --source=sfpubsub.protocol -m pytest tests/protocol -q -m "not slow" &&
+# What decides is tested alone: these tests must reach every branch of these modules.
+covered() { # INCLUDE TESTS…
+  local include=$1
+  shift
+  export COVERAGE_FILE=$logs/coverage.of.$BASHPID
+  python -m coverage run --source=sfpubsub -m pytest -q -m "not slow" "$@" &&
     python -m coverage combine --quiet &&
-    python -m coverage report --fail-under=100
+    python -m coverage report --fail-under=100 --include="$include"
+}
+core() { covered '*/protocol/*' tests/protocol; }
+consumer() {
+  covered '*/client/consumer.py,*/client/dispatch.py' \
+    tests/client/test_consumer.py tests/client/test_dispatch.py
+}
+streaming() {
+  local names=bayeux,channels,commands,failures,numbers,outage,protocol,subscriptions
+  covered "$(printf '*/streaming/%s.py,' ${names//,/ })" \
+    tests/streaming/test_bayeux.py tests/streaming/test_protocol.py
 }
 iceberg() { scripts/test_iceberg.sh --smoke; }
 
 # Side by side; what each says is shown when it has ended, in this order.
-checks=(lint types generated core iceberg)
+checks=(lint types generated core consumer streaming iceberg)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 declare -A pids
@@ -52,5 +64,5 @@ printf '\n== checks took %d s\n' $((SECONDS - began)) >&2
 
 # One worker more than there are cores, because much of it waits: for Java, for children, for time.
 # The tests that share a Spark session stay together (tests/spark/conftest.py).
-python -m pytest -m "not slow" --ignore=tests/protocol --numprocesses $(($(nproc) + 1)) \
+python -m pytest -m "not slow and not foreign" --ignore=tests/protocol --numprocesses $(($(nproc) + 1)) \
   --dist loadgroup

@@ -421,9 +421,10 @@ def test_without_a_fallback_a_refused_resumption_is_told_to_the_reader():
         lambda s: (s.unsubscribe(OTHER), s.fail(ASK)),
         lambda s: (s.unsubscribe(OTHER), s.answer(ASK)),
         lambda s: s.well(POLL, {"channel": "/meta/disconnect"}),
+        lambda s: s.well(POLL, {"channel": "/meta/disconnect"}, advice={"reconnect": "none"}),
         lambda s: s.well(POLL, advice={"reconnect": "handshake"}),
     ],
-    ids=["broken", "empty", "nonsense", "late", "ask", "unanswered", "goodbye", "advice"],
+    ids=["broken", "empty", "nonsense", "late", "ask", "unanswered", "goodbye", "end", "advice"],
 )
 def test_a_session_in_doubt_is_given_up(speak):
     """An answer that may be lost had events that the server has forgotten: they come by replay."""

@@ -213,13 +213,18 @@ class StreamingProtocol:
         failures = self._outage.failures
         for reply in replies:
             self._advice = self._advice.merged(reply.get("advice"))
+        # Its other replies are about a session that is over; the connect may even advise "none".
+        is_goodbye = bool(self._client_id) and any(
+            reply["channel"] == bayeux.DISCONNECT for reply in replies
+        )
         # Replies first, so that the events beside a subscribe's are those of an active channel.
-        self._hear(request, replies, now, chance)
+        if not is_goodbye:
+            self._hear(request, replies, now, chance)
         found = self.channels.arrived(events) + self.channels.arrived(self.channels.early())
         if found:
             self._out.append(Deliver(found))
         self.is_full = self.is_full_with(pending + len(found))
-        if any(_is_goodbye(reply) for reply in replies) and self._client_id:
+        if is_goodbye and self.state is not State.CLOSING:
             logger.info("the server said goodbye: making another session")
             self._start_anew(now)
         if self._outage.failures == failures and self._is_well():
@@ -541,7 +546,3 @@ class StreamingProtocol:
 def _broken(what: str) -> RemoteProtocolError:
     # Proxies and restarting servers send such things: worth another try.
     return RemoteProtocolError(f"the server sent {what}", retryable=True)
-
-
-def _is_goodbye(reply: Message) -> bool:
-    return bool(reply["channel"] == bayeux.DISCONNECT)

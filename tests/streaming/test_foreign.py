@@ -1,0 +1,188 @@
+"""Others judge: our client on CometD's own servers, and others' clients on our emulator.
+
+Run with `-m foreign`. The packages are fetched by npm and Maven, at pinned versions, into a cache
+directory outside of the tree, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from sfpubsub.auth.session import Session, StaticSession
+from sfpubsub.emulator.faults import Fault
+
+from ..conftest import until
+from .conftest import TOPIC, numbered
+from .faces import QUICK
+
+pytestmark = pytest.mark.foreign
+
+HERE = Path(__file__).parent / "foreign"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sfpubsub" / "foreign"
+CHANNEL = "/u/News"
+DOWNLOAD_S = 600.0
+START_S = 60.0
+EXPIRED_S = 6.0  # both servers forget a session after 3 s, and look for those every few seconds
+
+needs_node = pytest.mark.skipif(
+    not (shutil.which("node") and shutil.which("npm")), reason="node and npm are not there"
+)
+needs_java = pytest.mark.skipif(
+    not (shutil.which("java") and shutil.which("mvn")), reason="java and mvn are not there"
+)
+
+
+def fetched(name: str, *command: str) -> Path:
+    """Return the directory with the packages that a file of versions names."""
+    directory = CACHE / name.partition(".")[0]
+    wanted = (HERE / name).read_text()
+    done = directory / "done"
+    if not done.exists() or done.read_text() != wanted:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        shutil.copy(HERE / name, directory)
+        subprocess.run(command, cwd=directory, check=True, timeout=DOWNLOAD_S)
+        done.write_text(wanted)
+    return directory
+
+
+def node_packages() -> Path:
+    return fetched("package.json", "npm", "install", "--silent", "--no-audit", "--no-fund")
+
+
+def java_packages() -> Path:
+    copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
+    return fetched("pom.xml", "mvn", "-q", "-B", *copy)
+
+
+class Judge:
+    """A foreign server as a process that takes commands."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self._lines: Queue[str] = Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.url = f"http://127.0.0.1:{int(self._lines.get(timeout=START_S))}"
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def ask(self, command: str) -> list[int]:
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return json.loads(self._lines.get(timeout=START_S))
+
+    def stop(self) -> None:
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def start_node() -> Judge:
+    modules = str(node_packages() / "node_modules")
+    return Judge(["node", str(HERE / "judge.cjs")], {"NODE_PATH": modules})
+
+
+def start_java() -> Judge:
+    lib = java_packages() / "lib"
+    return Judge(["java", "-cp", f"{lib}/*", str(HERE / "Judge.java")], {})
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(start_node, marks=needs_node, id="cometd-nodejs-server"),
+        pytest.param(start_java, marks=needs_java, id="cometd-java-server"),
+    ]
+)
+def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
+    server = request.param()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_our_client_on_the_servers_of_the_project(face: Callable[..., Any], judge: Judge):
+    """Handshake, subscribe, hold, events; the server ends sessions; each event once; goodbye."""
+    session = StaticSession(Session("token", judge.url, "00D000000000001AAA"))
+    gaps: list = []
+    client = face(session, pace=QUICK, on_gap=gaps.append)
+    found = judge.ask(f"publish {CHANNEL} 5")
+    client.subscribe(CHANNEL, -2)
+    assert client.ids(5) == found
+    judge.ask("goodbye")
+    found = judge.ask(f"publish {CHANNEL} 5")
+    assert client.ids(5) == found
+    assert client.rest() == []
+    assert gaps == []
+    client.subscribe("/u/Other")
+    assert client.subscriptions == {CHANNEL, "/u/Other"}
+    client.unsubscribe(CHANNEL)
+    judge.ask(f"publish {CHANNEL} 2")
+    found = judge.ask("publish /u/Other 2")
+    assert client.ids(2) == found
+    client.close()
+
+
+def test_a_session_that_expired_while_the_queue_was_full(face: Callable[..., Any], judge: Judge):
+    """Nobody polls for longer than the server keeps the session: unknown client, replay."""
+    session = StaticSession(Session("token", judge.url, "00D000000000001AAA"))
+    client = face(session, pace=QUICK, max_pending_count=1)
+    client.subscribe(CHANNEL, -2)
+    found = judge.ask(f"publish {CHANNEL} 3")
+    until(lambda: client.pending_count)
+    time.sleep(EXPIRED_S)
+    found += judge.ask(f"publish {CHANNEL} 3")
+    assert client.ids(6) == found
+    assert client.rest() == []
+
+
+@needs_node
+@pytest.mark.parametrize("script", ["cometd_client.cjs", "jsforce_client.cjs"])
+def test_others_clients_on_our_emulator(emulator: Any, script: str):
+    """They shake hands, replay, poll, and survive the end of their session."""
+    found = emulator.publish_streaming(TOPIC, numbered(4))
+    arguments = [emulator.http_url, emulator.access_token, TOPIC, str(found[0]), "5"]
+    process = subprocess.Popen(
+        ["node", str(HERE / script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NODE_PATH": str(node_packages() / "node_modules")},
+    )
+    try:
+        seen = [int(process.stdout.readline()) for _ in range(3)]
+        assert seen == found[1:]
+        sessions = emulator.cometd.sessions._sessions
+        until(lambda: any(session.pending for session in list(sessions.values())))
+        emulator.faults.add(Fault("end_cometd_session"))
+        until(lambda: any(session.subscriptions for session in list(sessions.values())))
+        new = emulator.publish_streaming(TOPIC, numbered(2))
+        rest, errors = process.communicate(timeout=START_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert [int(line) for line in rest.splitlines()][-2:] == new, errors
+    emulator.faults.assert_consumed()
