@@ -1,0 +1,77 @@
+"""What the two pages show is executed, and their commands parse."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.cli.main import cli
+
+from ..cli.test_cli import point_at
+from .conftest import TOPIC, records
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / "streaming.md", DOCS / "migrating-from-aiosfstream.md"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, code in enumerate(blocks(page, "python"), 1)
+    ],
+)
+def test_a_python_example_runs(code, emulator, monkeypatch, tmp_path):
+    """Every block runs as it stands there, up to what it prints first."""
+    point_at(emulator, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    emulator.publish_streaming(TOPIC, records("Ada", "Bob"))
+    printed = []
+
+    class EnoughError(Exception):
+        pass
+
+    def show(*values):
+        printed.append(values)
+        raise EnoughError  # loops are endless: here a test can step out
+
+    with pytest.raises(EnoughError):
+        exec(compile(code, "example", "exec"), {"__name__": "example", "print": show})
+    assert all(value is not None for value in printed[0])
+
+
+def test_the_peers_half_is_marked_as_not_run():
+    """Each of its blocks has a sentence that says so, and none is taken for ours."""
+    text = PAGES[1].read_text()
+    assert text.count("Before (not run):") == len(blocks(PAGES[1], "py")) == 3
+    for code in blocks(PAGES[1], "python"):
+        ast.parse(code)
+        assert "aiosfstream" not in code
+
+
+def test_the_commands_parse():
+    """Every command and option of the page exists."""
+    lines = [line for block in blocks(PAGES[0], "sh") for line in block.splitlines()]
+    assert len(lines) == 5
+    for line in lines:
+        _, command, *arguments = shlex.split(line)
+        with cli.make_context("sfpubsub", [command, *arguments]) as context:
+            found = cli.get_command(context, command)
+            found.make_context(command, arguments, parent=context).close()
+
+
+def test_the_evidence_exists():
+    """The tests that the promises point to are there."""
+    found = re.findall(r"`(tests/[\w/]+\.py)`", PAGES[0].read_text())
+    assert found
+    for path in found:
+        assert (DOCS.parent / path).is_file(), path
