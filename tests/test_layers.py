@@ -132,7 +132,16 @@ def test_asyncio_is_for_the_asyncio_face_only():
 
 
 # The core of the Streaming API's client decides everything and does nothing.
-STREAMING_CORE = ("bayeux", "channels", "commands", "failures", "message", "outage", "protocol")
+STREAMING_CORE = (
+    "bayeux",
+    "channels",
+    "commands",
+    "failures",
+    "message",
+    "outage",
+    "protocol",
+    "subscriptions",
+)
 
 
 @pytest.mark.parametrize("name", STREAMING_CORE)

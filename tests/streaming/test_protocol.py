@@ -252,6 +252,8 @@ def test_events_that_overtook_a_lost_answer_come_again():
     script.reconnect()
     assert script.positions == {TOPIC: -2}
     assert script.ids == []
+    script.well(ASK, event(1), event(3))
+    assert script.ids == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -437,6 +439,7 @@ def test_a_session_in_doubt_is_given_up(speak):
     handshakes = [m for m in script.sent if m[0]["channel"] == "/meta/handshake"]
     assert len(handshakes) == 2
     assert script.renewals == 0
+    assert script.errors == []
 
 
 def test_what_is_still_in_flight_is_cut_first():

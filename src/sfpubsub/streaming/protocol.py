@@ -24,15 +24,14 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Advice, Message, Refusal, reconnect_of, refusal_of
-from sfpubsub.streaming.channels import Channel, Channels, Stage
+from sfpubsub.streaming.bayeux import Advice, Message, reconnect_of, refusal_of
+from sfpubsub.streaming.channels import Channel, Channels
 from sfpubsub.streaming.commands import (
     Command,
     Cut,
     Deliver,
     Lane,
     Renew,
-    Report,
     Send,
     Settle,
 )
@@ -40,17 +39,14 @@ from sfpubsub.streaming.failures import (
     Next,
     concerns_session,
     error_for,
-    is_replay_refused,
     twice_refused,
     what_next,
 )
 from sfpubsub.streaming.numbers import Pace
 from sfpubsub.streaming.outage import Outage
+from sfpubsub.streaming.subscriptions import Subscriptions
 
 logger = logging.getLogger("sfpubsub.streaming")
-
-# Room for the client id in the size of a request, in bytes; ids have about 30 characters.
-_CLIENT_ID = "x" * 200
 
 
 class State(enum.Enum):
@@ -97,13 +93,11 @@ class StreamingProtocol:
         fallback: int | None = None,
     ) -> None:
         self.state = State.NEW
-        self.channels = Channels()
         self.is_full = False
         """Whether polling rests because the queue is full."""
         self._pace = pace
         self._dumps = dumps
         self._most = max(0, max_pending_count)
-        self._fallback = fallback
         self._outage = Outage(pace, connection_timeout or None)
         self._opener: object | None = None
         self._client_id = ""
@@ -116,6 +110,12 @@ class StreamingProtocol:
         self._renewed_at: float | None = None
         self._close_by: float | None = None
         self._out: list[Command] = []
+        self._subscriptions = Subscriptions(dumps, fallback, self._out)
+
+    @property
+    def channels(self) -> Channels:
+        """The subscriptions and how far each has come."""
+        return self._subscriptions.channels
 
     # What the application wants.
 
@@ -140,15 +140,7 @@ class StreamingProtocol:
         Raises:
             LocalProtocolError: It is no channel, or is subscribed in another way.
         """
-        channel = self.channels.find(name)
-        if channel is None:
-            channel = Channel(name, name.partition("?")[0], start, waiter)
-            self._check_size(channel)
-            self.channels.add(channel)
-        elif rewind or channel.waiter is not None:
-            raise LocalProtocolError(f"{name} is subscribed already: unsubscribe it first")
-        else:
-            self._out.append(Settle(waiter))
+        self._subscriptions.subscribe(name, start, waiter, rewind=rewind)
         return self._commands(now)
 
     def unsubscribe(self, name: str, waiter: object, now: float) -> list[Command]:
@@ -157,15 +149,7 @@ class StreamingProtocol:
         Raises:
             LocalProtocolError: It is no channel, or another call about it is under way.
         """
-        channel = self.channels.find(name)
-        if channel is not None and channel.waiter is not None:
-            raise LocalProtocolError(f"{name} is being subscribed or unsubscribed: wait for that")
-        if channel is not None and channel.stage is Stage.ACTIVE:
-            channel.stage, channel.waiter = Stage.LEAVING, waiter
-        else:
-            if channel is not None:  # between two sessions: it is just not subscribed again
-                self.channels.remove(channel)
-            self._out.append(Settle(waiter))
+        self._subscriptions.unsubscribe(name, waiter)
         return self._commands(now)
 
     def room(self, now: float) -> list[Command]:
@@ -227,7 +211,8 @@ class StreamingProtocol:
         if is_goodbye and self.state is not State.CLOSING:
             logger.info("the server said goodbye: making another session")
             self._start_anew(now)
-        if self._outage.failures == failures and self._is_well():
+        is_well = self.state is State.CONNECTED and self._subscriptions.are_well
+        if self._outage.failures == failures and is_well:
             self._outage.is_over()
         return self._commands(now)
 
@@ -276,7 +261,8 @@ class StreamingProtocol:
     def _commands(self, now: float) -> list[Command]:
         if self.state is not State.STOPPED:
             self._go_on(now)
-        out, self._out = self._out, []
+        out = self._out.copy()
+        self._out.clear()  # the list is shared with the subscriptions
         return out
 
     def _may_go_on(self) -> bool:
@@ -300,7 +286,11 @@ class StreamingProtocol:
                 self._send(Lane.ASK, [(bayeux.handshake(self._number()), None)], now)
         if self._client_id and Lane.ASK not in self._flying:
             if self.state is State.CONNECTED:
-                self._ask(now)
+                messages = self._subscriptions.requests(
+                    self._client_id, self._number, has_replay=self._has_replay
+                )
+                if messages:
+                    self._send(Lane.ASK, messages, now)
             elif self.state is State.CLOSING:
                 goodbye = bayeux.disconnect(self._number(), self._client_id)
                 self._client_id = ""
@@ -309,36 +299,6 @@ class StreamingProtocol:
     def _connect(self, now: float, timeout: float, *, at_once: bool) -> None:
         message = bayeux.connect(self._number(), self._client_id, at_once=at_once)
         self._send(Lane.POLL, [(message, None)], now, timeout)
-
-    def _ask(self, now: float) -> None:
-        """Subscribe and unsubscribe, as many as fit into one request."""
-        messages: list[tuple[Message, Channel | None]] = []
-        size = len("[]")
-        for channel in self.channels.at(Stage.WANTED, Stage.LEAVING):
-            message = channel.request(self._number(), self._client_id)
-            size += self._size(message)
-            if messages and size > bayeux.MAX_REQUEST:
-                break
-            messages.append((message, channel))
-            if channel.stage is Stage.LEAVING:
-                channel.stage = Stage.LEFT
-                continue
-            if channel.was_active and not (channel.is_anchored and self._has_replay):
-                self._report(channel, "unanchored", None)
-                channel.was_active = False  # told; a second failure before the answer is one
-            channel.stage = Stage.ASKED
-        if messages:
-            self._send(Lane.ASK, messages, now)
-
-    def _size(self, message: Message) -> int:
-        return len(self._dumps([message]).encode())
-
-    def _check_size(self, channel: Channel) -> None:
-        if self._size(channel.request(self._number(), _CLIENT_ID)) > bayeux.MAX_REQUEST:
-            raise LocalProtocolError(
-                f"the filter of {channel.path} is too long: a request has at most "
-                f"{bayeux.MAX_REQUEST} bytes"
-            )
 
     def _send(
         self,
@@ -388,7 +348,11 @@ class StreamingProtocol:
             elif key[0] == bayeux.CONNECT:
                 self._hear_connect(heard[key], now, chance)
             elif channel is not None and channel in self.channels:
-                self._hear_channel(channel, key[0], heard[key], now, chance)
+                reply = heard[key]
+                if reply["successful"] is not True and concerns_session(refusal_of(reply)):
+                    self._refused(f"{key[0]} of {channel.name}", reply, now, chance)
+                else:
+                    self._subscriptions.heard(channel, key[0], reply)
 
     def _hear_handshake(self, reply: Message, now: float, chance: float) -> None:
         client_id, ext = reply.get("clientId"), reply.get("ext")
@@ -419,44 +383,6 @@ class StreamingProtocol:
             self._start_anew(now, self._advice.interval)
         elif reconnect_of(reply) == "none":
             self._stop(error_for("going on", refusal_of(reply)))
-
-    def _hear_channel(
-        self, channel: Channel, kind: str, reply: Message, now: float, chance: float
-    ) -> None:
-        refusal = refusal_of(reply)
-        if reply["successful"] is not True and concerns_session(refusal):
-            self._refused(f"{kind} of {channel.name}", reply, now, chance)
-        elif kind == bayeux.UNSUBSCRIBE:
-            error = None
-            if reply["successful"] is True:
-                self.channels.remove(channel)
-            else:
-                error = error_for(f"unsubscribing {channel.name}", refusal)
-                channel.stage = Stage.ACTIVE
-            self._tell(channel, error)
-        elif reply["successful"] is True:
-            channel.stage, channel.was_active = Stage.ACTIVE, True
-            logger.info("subscribed to %s from %d", channel.name, channel.position)
-            self._tell(channel, None)
-        else:
-            self._hear_no(channel, refusal)
-
-    def _hear_no(self, channel: Channel, refusal: Refusal) -> None:
-        code, fallback = str(refusal.true.code), self._fallback
-        if is_replay_refused(refusal) and fallback is not None and fallback != channel.position:
-            self._report(channel, "rejected", code)
-            channel.start, channel.last = fallback, None
-            channel.stage, channel.was_active = Stage.WANTED, False
-        else:
-            gap = channel.gap("rejected", code)
-            error = error_for(f"subscribing to {channel.name}", refusal, gap=gap)
-            self.channels.remove(channel)
-            if channel.waiter is None:  # nobody waits, so whoever reads must see it
-                self._out.append(Deliver([error]))
-            self._tell(channel, error)
-
-    def _is_well(self) -> bool:
-        return self.state is State.CONNECTED and not self.channels.at(Stage.WANTED, Stage.ASKED)
 
     # Failures.
 
@@ -503,8 +429,7 @@ class StreamingProtocol:
         """Give the session with the server up, and make another after the delay."""
         self._client_id = ""
         self._cut()
-        for left in self.channels.lost():
-            self._tell(left, None)
+        self._subscriptions.lost()
         self.state, self._next_at = State.WAITING, now + delay
 
     def _stop(self, error: SfPubSubError | None) -> None:
@@ -515,8 +440,7 @@ class StreamingProtocol:
             self._out.append(Settle(self._opener, reason))
         elif error is not None:
             self._out.append(Deliver([error]))
-        for channel in self.channels:
-            self._tell(channel, reason)
+        self._subscriptions.end(reason)
 
     def _cut(self) -> None:
         for lane, request in self._flying.items():
@@ -527,20 +451,7 @@ class StreamingProtocol:
     def _tell_of_outage(self, now: float) -> None:
         error = self._outage.told(now)
         self._out.append(Deliver([error]))
-        for channel in self.channels:
-            if channel.waiter is not None:  # its caller gives up, and so it is not subscribed
-                self.channels.remove(channel)
-                self._tell(channel, error)
-
-    def _tell(self, channel: Channel, error: SfPubSubError | None) -> None:
-        if channel.waiter is not None:
-            self._out.append(Settle(channel.waiter, error))
-            channel.waiter = None
-
-    def _report(self, channel: Channel, reason: str, error_code: str | None) -> None:
-        gap = channel.gap(reason, error_code)
-        logger.warning("%s", gap)
-        self._out.append(Report(gap))
+        self._subscriptions.give_up(error)
 
 
 def _broken(what: str) -> RemoteProtocolError:
