@@ -9,6 +9,7 @@ import pytest
 from sfpubsub.emulator.clock import ManualClock
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError
+from sfpubsub.streaming.positions import as_number, as_replay_id
 from sfpubsub.types import ReplayOption
 
 from .conftest import TOPIC, numbered
@@ -48,24 +49,37 @@ def test_every_sentence_has_its_test():
     assert set(SENTENCES.values()) <= set(globals())
 
 
-@pytest.mark.parametrize("replay", [-1, ReplayOption.NEW_EVENTS, "latest"])
-def test_minus_1(face, emulator, replay):
+def test_minus_1(face, emulator):
     """-1: new events that are broadcast after the client subscribes, and no others."""
     emulator.publish_streaming(TOPIC, numbered(3))
-    client = face(emulator, TOPIC, replay=replay)
+    client = face(emulator, TOPIC, replay=-1)
     new = emulator.publish_streaming(TOPIC, numbered(3))
     assert client.ids(3) == new
     assert client.rest() == []
 
 
-@pytest.mark.parametrize("replay", [-2, ReplayOption.ALL_EVENTS, "earliest"])
-def test_minus_2(face, emulator, replay):
+def test_minus_2(face, emulator):
     """-2: all retained events, and the new ones after them, in order."""
     past = emulator.publish_streaming(TOPIC, numbered(3))
-    client = face(emulator, TOPIC, replay=replay)
+    client = face(emulator, TOPIC, replay=-2)
     assert client.ids(3) == past
     new = emulator.publish_streaming(TOPIC, numbered(2))
     assert client.ids(2) == new
+
+
+@pytest.mark.parametrize(
+    ("number", "replay"),
+    [
+        (-1, ReplayOption.NEW_EVENTS),
+        (-1, "latest"),
+        (-2, ReplayOption.ALL_EVENTS),
+        (-2, "earliest"),
+        (5, as_replay_id(5)),
+    ],
+)
+def test_a_start_has_several_spellings(number, replay):
+    """All of them are the numbers of the table."""
+    assert as_number(replay) == as_number(number) == number
 
 
 def test_replay_id(face, emulator):
