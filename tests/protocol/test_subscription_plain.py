@@ -31,6 +31,15 @@ def test_it_starts_where_it_was_told() -> None:
     assert Script(LATEST).start() == [OpenStream(1, 10, LATEST)]
 
 
+def test_a_start_that_was_looked_up_later_counts() -> None:
+    """A store may be asked after the subscription was made; a reopening forgets nothing of it."""
+    script = Script(LATEST)
+    assert script.protocol.start(0.0, EARLIEST) == [OpenStream(1, 10, EARLIEST)]
+    script.end(failure())
+
+    assert script.reopen().start == EARLIEST
+
+
 def test_it_resumes_after_what_was_received() -> None:
     """Received events are never dropped, acked or not."""
     script = streaming(LATEST)
