@@ -103,8 +103,8 @@ class Script:
 
     # Inputs; each returns the commands and keeps book of them.
 
-    def start(self) -> list[Command]:
-        return self._did(self.protocol.start(self.now))
+    def start(self, position: StartPosition | None = None) -> list[Command]:
+        return self._did(self.protocol.start(self.now, position))
 
     def respond(self, response: Response, *, stream: int | None = None) -> list[Command]:
         return self._did(

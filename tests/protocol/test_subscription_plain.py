@@ -34,7 +34,7 @@ def test_it_starts_where_it_was_told() -> None:
 def test_a_start_that_was_looked_up_later_counts() -> None:
     """A store may be asked after the subscription was made; a reopening forgets nothing of it."""
     script = Script(LATEST)
-    assert script.protocol.start(0.0, EARLIEST) == [OpenStream(1, 10, EARLIEST)]
+    assert script.start(EARLIEST) == [OpenStream(1, 10, EARLIEST)]
     script.end(failure())
 
     assert script.reopen().start == EARLIEST
