@@ -30,7 +30,7 @@ from sfpubsub.streaming.generic import rows_of
 from sfpubsub.streaming.positions import as_number
 
 from ..cli.test_cli import point_at
-from ..client.test_faces import SPELLED, callables, members, parameters
+from ..client.test_faces import callables, members, parameters, spelled
 from ..conftest import until
 from .conftest import TOPIC, numbered
 from .faces import session_of
@@ -45,12 +45,11 @@ def org(emulator):
 
 def test_the_faces_say_the_same_words():
     """Same names in the same order, same arguments and defaults; what waits is a coroutine."""
-    spelled = {**SPELLED, "__iter__": "__aiter__", "__next__": "__anext__"}
-    assert [spelled.get(name, name) for name in members(StreamingClient)] == members(
+    assert [spelled(name, AsyncStreamingClient) for name in members(StreamingClient)] == members(
         AsyncStreamingClient
     )
     for name, function in callables(StreamingClient).items():
-        other = getattr(AsyncStreamingClient, spelled.get(name, name))
+        other = getattr(AsyncStreamingClient, spelled(name, AsyncStreamingClient))
         assert parameters(function) == parameters(other), name
     waits = {
         name

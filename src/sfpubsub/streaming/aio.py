@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from inspect import isawaitable
 from types import TracebackType
 
-# The bridge belongs to both worlds.
-from sfpubsub.client.aio_bridge import Bell, in_thread, settled
+from sfpubsub.aio_bridge import Bell, in_thread, settled
 from sfpubsub.streaming.base import StreamingBase
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart, as_replay_id

@@ -15,7 +15,7 @@ from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Message
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import NEW_EVENTS, as_replay_id, check_channel
-from sfpubsub.types import Gap, ReplayId
+from sfpubsub.types import Gap, GapReason, ReplayId
 
 
 class Stage(enum.Enum):
@@ -64,7 +64,7 @@ class Channel:
             return bayeux.unsubscribe(number, client_id, self.name)
         return bayeux.subscribe(number, client_id, self.name, self.path, self.position)
 
-    def gap(self, reason: str, error_code: str | None = None) -> Gap:
+    def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
         """Return what is given up if the channel goes on from somewhere else."""
         return Gap(reason, self.name, after=self._known(), error_code=error_code)
 

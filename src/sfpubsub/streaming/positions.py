@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any, TypeAlias
 
-# The one import from client/: the stores belong to both worlds.
-from sfpubsub.client.replay_store import (
+from sfpubsub.errors import ConfigurationError, LocalProtocolError
+from sfpubsub.stores.file_replay_store import FileReplayStore
+from sfpubsub.stores.replay_store import (
     AsyncReplayStore,
     DefaultMappingReplayStore,
-    FileReplayStore,
     MappingReplayStore,
     ReplayStore,
     is_async,
 )
-from sfpubsub.errors import ConfigurationError, LocalProtocolError
 from sfpubsub.types import Replay, ReplayId, ReplayPreset, StartPosition, start_position
 
 __all__ = [

@@ -16,6 +16,7 @@ from sfpubsub.streaming.bayeux import Message, Refusal, refusal_of
 from sfpubsub.streaming.channels import Channel, Channels, Stage
 from sfpubsub.streaming.commands import Command, Deliver, Report, Settle
 from sfpubsub.streaming.failures import error_for, is_replay_refused
+from sfpubsub.types import GapReason
 
 logger = logging.getLogger("sfpubsub.streaming")
 
@@ -151,7 +152,7 @@ class Subscriptions:
             self._out.append(Settle(channel.waiter, error))
             channel.waiter = None
 
-    def _report(self, channel: Channel, reason: str, error_code: str | None) -> None:
+    def _report(self, channel: Channel, reason: GapReason, error_code: str | None) -> None:
         gap = channel.gap(reason, error_code)
         logger.warning("%s", gap)
         self._out.append(Report(gap))

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from sfpubsub.emulator.bus import Bus, Draft, Topic
@@ -137,7 +137,7 @@ class Channels:
         return [self._publish(path, kind, dict(event)) for event in events]
 
     def _publish(self, path: str, kind: str, event: dict[str, Any]) -> int:
-        created = datetime.fromtimestamp(self._clock.now(), timezone.utc)
+        created = datetime.fromtimestamp(self._clock.now(), UTC)
         about = {"createdDate": created.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
         if kind == "PushTopic":
             about["type"] = event.pop("type", "created")
@@ -162,7 +162,7 @@ class Channels:
         if "ChangeEventHeader" in payload:
             payload = _change(payload, json.loads(schema.text))
         elif isinstance(payload.get("CreatedDate"), int):
-            made = datetime.fromtimestamp(payload["CreatedDate"] / 1000, timezone.utc)
+            made = datetime.fromtimestamp(payload["CreatedDate"] / 1000, UTC)
             text = made.isoformat(timespec="milliseconds").replace("+00:00", "Z")
             payload["CreatedDate"] = text
         about = {"replayId": event.position, "EventUuid": event.event_id}
