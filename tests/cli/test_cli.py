@@ -374,6 +374,8 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["subscribe", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
         (["subscribe", NAME], {}, 2, f"did you mean --managed {NAME}?"),
         (["subscribe", "--managed", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
+        (["subscribe", "/topic/X"], {}, 2, "did you mean subscribe --channel /topic/X?"),
+        (["subscribe", "--topic", "/u/X"], {}, 2, "did you mean subscribe --channel /u/X?"),
         (["lag", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
         (["ingest", "--to", "t", TOPIC], {}, 2, f"did you mean --topic {TOPIC}?"),
         (["subscribe", "--topic", "Order_Event__e"], {}, 2, f"did you mean {TOPIC}?"),

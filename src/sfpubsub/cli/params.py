@@ -9,6 +9,10 @@ from typing import Any
 import click
 
 
+# Channels that only the Streaming API carries.
+_CHANNELS = ("/topic/", "/u/")
+
+
 class Seconds(click.FloatRange):
     """A finite number of seconds. Click's own range lets ``nan`` pass, which no time reaches."""
 
@@ -35,6 +39,8 @@ class Topic(click.types.StringParamType):
         if topic and not topic.startswith("/"):
             full = " or ".join(full_names(topic))
             self.fail(f"{topic!r} is not a topic's full name: did you mean {full}?", param, ctx)
+        if topic.startswith(_CHANNELS):
+            self.fail(f"{topic} is not a topic: did you mean {meant(topic)}?", param, ctx)
         return topic
 
 
@@ -46,7 +52,12 @@ class ManagedName(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return *value*, which does not begin with a slash."""
         if str(value).startswith("/"):
-            self.fail(f"{value} is a topic: did you mean --topic {value}?", param, ctx)
+            self.fail(
+                f"{value} is not the name of a managed subscription: did you mean "
+                f"{meant(str(value))}?",
+                param,
+                ctx,
+            )
         return str(value)
 
 
@@ -60,9 +71,15 @@ class ReadingCommand(click.Command):
         rest = super().parse_args(ctx, args)
         if ctx.args:
             name = ctx.args[0]
-            option = "--topic" if name.startswith("/") else "--managed"
-            ctx.fail(f"{name} stands without an option: did you mean {option} {name}?")
+            ctx.fail(f"{name} stands without an option: did you mean {meant(name)}?")
         return rest
+
+
+def meant(name: str) -> str:
+    """Return what a name of this form is given with."""
+    if name.startswith(_CHANNELS):
+        return f"subscribe --channel {name}"
+    return f"--topic {name}" if name.startswith("/") else f"--managed {name}"
 
 
 def full_names(name: str) -> list[str]:
