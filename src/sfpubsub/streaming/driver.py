@@ -1,7 +1,8 @@
-"""Carries out what the protocol says: one thread that owns it, and one for each lane.
+"""Carries out what the protocol says: one thread for its deadlines, and one for each lane.
 
-Everything that happens goes through one inbox, in order: what the application wants, answers,
-failures, deadlines. Nothing is decided here. The application's replay store is not touched here.
+What happens is handed to the protocol under one lock: what the application wants, failures and
+deadlines through an inbox, answers by the lane that has read them. Nothing is decided here. The
+application's replay store is not touched here.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class StreamingDriver:
             for lane in Lane
         ]
         self._threads.append(threading.Thread(target=self._run, name="sfpubsub-streaming"))
+        self._lock = threading.Lock()  # serialises the protocol and its commands
         self._ending = threading.Lock()  # a call comes before the end and is answered, or after
         self._waiters: set[Future[None]] = set()
         self.items: deque[StreamingMessage | SfPubSubError] = deque()
@@ -164,10 +166,7 @@ class StreamingDriver:
                     step = self._inbox.get(timeout=wait)
                 except queue.Empty:
                     step = self._protocol.tick
-                self._carry_out(step(time.monotonic()))
-                if self._protocol.is_full and not self._is_full():
-                    # The application has taken the rest while the answer was on its way here.
-                    self._carry_out(self._protocol.room(time.monotonic()))
+                self._take(step)
         except Exception as error:
             # A bug of ours, or of a callback: the application must not wait for ever.
             logger.exception("the streaming client failed")
@@ -175,6 +174,15 @@ class StreamingDriver:
             self.items.append(failure)
         finally:
             self._end()
+
+    def _take(self, step: _Step) -> None:
+        with self._lock:
+            if self.over or self._protocol.state is State.STOPPED:
+                return
+            self._carry_out(step(time.monotonic()))
+            if self._protocol.is_full and not self._is_full():
+                # The application has taken the rest while the answer was on its way here.
+                self._carry_out(self._protocol.room(time.monotonic()))
 
     def _is_full(self) -> bool:
         return self._protocol.is_full_with(len(self.items))
@@ -234,11 +242,25 @@ class StreamingDriver:
         except Exception as caught:  # noqa: BLE001  # a JSON function is anyone's code
             error = RemoteProtocolError(f"an answer could not be read: {caught!r}")
         else:
-            self._inbox.put(
+            self._answered(
                 lambda now: self._protocol.answered(ticket, messages, now, len(self.items), chance)
             )
             return
         self._inbox.put(lambda now: self._protocol.failed(ticket, error, now, chance))
+
+    def _answered(self, step: _Step) -> None:
+        # Here, where the messages were read: another processor would have to fetch them first.
+        try:
+            self._take(step)
+        except Exception as error:  # noqa: BLE001  # raised again where its end is seen to
+            failure = error
+
+            def fail(now: float) -> Sequence[Command]:
+                raise failure
+
+            self._inbox.put(fail)
+        else:
+            self._inbox.put(_nothing)  # there may be another deadline, or an end
 
     def _read(self, text: str) -> list[Any]:
         try:
@@ -259,3 +281,7 @@ class StreamingDriver:
         except SfPubSubError as caught:
             error = caught
         self._inbox.put(lambda now: self._protocol.renewed(error, now, chance))
+
+
+def _nothing(now: float) -> Sequence[Command]:
+    return ()
