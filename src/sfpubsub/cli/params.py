@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-
 # Channels that only the Streaming API carries.
 _CHANNELS = ("/topic/", "/u/")
 
