@@ -7,6 +7,7 @@ that the client must keep is an assertion here.
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections import deque
 
@@ -113,10 +114,8 @@ class Service:
         """Events not sent on this call, as far as credit goes."""
         if not self.stream:
             return []
-        behind = [number for number in self.log[-400:] if number > self.cursor]
-        if len(behind) == 400:  # the rare long way back
-            behind = [number for number in self.log if number > self.cursor]
-        return behind[: self.outstanding]
+        first = bisect.bisect_right(self.log, self.cursor)
+        return self.log[first : first + self.outstanding]
 
     def deliver(self, now: float, most: int) -> bool:
         """Send events, or a keepalive where there are none."""
