@@ -5,7 +5,7 @@
 
 `feed_server.py`, a process of its own on loopback without TLS, sends events that were encoded
 beforehand, in responses of up to 100, 10 and 1: change events (58 fields, 630 bytes) and platform
-events (10 fields, 150 bytes).
+events (10 fields, 140 bytes).
 
 ``raw`` reads `Event.payload`, ``dicts`` `Event.value`, and ``asyncio`` does so through the asyncio
 face. ``managed`` and ``stored`` read payloads as well; what is acked by itself is committed, or
@@ -20,7 +20,7 @@ reference of the same round. Rounds are interleaved, each with new processes, an
 as ``--seconds`` allow, at least one. With ``--against`` each run has a twin in the other checkout,
 right before or after it and on the same server: ``speed_to_against`` (more is better) and
 ``cpu_to_against`` (less is better) are medians of the pairs' ratios. A ``spread`` is the quartiles,
-``load`` the machine's load at start and end.
+``load`` the machine's load at start and end. A checkout against itself shows what is noise.
 
 Server and client share this machine's cores. With 1 event in a response the server needs as much
 CPU time as the reference does, so speed says little there: compare ``cpu_us``. Only ratios mean
@@ -249,7 +249,7 @@ def measure_round(number: int, target: str, trees: dict[str, Path]) -> dict[Any,
             for whose, tree in {"reference": ROOT, **trees}.items()
         }
         for whose, tree in {"reference": ROOT, **trees}.items():
-            if not Path(source := peers[whose].hear()).is_relative_to(tree):
+            if not Path(source := peers[whose].hear()).is_relative_to(tree / "src"):
                 raise SystemExit(f"{tree} is not a checkout: {source} was imported instead")
 
         def sample(whose: str, run: Run) -> None:
