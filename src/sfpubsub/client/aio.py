@@ -9,9 +9,10 @@ client's own. The methods are those of the sync face, whose docstrings hold here
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,19 +20,11 @@ from sfpubsub.aio_bridge import call_in, in_thread, settled
 from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
 from sfpubsub.client.base import ClientBase
 from sfpubsub.client.connection import CLOSE_TIMEOUT
-from sfpubsub.client.options import AckMode, SubscribeOptions
-from sfpubsub.client.undecodable import OnUndecodable
-from sfpubsub.config import Limits
+from sfpubsub.client.options import SubscribeOptions
 from sfpubsub.errors import LocalProtocolError
-from sfpubsub.stores.quarantine import Quarantine
-from sfpubsub.stores.replay_store import (
-    AsyncReplayStore,
-    ReplayStore,
-    is_async,
-    start_and_store,
-)
+from sfpubsub.stores.replay_store import AnyStore, ReplayStore, is_async
 from sfpubsub.transports.base import Target
-from sfpubsub.types import Gap, PublishResult, Replay, SchemaInfo, TopicInfo
+from sfpubsub.types import PublishResult, Replay, SchemaInfo, StartPosition, TopicInfo
 
 T = TypeVar("T")
 
@@ -40,7 +33,7 @@ T = TypeVar("T")
 POOL_SIZE = 8
 
 
-class AsyncPubSubClient(ClientBase):
+class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, AnyStore]):
     """A client of the Pub/Sub API for asyncio; see `PubSubClient`.
 
     Use it as an async context manager; leaving it aborts subscriptions that are still open and
@@ -94,88 +87,41 @@ class AsyncPubSubClient(ClientBase):
         future.add_done_callback(self._jobs.discard)
         return future
 
-    # Streams.
+    # Streams. A store that may wait is asked where to start when the subscription is entered or
+    # first awaited, and only then is the stream opened.
 
-    def subscribe(
+    def _plain(
         self,
         topic: str,
-        *,
-        replay: Replay | MutableMapping[str, Any] | ReplayStore | AsyncReplayStore = "latest",
-        replay_store: MutableMapping[str, Any] | ReplayStore | AsyncReplayStore | None = None,
-        replay_fallback: Replay | None = None,
-        ack: AckMode = "auto",
-        max_pending_count: int = Limits.max_pending_count,
-        max_bytes: int = Limits.max_bytes,
-        max_unacked: int = Limits.max_unacked,
-        connection_timeout: float | None = None,
-        on_gap: Callable[[Gap], None] | None = None,
-        on_undecodable: OnUndecodable = "fail",
-        quarantine: Quarantine | None = None,
+        start: StartPosition,
+        store: AnyStore | None,
+        fallback: Replay | None,
+        options: SubscribeOptions,
     ) -> AsyncSubscription:
-        """Subscribe to a topic; the caller keeps the position. See `PubSubClient.subscribe`.
-
-        The store may be an async one as well. One that may wait is asked where to start when the
-        subscription is entered or first awaited, and only then is the stream opened. Mappings are
-        called in the loop's thread, where they must not wait; other stores and *quarantine* in
-        threads of the client's. *on_gap* is called in the loop's thread.
-        """
-        options = SubscribeOptions(
-            ack,
-            max_pending_count,
-            max_bytes,
-            max_unacked,
-            connection_timeout,
-            self._in_loop(on_gap),
-            on_undecodable,
-            quarantine,
-        )
-        start, store = start_and_store(replay, replay_store)
         asks_store = is_async(store) or (isinstance(store, ReplayStore) and store.may_wait)
         if isinstance(store, ReplayStore) and not asks_store:
             start = store.get(topic) or start
         delivery = self._connection.open(
             Target(topic, False),
-            options,
+            self._in_loop(options),
             start=start,
-            fallback=replay_fallback,
+            fallback=fallback,
             store=store,
             stores_on_ack=False,
         )
         return AsyncSubscription(delivery, start, submit=self._submit, asks_store=asks_store)
 
-    def subscribe_managed(
-        self,
-        name: str,
-        *,
-        ack: AckMode = "auto",
-        max_pending_count: int = Limits.max_pending_count,
-        max_bytes: int = Limits.max_bytes,
-        max_unacked: int = Limits.max_unacked,
-        connection_timeout: float | None = None,
-        on_gap: Callable[[Gap], None] | None = None,
-        on_undecodable: OnUndecodable = "fail",
-        quarantine: Quarantine | None = None,
-    ) -> AsyncManagedSubscription:
-        """Subscribe through a managed subscription; see `PubSubClient.subscribe_managed`.
-
-        *on_gap* is called in the loop's thread.
-        """
-        options = SubscribeOptions(
-            ack,
-            max_pending_count,
-            max_bytes,
-            max_unacked,
-            connection_timeout,
-            self._in_loop(on_gap),
-            on_undecodable,
-            quarantine,
+    def _managed(self, name: str, options: SubscribeOptions) -> AsyncManagedSubscription:
+        delivery = self._connection.open(
+            Target(name, True), self._in_loop(options), stores_on_ack=False
         )
-        delivery = self._connection.open(Target(name, True), options, stores_on_ack=False)
         return AsyncManagedSubscription(delivery, submit=self._submit)
 
-    def _in_loop(self, on_gap: Callable[[Gap], None] | None) -> Callable[[Gap], None] | None:
-        loop = asyncio.get_running_loop()
-        return None if on_gap is None else lambda gap: call_in(loop, on_gap, gap)
+    def _in_loop(self, options: SubscribeOptions) -> SubscribeOptions:
+        loop, on_gap = asyncio.get_running_loop(), options.on_gap
+        if on_gap is None:
+            return options
+        return replace(options, on_gap=lambda gap: call_in(loop, on_gap, gap))
 
     # The end.
 

@@ -21,10 +21,10 @@ from typing import Any, Self, cast
 from sfpubsub.aio_bridge import Bell, in_thread, settled
 from sfpubsub.client.aio_runner import AsyncHandler, AsyncRunner
 from sfpubsub.client.batch import Event, EventBatch
-from sfpubsub.client.consumer import End, HandOut, Step, Store, Take, WaitUntil
-from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.consumer import End, Store, Take
+from sfpubsub.client.delivery import Delivery, Wait, Work
 from sfpubsub.client.dispatch import QuarantineLimit, Retry
-from sfpubsub.client.face import COMMIT_TIMEOUT, END, SubscriptionFace
+from sfpubsub.client.face import COMMIT_TIMEOUT, SubscriptionFace
 from sfpubsub.client.handling import (
     DEFAULT_LIMIT,
     DEFAULT_RETRY,
@@ -36,7 +36,6 @@ from sfpubsub.client.handling import (
     by_record,
     check_handler,
 )
-from sfpubsub.errors import SfPubSubError
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.replay_store import AnyStore, AsyncReplayStore, ReplayStore, is_async
 from sfpubsub.types import CommitReceipt, StartPosition
@@ -116,7 +115,7 @@ class AsyncSubscription(SubscriptionFace):
         Cancelling it loses nothing: the next call returns the batch. Other tasks get their turn
         with every call, also when batches come faster than they are handled.
         """
-        batch = await self._next(self._bell.deadline(timeout))
+        batch = await self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
             self._raise_end()
         return batch
@@ -148,8 +147,7 @@ class AsyncSubscription(SubscriptionFace):
         """
         options = RunOptions(workers, key, retry, on_failure, quarantine, quarantine_limit)
         check_handler(handler, is_async=True)
-        self._check_not_ended()
-        self._check_not_running(self._runner)
+        self._check_can_run(self._runner)
         self._runner = runner = AsyncRunner(
             self._delivery, handler, options, bell=self._bell, submit=self._submit
         )
@@ -165,34 +163,24 @@ class AsyncSubscription(SubscriptionFace):
         await asyncio.sleep(0)
         if self._asks_store:
             await self._begin()
-        has_taken = False
         while True:
             seen = bell.count  # before looking
-            step = delivery.step()
-            if isinstance(step, HandOut):
-                return step.batch
-            if isinstance(step, End):
-                return END
-            if isinstance(step, WaitUntil):
-                if bell.is_past(deadline):
-                    return None
-                soon = bell.deadline(None if step.time is None else step.time - time.monotonic())
-                times = [at for at in (soon, deadline) if at is not None]
-                await bell.until(partial(self._has_rung, seen), min(times, default=None))
-            elif bell.is_past(deadline) and has_taken:
-                return None  # all of a response was set aside, and there may be more behind it
-            elif isinstance(step, Take):
-                delivery.carry_out(step)
-                if has_taken:
+            turn = delivery.turn(deadline)
+            if turn is None or isinstance(turn, (EventBatch, End)):
+                return turn
+            if isinstance(turn, Wait):
+                await bell.until(partial(self._has_rung, seen), bell.deadline(turn.seconds))
+            elif isinstance(turn, Take):
+                delivery.carry_out(turn)
+                if turn.acks:  # there may be many such responses, and nothing to hand out
                     await asyncio.sleep(0)
-                has_taken = True
-            elif not await self._carry_out(step, deadline):
+            elif not await self._carry_out(turn, deadline):
                 return None
 
     def _has_rung(self, seen: int) -> bool:
         return self._bell.count != seen
 
-    async def _carry_out(self, step: Step, deadline: float | None) -> bool:
+    async def _carry_out(self, step: Work, deadline: float | None) -> bool:
         """Do what may wait; return False when it goes on behind the deadline, for the next call."""
         store = self._delivery.store
         if isinstance(step, Store) and is_async(store):
@@ -204,7 +192,8 @@ class AsyncSubscription(SubscriptionFace):
                 ring = self._bell.ring
                 self._work = self._submit(partial(self._delivery.carry_out, step))
                 self._work.add_done_callback(lambda _work: ring())
-            if not await self._bell.until(self._work.done, deadline):
+            rest = None if deadline is None else deadline - time.monotonic()
+            if not await self._bell.until(self._work.done, self._bell.deadline(rest)):
                 return False
             work, self._work = self._work, None
             work.result()
@@ -253,12 +242,8 @@ class AsyncSubscription(SubscriptionFace):
 
     async def aclose(self) -> None:
         """End as leaving the ``async with`` block does; see `Subscription.close`."""
-        told = self._failure_is_told
-        try:
+        with self._told_once():
             await self.drain()
-        except SfPubSubError as error:
-            if not told or error is not self._delivery.driver.failure:
-                raise
 
     async def join(self, timeout: float) -> None:
         """Wait up to *timeout* seconds for the threads of a subscription that has ended."""
@@ -275,14 +260,11 @@ class AsyncSubscription(SubscriptionFace):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            await self.aclose()
+            with self._leaving(exc):
+                await self.aclose()
         except asyncio.CancelledError:
             self.abort()
             raise
-        except Exception as error:
-            if exc is None:
-                raise
-            logger.warning("draining %s: %s", self.name, error)  # must not hide the first
 
 
 class AsyncManagedSubscription(AsyncSubscription):

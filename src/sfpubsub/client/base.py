@@ -1,20 +1,30 @@
-"""How a client of either face is made."""
+"""How a client of either face is made, and how it subscribes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Generic, Self, TypeVar
 
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.connection import Connection
-from sfpubsub.client.options import ClientOptions
-from sfpubsub.config import DEFAULT_ENDPOINT, Settings, Timings
+from sfpubsub.client.face import SubscriptionFace
+from sfpubsub.client.options import AckMode, ClientOptions, SubscribeOptions
+from sfpubsub.client.undecodable import OnUndecodable
+from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
+from sfpubsub.stores.quarantine import Quarantine
+from sfpubsub.stores.replay_store import AnyStore, start_and_store
 from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.transports.base import Transport
+from sfpubsub.types import Gap, Replay, StartPosition
+
+PlainT = TypeVar("PlainT", bound=SubscriptionFace)
+ManagedT = TypeVar("ManagedT", bound=SubscriptionFace)
+StoreT = TypeVar("StoreT", bound=AnyStore)
 
 
-class ClientBase:
+class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     """The base of `PubSubClient` and `AsyncPubSubClient`, which take the same arguments.
 
     Args:
@@ -88,3 +98,123 @@ class ClientBase:
             schema_store=schema_store,
             datetimes=datetimes,
         )
+
+    # Streams.
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        replay: Replay | MutableMapping[str, Any] | StoreT = "latest",
+        replay_store: MutableMapping[str, Any] | StoreT | None = None,
+        replay_fallback: Replay | None = None,
+        ack: AckMode = "auto",
+        max_pending_count: int = Limits.max_pending_count,
+        max_bytes: int = Limits.max_bytes,
+        max_unacked: int = Limits.max_unacked,
+        connection_timeout: float | None = None,
+        on_gap: Callable[[Gap], None] | None = None,
+        on_undecodable: OnUndecodable = "fail",
+        quarantine: Quarantine | None = None,
+    ) -> PlainT:
+        """Subscribe to a topic; the caller keeps the position.
+
+        Args:
+            topic: Full path.
+            replay: Where to start: ``latest``, ``earliest``, a `ReplayOption`, a replay id or its
+                hexadecimal form. With a store: for a topic that the store does not know. A store is
+                taken here as well.
+            replay_store: Where the position is kept: a mapping or a `ReplayStore`, for the asyncio
+                client also an `AsyncReplayStore`.
+            replay_fallback: Where to go on when the position is refused; None to stop.
+            ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
+                acks. Matters only with a store.
+            max_pending_count: Events held unread before no more are asked for.
+            max_bytes: Payload bytes held unread before no more are asked for.
+            max_unacked: Events handed out and not acked before no more are asked for.
+            connection_timeout: The outage budget: seconds that transport failures may last before
+                the subscription fails; None for ever. Not a timeout of one connection attempt.
+            on_gap: Told of every position that is given up; must not wait. Called in the thread
+                that finds it, by the asyncio client in the loop's.
+            on_undecodable: What becomes of an event that cannot be decoded: ``fail``: reading its
+                value raises; ``quarantine``: it is put into *quarantine*, durably before its
+                position can be passed, and is not handed out; ``skip``: it is counted, logged, and
+                not handed out. The last two decode a batch when it is handed out.
+            quarantine: Where such events are kept.
+
+        Raises:
+            ConfigurationError: The store is an async one, or there are two, or *ack* or
+                *on_undecodable* is not one of its values, or the latter does not go with
+                *quarantine*.
+            ValueError: *replay* is a string that is not a position, or a limit is below 1.
+        """
+        options = SubscribeOptions(
+            ack,
+            max_pending_count,
+            max_bytes,
+            max_unacked,
+            connection_timeout,
+            on_gap,
+            on_undecodable,
+            quarantine,
+        )
+        start, store = start_and_store(replay, replay_store)
+        return self._plain(topic, start, store, replay_fallback, options)
+
+    def subscribe_managed(
+        self,
+        name: str,
+        *,
+        ack: AckMode = "auto",
+        max_pending_count: int = Limits.max_pending_count,
+        max_bytes: int = Limits.max_bytes,
+        max_unacked: int = Limits.max_unacked,
+        connection_timeout: float | None = None,
+        on_gap: Callable[[Gap], None] | None = None,
+        on_undecodable: OnUndecodable = "fail",
+        quarantine: Quarantine | None = None,
+    ) -> ManagedT:
+        """Subscribe through a managed subscription; the service keeps the position.
+
+        Args:
+            name: Developer name or record id of the ManagedEventSubscription.
+            ack: As for `subscribe`.
+            max_pending_count: As for `subscribe`.
+            max_bytes: As for `subscribe`.
+            max_unacked: As for `subscribe`.
+            connection_timeout: As for `subscribe`; does not count waiting for the managed slot.
+            on_gap: As for `subscribe`.
+            on_undecodable: As for `subscribe`.
+            quarantine: As for `subscribe`.
+
+        Raises:
+            ConfigurationError: *ack* or *on_undecodable* is not one of its values, or the latter
+                does not go with *quarantine*.
+            ValueError: A limit is below 1.
+        """
+        options = SubscribeOptions(
+            ack,
+            max_pending_count,
+            max_bytes,
+            max_unacked,
+            connection_timeout,
+            on_gap,
+            on_undecodable,
+            quarantine,
+        )
+        return self._managed(name, options)
+
+    @abstractmethod
+    def _plain(
+        self,
+        topic: str,
+        start: StartPosition,
+        store: AnyStore | None,
+        fallback: Replay | None,
+        options: SubscribeOptions,
+    ) -> PlainT:
+        """Return a plain subscription of this face."""
+
+    @abstractmethod
+    def _managed(self, name: str, options: SubscribeOptions) -> ManagedT:
+        """Return a managed subscription of this face."""

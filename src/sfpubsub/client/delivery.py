@@ -1,6 +1,6 @@
 """Carries out what the `Consumer` decides: everything that the two faces of a subscription share.
 
-`Delivery.step` never waits and `Delivery.carry_out` may; the synchronous face calls it inline, the
+`Delivery.turn` never waits and `Delivery.carry_out` may; the synchronous face calls it inline, the
 asynchronous one in threads. Batches hold on to this object and not to the subscription, so that a
 subscription nobody refers to can be noticed.
 """
@@ -14,9 +14,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from sfpubsub.avro.schema_cache import SchemaCache
-from sfpubsub.client.consumer import Consumer, FetchSchemas, Quarantine, Step, Store, Take
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.client.consumer import (
+    Consumer,
+    End,
+    FetchSchemas,
+    HandOut,
+    Quarantine,
+    Step,
+    Store,
+    Take,
+    WaitUntil,
+)
 from sfpubsub.client.options import SubscribeOptions
 from sfpubsub.client.undecodable import codec_of
 from sfpubsub.config import Timings
@@ -28,6 +40,16 @@ from sfpubsub.transports.driver import StreamDriver
 from sfpubsub.types import Health, ReplayId
 
 logger = logging.getLogger("sfpubsub.client")
+
+
+Work: TypeAlias = FetchSchemas | Quarantine | Take | Store
+
+
+class Wait(NamedTuple):
+    """Wait until something changes."""
+
+    seconds: float | None
+    """The longest time; None for no limit."""
 
 
 class Delivery:
@@ -71,6 +93,7 @@ class Delivery:
         self._unhandled = 0  # events of handlers in a quarantine
         self._paused = False  # by the application
         self._held = False  # by a run that holds enough events
+        self._has_taken = False  # since the application has asked for a batch
         self._stopped = False
         self._consumer = Consumer(
             driver.target,
@@ -96,6 +119,7 @@ class Delivery:
 
     def asked(self) -> None:
         """Take the application's request for the next batch; acks the one before in ``auto``."""
+        self._has_taken = False
         with self._lock:
             acked = self._consumer.asked()
         if acked is not None and self._is_tracked:
@@ -108,8 +132,33 @@ class Delivery:
         if acked is not None:
             self.driver.ack(*acked)
 
-    def step(self) -> Step:
-        """Return what to do next; never waits."""
+    def turn(self, deadline: float | None) -> EventBatch | Wait | Work | End | None:
+        """Return the next batch, or what to do before there is one; never waits.
+
+        Args:
+            deadline: Of the application, of `time.monotonic`; None for no limit.
+
+        Returns:
+            None once the deadline has come.
+        """
+        step = self._step()
+        if isinstance(step, HandOut):
+            return step.batch
+        if isinstance(step, End):
+            return step
+        now = time.monotonic()
+        is_late = deadline is not None and now >= deadline
+        # All of a response may have been set aside, and there may be more behind it.
+        more = self._has_taken and not isinstance(step, Store)
+        if is_late and (more or isinstance(step, WaitUntil)):
+            return None
+        if isinstance(step, WaitUntil):
+            times = [at for at in (step.time, deadline) if at is not None]
+            return Wait(max(0.0, min(times) - now) if times else None)
+        self._has_taken = self._has_taken or isinstance(step, Take)
+        return step
+
+    def _step(self) -> Step:
         driver = self.driver
         over = driver.over  # before looking: what comes before the end is taken first
         with self._lock:
@@ -121,8 +170,8 @@ class Delivery:
                 discarded=self.discards,
             )
 
-    def carry_out(self, step: Step) -> None:
-        """Do one `FetchSchemas`, `Quarantine`, `Take` or `Store`; may wait, `Take` apart.
+    def carry_out(self, step: Work) -> None:
+        """Do one step of work; may wait, `Take` apart.
 
         Raises:
             SfPubSubError: It failed; the same step comes again.
@@ -138,10 +187,8 @@ class Delivery:
             self._put(self._quarantine, step.events)
             with self._lock:
                 self._consumer.set_aside()
-        elif isinstance(step, Store):
-            self.store_position()
         else:
-            raise AssertionError(f"{step} is for the face")  # noqa: TRY004  # it cannot happen
+            self.store_position()
 
     def _fetch(self, schema_ids: tuple[str, ...]) -> None:
         try:

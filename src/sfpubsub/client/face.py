@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
-from sfpubsub.client.consumer import End
 from sfpubsub.client.delivery import Delivery
 from sfpubsub.errors import LocalProtocolError, SfPubSubError, SubscriptionClosedError
 from sfpubsub.types import Health
 
+logger = logging.getLogger("sfpubsub.client")
+
 # How long `commit` waits for its answer, in seconds: the time after which an answer counts as
 # lost, and one more try.
 COMMIT_TIMEOUT = 60.0
-
-END = End()
 
 
 class SubscriptionFace:
@@ -81,13 +83,31 @@ class SubscriptionFace:
             self._failure_is_told = True
             raise
 
-    def _check_not_ended(self) -> None:
+    def _check_can_run(self, runner: object) -> None:
         if self._failure_is_told or self._delivery.driver.discarded:
             self._raise_end()
-
-    def _check_not_running(self, runner: object) -> None:
         if runner is not None:
             raise LocalProtocolError(f"{self.name} is being run already: subscribe once more")
+
+    @contextmanager
+    def _told_once(self) -> Iterator[None]:
+        """Raise no failure that the application was told of before."""
+        told = self._failure_is_told
+        try:
+            yield
+        except SfPubSubError as error:
+            if not told or error is not self._delivery.driver.failure:
+                raise
+
+    @contextmanager
+    def _leaving(self, exc: BaseException | None) -> Iterator[None]:
+        """Log what goes wrong on the way out after *exc*, which must not be hidden."""
+        try:
+            yield
+        except Exception as error:
+            if exc is None:
+                raise
+            logger.warning("draining %s: %s", self.name, error)
 
     def _raise_end(self) -> NoReturn:
         self._raise_failure()

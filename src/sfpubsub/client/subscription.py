@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from sfpubsub.client.batch import Event, EventBatch
-from sfpubsub.client.consumer import End, HandOut, Take, WaitUntil
-from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.consumer import End
+from sfpubsub.client.delivery import Delivery, Wait
 from sfpubsub.client.dispatch import QuarantineLimit, Retry
-from sfpubsub.client.face import COMMIT_TIMEOUT, END, SubscriptionFace
+from sfpubsub.client.face import COMMIT_TIMEOUT, SubscriptionFace
 from sfpubsub.client.handling import (
     DEFAULT_LIMIT,
     DEFAULT_RETRY,
@@ -144,8 +144,7 @@ class Subscription(SubscriptionFace):
         """
         options = RunOptions(workers, key, retry, on_failure, quarantine, quarantine_limit)
         check_handler(handler, is_async=False)
-        self._check_not_ended()
-        self._check_not_running(self._runner)
+        self._check_can_run(self._runner)
         self._runner = runner = Runner(self._delivery, handler, options)
         with self:
             try:
@@ -156,26 +155,15 @@ class Subscription(SubscriptionFace):
     def _next(self, deadline: float | None) -> EventBatch | End | None:
         delivery = self._delivery
         delivery.asked()
-        has_taken = False
         while True:
             changes = delivery.driver.changes  # before looking
-            step = delivery.step()
-            if isinstance(step, HandOut):
-                return step.batch
-            if isinstance(step, End):
-                return END
-            now = time.monotonic()
-            is_late = deadline is not None and now >= deadline
-            if isinstance(step, WaitUntil):
-                if is_late:
-                    return None
-                times = [at for at in (step.time, deadline) if at is not None]
-                delivery.driver.wait(changes, max(0.0, min(times) - now) if times else None)
-            elif is_late and has_taken:
-                return None  # all of a response was set aside, and there may be more behind it
+            turn = delivery.turn(deadline)
+            if turn is None or isinstance(turn, (EventBatch, End)):
+                return turn
+            if isinstance(turn, Wait):
+                delivery.driver.wait(changes, turn.seconds)
             else:
-                delivery.carry_out(step)
-                has_taken = has_taken or isinstance(step, Take)
+                delivery.carry_out(turn)
 
     # The end.
 
@@ -215,12 +203,8 @@ class Subscription(SubscriptionFace):
         Raises:
             SfPubSubError: As `drain`, unless the application was told of it before.
         """
-        told = self._failure_is_told
-        try:
+        with self._told_once():
             self.drain()
-        except SfPubSubError as error:
-            if not told or error is not self._delivery.driver.failure:
-                raise
 
     def join(self, timeout: float) -> None:
         """Wait up to *timeout* seconds for the threads of a subscription that has ended."""
@@ -235,12 +219,8 @@ class Subscription(SubscriptionFace):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        with self._leaving(exc):
             self.close()
-        except Exception as error:
-            if exc is None:
-                raise
-            logger.warning("draining %s: %s", self.name, error)  # must not hide the first
 
 
 class ManagedSubscription(Subscription):

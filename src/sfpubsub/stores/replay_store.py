@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from inspect import iscoroutinefunction
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.types import Replay, ReplayId, StartPosition, start_position
@@ -148,16 +148,3 @@ def start_and_store(
 
 def _as_store(store: StoreLike) -> AnyStore:
     return MappingReplayStore(store) if isinstance(store, MutableMapping) else store
-
-
-def check_sync(store: AnyStore | None) -> ReplayStore | None:
-    """Return *store*, which is not an async one.
-
-    Raises:
-        ConfigurationError: It is, and nobody here could await it.
-    """
-    if is_async(store):
-        raise ConfigurationError(
-            f"{type(store).__name__} is an async store, which only AsyncPubSubClient can await"
-        )
-    return cast("ReplayStore | None", store)
