@@ -13,8 +13,9 @@ import sfpubsub
 # Sync class -> asyncio class, and the methods that wait: coroutines there, plain methods here.
 FACES = {
     "PubSubClient": {"connect", "get_topic", "get_schema", "publish", "close"},
-    "Subscription": {"next_batch", "run", "drain", "aclose", "join"},
-    "ManagedSubscription": {"next_batch", "run", "commit", "drain", "aclose", "join"},
+    # `run` is written once and returns what the face's own half returns, here a coroutine.
+    "Subscription": {"next_batch", "drain", "aclose", "join"},
+    "ManagedSubscription": {"next_batch", "commit", "drain", "aclose", "join"},
 }
 
 # The methods that asyncio spells otherwise; all of them but __iter__ wait.

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sfpubsub.aio_bridge import call_in, in_thread, settled
@@ -24,7 +23,7 @@ from sfpubsub.client.options import SubscribeOptions
 from sfpubsub.errors import LocalProtocolError
 from sfpubsub.stores.replay_store import AnyStore, ReplayStore, is_async
 from sfpubsub.transports.base import Target
-from sfpubsub.types import PublishResult, Replay, SchemaInfo, StartPosition, TopicInfo
+from sfpubsub.types import PublishResult, SchemaInfo, StartPosition, TopicInfo
 
 T = TypeVar("T")
 
@@ -91,12 +90,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
     # first awaited, and only then is the stream opened.
 
     def _plain(
-        self,
-        topic: str,
-        start: StartPosition,
-        store: AnyStore | None,
-        fallback: Replay | None,
-        options: SubscribeOptions,
+        self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> AsyncSubscription:
         asks_store = is_async(store) or (isinstance(store, ReplayStore) and store.may_wait)
         if isinstance(store, ReplayStore) and not asks_store:
@@ -105,7 +99,6 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
             Target(topic, False),
             self._in_loop(options),
             start=start,
-            fallback=fallback,
             store=store,
             stores_on_ack=False,
         )
@@ -140,10 +133,5 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         await self.close()

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -23,27 +23,19 @@ from sfpubsub.client.aio_runner import AsyncHandler, AsyncRunner
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End, Store, Take
 from sfpubsub.client.delivery import Delivery, Wait, Work
-from sfpubsub.client.dispatch import QuarantineLimit, Retry
 from sfpubsub.client.face import COMMIT_TIMEOUT, SubscriptionFace
 from sfpubsub.client.handling import (
-    DEFAULT_LIMIT,
-    DEFAULT_RETRY,
-    WORKERS,
-    KeyOf,
-    OnFailure,
     RunOptions,
     RunSummary,
-    by_record,
     check_handler,
 )
-from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.replay_store import AnyStore, AsyncReplayStore, ReplayStore, is_async
 from sfpubsub.types import CommitReceipt, StartPosition
 
 logger = logging.getLogger("sfpubsub.client")
 
 
-class AsyncSubscription(SubscriptionFace):
+class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSummary]]):
     """A plain subscription for asyncio: iterate over its batches. See `Subscription`.
 
     ::
@@ -128,24 +120,7 @@ class AsyncSubscription(SubscriptionFace):
                 if self._delivery.acks_by_itself:
                     event.ack()
 
-    async def run(
-        self,
-        handler: AsyncHandler,
-        *,
-        workers: int = WORKERS,
-        key: KeyOf | None = by_record,
-        retry: Retry | None = DEFAULT_RETRY,
-        on_failure: OnFailure = "stop",
-        quarantine: Quarantine | None = None,
-        quarantine_limit: QuarantineLimit = DEFAULT_LIMIT,
-    ) -> RunSummary:
-        """Await *handler* for each event, many at a time, until the subscription ends; then drain.
-
-        See `Subscription.run`. The handler is a coroutine function, and each call of it a task.
-        Cancelling the run ends it as Ctrl-C does there; a second cancellation cancels the handlers
-        and aborts. *key* is called in the loop, *quarantine* in threads of the client's.
-        """
-        options = RunOptions(workers, key, retry, on_failure, quarantine, quarantine_limit)
+    async def _run(self, handler: AsyncHandler, options: RunOptions) -> RunSummary:
         check_handler(handler, is_async=True)
         self._check_can_run(self._runner)
         self._runner = runner = AsyncRunner(
@@ -216,8 +191,7 @@ class AsyncSubscription(SubscriptionFace):
         """
         delivery, runner = self._delivery, self._runner
         if runner is not None:
-            runner.check_caller()
-            self.stop()
+            self._stop_run(runner)
             await self._bell.until(lambda: runner.over)
         delivery.driver.begin_drain()
         await self._bell.until(lambda: self.closed)
@@ -254,10 +228,7 @@ class AsyncSubscription(SubscriptionFace):
         return self
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         try:
             with self._leaving(exc):

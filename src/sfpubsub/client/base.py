@@ -19,8 +19,8 @@ from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.transports.base import Transport
 from sfpubsub.types import Gap, Replay, StartPosition
 
-PlainT = TypeVar("PlainT", bound=SubscriptionFace)
-ManagedT = TypeVar("ManagedT", bound=SubscriptionFace)
+PlainT = TypeVar("PlainT", bound=SubscriptionFace[Any, Any])
+ManagedT = TypeVar("ManagedT", bound=SubscriptionFace[Any, Any])
 StoreT = TypeVar("StoreT", bound=AnyStore)
 
 
@@ -157,9 +157,10 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             on_gap,
             on_undecodable,
             quarantine,
+            replay_fallback,
         )
         start, store = start_and_store(replay, replay_store)
-        return self._plain(topic, start, store, replay_fallback, options)
+        return self._plain(topic, start, store, options)
 
     def subscribe_managed(
         self,
@@ -206,12 +207,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
 
     @abstractmethod
     def _plain(
-        self,
-        topic: str,
-        start: StartPosition,
-        store: AnyStore | None,
-        fallback: Replay | None,
-        options: SubscribeOptions,
+        self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> PlainT:
         """Return a plain subscription of this face."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from sfpubsub.client.base import ClientBase
@@ -12,7 +11,7 @@ from sfpubsub.client.subscription import ManagedSubscription, Subscription
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.stores.replay_store import AnyStore, ReplayStore, is_async
 from sfpubsub.transports.base import Target
-from sfpubsub.types import PublishResult, Replay, SchemaInfo, StartPosition, TopicInfo
+from sfpubsub.types import PublishResult, SchemaInfo, StartPosition, TopicInfo
 
 
 class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
@@ -83,12 +82,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     # Streams.
 
     def _plain(
-        self,
-        topic: str,
-        start: StartPosition,
-        store: AnyStore | None,
-        fallback: Replay | None,
-        options: SubscribeOptions,
+        self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> Subscription:
         if is_async(store):
             raise ConfigurationError(
@@ -101,7 +95,6 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
                 Target(topic, False),
                 options,
                 start=start,
-                fallback=fallback,
                 store=store,
                 stores_on_ack=True,
             )
@@ -121,10 +114,5 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()

@@ -31,7 +31,6 @@ from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.transports.driver import StreamDriver
 from sfpubsub.types import (
     PublishResult,
-    Replay,
     SchemaInfo,
     StartPosition,
     TopicInfo,
@@ -126,7 +125,6 @@ class Connection:
         options: SubscribeOptions,
         *,
         start: StartPosition | None = None,
-        fallback: Replay | None = None,
         store: AnyStore | None = None,
         stores_on_ack: bool,
     ) -> Delivery:
@@ -136,18 +134,17 @@ class Connection:
             target: Topic or managed subscription.
             options: What the caller chose.
             start: Where a plain subscription starts.
-            fallback: Where it goes on when its position is refused; None to stop.
             store: Where its position is kept.
             stores_on_ack: See `Delivery`.
 
         Raises:
             LocalProtocolError: The client is closed.
-            ValueError: *fallback* is a string that is not a position.
+            ValueError: The fallback is a string that is not a position.
         """
         protocol = SubscriptionProtocol(
             target.name,
             start=start,
-            fallback=None if fallback is None else start_position(fallback),
+            fallback=None if options.fallback is None else start_position(options.fallback),
             tracked=target.managed or store is not None,
             limits=options.limits,
             timings=self.timings,

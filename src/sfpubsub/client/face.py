@@ -7,12 +7,24 @@ import logging
 import os
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from sfpubsub.client.delivery import Delivery
+from sfpubsub.client.dispatch import QuarantineLimit, Retry
+from sfpubsub.client.handling import (
+    DEFAULT_LIMIT,
+    DEFAULT_RETRY,
+    WORKERS,
+    KeyOf,
+    OnFailure,
+    RunOptions,
+    by_record,
+)
 from sfpubsub.errors import LocalProtocolError, SfPubSubError, SubscriptionClosedError
+from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import Health
 
 logger = logging.getLogger("sfpubsub.client")
@@ -22,7 +34,19 @@ logger = logging.getLogger("sfpubsub.client")
 COMMIT_TIMEOUT = 60.0
 
 
-class SubscriptionFace:
+class Stoppable(Protocol):
+    """A run that can be waited for."""
+
+    def check_caller(self) -> None:
+        """Refuse whoever belongs to the run."""
+        ...
+
+
+HandlerT = TypeVar("HandlerT")
+RunT = TypeVar("RunT")
+
+
+class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     """The base of `Subscription` and `AsyncSubscription`. Its methods are for any thread.
 
     Args:
@@ -65,6 +89,60 @@ class SubscriptionFace:
         """Go on after `pause`."""
         self._delivery.resume()
 
+    def run(
+        self,
+        handler: HandlerT,
+        *,
+        workers: int = WORKERS,
+        key: KeyOf | None = by_record,
+        retry: Retry | None = DEFAULT_RETRY,
+        on_failure: OnFailure = "stop",
+        quarantine: Quarantine | None = None,
+        quarantine_limit: QuarantineLimit = DEFAULT_LIMIT,
+    ) -> RunT:
+        """Call *handler* for each event, many at a time, until the subscription ends; then drain.
+
+        An event is acked when the handler has returned, or when it is in the quarantine, whatever
+        ``ack`` says. `stop`, from any thread or signal handler, ends the run in order: what runs is
+        finished, acked and committed. So do Ctrl-C, and `drain` or `close` from another thread; a
+        second Ctrl-C aborts.
+
+        With asyncio this is awaited: the handler is a coroutine function, and each call of it a
+        task. Cancelling the run ends it as Ctrl-C does; a second cancellation cancels the handlers
+        and aborts. *key* is called in the loop, *quarantine* in threads of the client's.
+
+        Args:
+            handler: Takes an `Event`; called in threads, or awaited in tasks, with events that have
+                no key in common.
+            workers: Handlers that run at a time.
+            key: Events that have a key in common are handled one after the other, in order of
+                arrival. None: no order.
+            retry: How often the handler is called again after an exception; None: never.
+            on_failure: What becomes of an event that it still fails on: ``stop``: the run ends, and
+                the event comes again; ``quarantine``: it is put into *quarantine* durably, and then
+                acked. So are one that cannot be decoded and one whose *key* raises.
+            quarantine: Where such events are kept.
+            quarantine_limit: How many may fail before the run stops all the same.
+
+        Returns:
+            What was done.
+
+        Raises:
+            HandlerError: The handler failed on an event, and that stopped the run. The cause is
+                what it raised.
+            WriteError: The quarantine could not be written.
+            ConfigurationError: An argument is wrong.
+            LocalProtocolError: The subscription has ended, or is being run already.
+            SfPubSubError: The subscription failed.
+        """
+        return self._run(
+            handler, RunOptions(workers, key, retry, on_failure, quarantine, quarantine_limit)
+        )
+
+    @abstractmethod
+    def _run(self, handler: HandlerT, options: RunOptions) -> RunT:
+        """Run *handler* as this face does."""
+
     def stop(self) -> None:
         """Hand out nothing more: iterating ends, and so does `run`. For signal handlers, too.
 
@@ -88,6 +166,10 @@ class SubscriptionFace:
             self._raise_end()
         if runner is not None:
             raise LocalProtocolError(f"{self.name} is being run already: subscribe once more")
+
+    def _stop_run(self, runner: Stoppable) -> None:
+        runner.check_caller()
+        self.stop()
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:

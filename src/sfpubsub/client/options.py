@@ -12,7 +12,7 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.transports.base import Transport
-from sfpubsub.types import Gap
+from sfpubsub.types import Gap, Replay
 
 AckMode: TypeAlias = Literal["auto", "manual"]
 """``auto``: asking for the next batch acks the one before. ``manual``: the caller acks."""
@@ -50,6 +50,8 @@ class SubscribeOptions:
     on_gap: Callable[[Gap], None] | None = None
     on_undecodable: OnUndecodable = "fail"
     quarantine: Quarantine | None = None
+    fallback: Replay | None = None
+    """Of a plain subscription."""
 
     def __post_init__(self) -> None:
         if self.ack not in get_args(AckMode):

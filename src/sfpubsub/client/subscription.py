@@ -15,28 +15,20 @@ from typing import Self
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End
 from sfpubsub.client.delivery import Delivery, Wait
-from sfpubsub.client.dispatch import QuarantineLimit, Retry
 from sfpubsub.client.face import COMMIT_TIMEOUT, SubscriptionFace
 from sfpubsub.client.handling import (
-    DEFAULT_LIMIT,
-    DEFAULT_RETRY,
-    WORKERS,
-    KeyOf,
-    OnFailure,
     RunOptions,
     RunSummary,
-    by_record,
     check_handler,
 )
 from sfpubsub.client.runner import Handler, Runner
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import CommitReceipt, StartPosition
 
 logger = logging.getLogger("sfpubsub.client")
 
 
-class Subscription(SubscriptionFace):
+class Subscription(SubscriptionFace[Handler, RunSummary]):
     """A plain subscription: iterate over its batches.
 
     ::
@@ -101,48 +93,7 @@ class Subscription(SubscriptionFace):
                 if self._delivery.acks_by_itself:
                     event.ack()
 
-    def run(
-        self,
-        handler: Handler,
-        *,
-        workers: int = WORKERS,
-        key: KeyOf | None = by_record,
-        retry: Retry | None = DEFAULT_RETRY,
-        on_failure: OnFailure = "stop",
-        quarantine: Quarantine | None = None,
-        quarantine_limit: QuarantineLimit = DEFAULT_LIMIT,
-    ) -> RunSummary:
-        """Call *handler* for each event, many at a time, until the subscription ends; then drain.
-
-        An event is acked when the handler has returned, or when it is in the quarantine, whatever
-        ``ack`` says. `stop`, from any thread or signal handler, ends the run in order: what runs is
-        finished, acked and committed. So do Ctrl-C, and `drain` or `close` from another thread; a
-        second Ctrl-C aborts.
-
-        Args:
-            handler: Takes an `Event`; called in threads, with events that have no key in common.
-            workers: Handlers that run at a time.
-            key: Events that have a key in common are handled one after the other, in order of
-                arrival. None: no order.
-            retry: How often the handler is called again after an exception; None: never.
-            on_failure: What becomes of an event that it still fails on: ``stop``: the run ends, and
-                the event comes again; ``quarantine``: it is put into *quarantine* durably, and then
-                acked. So are one that cannot be decoded and one whose *key* raises.
-            quarantine: Where such events are kept.
-            quarantine_limit: How many may fail before the run stops all the same.
-
-        Returns:
-            What was done.
-
-        Raises:
-            HandlerError: The handler failed on an event, and that stopped the run. The cause is
-                what it raised.
-            WriteError: The quarantine could not be written.
-            ConfigurationError: An argument is wrong.
-            LocalProtocolError: The subscription has ended, or is being run already.
-            SfPubSubError: The subscription failed.
-        """
-        options = RunOptions(workers, key, retry, on_failure, quarantine, quarantine_limit)
+    def _run(self, handler: Handler, options: RunOptions) -> RunSummary:
         check_handler(handler, is_async=False)
         self._check_can_run(self._runner)
         self._runner = runner = Runner(self._delivery, handler, options)
@@ -180,8 +131,7 @@ class Subscription(SubscriptionFace):
         """
         delivery, runner = self._delivery, self._runner
         if runner is not None:
-            runner.check_caller()
-            self.stop()
+            self._stop_run(runner)
             runner.over.wait()
         try:
             delivery.driver.drain()
@@ -214,10 +164,7 @@ class Subscription(SubscriptionFace):
         return self
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         with self._leaving(exc):
             self.close()
