@@ -38,6 +38,14 @@ def lake_settings(directory: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_java() -> Iterator[None]:
+    """Start the Java of commands, too, in half the time of the processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
+        yield
+
+
 @pytest.fixture(scope="session")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is at ``viewfs://lake/tables``."""

@@ -47,7 +47,20 @@ class Streams:
         return self.spark.readStream.format("sfpubsub").options(**given).load()
 
     def run(self, checkpoint: str, **more: str):
-        """Read what there is into the table, and end."""
+        """Read what there is into the table, and end.
+
+        Spark waits 10 s for a Python process to report, which no setting changes; a machine that is
+        too busy for it gets some more tries. No batch has begun by then.
+        """
+        for _ in range(5):
+            try:
+                return self._run(checkpoint, **more)
+            except StreamingQueryException as error:
+                if "Python worker failed to connect back" not in str(error):
+                    raise
+        raise AssertionError("Spark's Python processes did not start")
+
+    def _run(self, checkpoint: str, **more: str):
         with ForeachBatchWriter(self.spark, self.table, topic=TOPIC) as writer:
             query = (
                 self.events(**more)
@@ -57,7 +70,7 @@ class Streams:
                 .start()
             )
             try:
-                assert query.awaitTermination(120), "it did not end"
+                assert query.awaitTermination(300), "it did not end"
             finally:
                 query.stop()
             return query
