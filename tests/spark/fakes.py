@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from sfpubsub.client.batch import EventBatch
+from sfpubsub.errors import SubscriptionClosedError
 from sfpubsub.types import Gap, Health, ReplayId
 from tests.spark.sample_events import MANAGED, batch_of
 
@@ -52,6 +53,8 @@ class FakeSubscription:
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
         assert timeout is not None, "a job that sleeps for ever cannot be stopped"
         self.timeouts.append(timeout)
+        if not self.script and self.state in ("draining", "closing", "closed"):
+            raise SubscriptionClosedError(f"{self.name} is closed")
         step = self.script.pop(0) if self.script else None
         if isinstance(step, BaseException):
             raise step
