@@ -45,8 +45,8 @@ DELIVERED_BEFORE = {
 }
 DELIVERED_AFTER = {MANAGED: ORDERS_AFTER + AGAIN_AFTER + BAD_ORDERS, TOPIC: CHANGES_AFTER}
 
-# Three responses of 50, or some smaller ones to begin with. When the org moves, what is left over of either source is received and not
-# yet written.
+# Three responses of 50, or smaller ones to begin with. When the org moves, what is left over of
+# either source is received and not yet written.
 BATCH = 150
 
 PATIENCE = 300.0
