@@ -108,7 +108,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class SubscriptionClosedError(LocalProtocolError):
-    """A batch was asked for of a subscription that was drained, closed or aborted."""
+    """A batch was asked for of a subscription that was stopped, drained, closed or aborted."""
 
 
 class RemoteProtocolError(ProtocolError):

@@ -956,6 +956,36 @@ def test_async_stores_are_for_the_asyncio_face_only(run_emulator, connect, make)
     assert TOPIC in store.positions
 
 
+def test_a_run_whose_store_fails_leaves_the_subscription_as_it_was(run_emulator):
+    """It can be run again, and closed."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(2))
+    store = AsyncDictStore(StartPosition.earliest())
+    answer, handled = store.get, []
+
+    async def fail(topic):
+        store.get = answer
+        raise OSError("the database is down")
+
+    async def main():
+        async with client_of(emulator) as client:
+            subscription = client.subscribe(TOPIC, replay_store=store)
+            store.get = fail
+
+            async def handle(event):
+                handled.append(event.id)
+                if len(handled) == 2:
+                    subscription.stop()
+
+            with pytest.raises(OSError, match="database is down"):
+                await subscription.run(handle)
+            summary = await asyncio.wait_for(subscription.run(handle), PATIENCE)
+            assert summary.handled == len(handled) == 2
+            await subscription.aclose()
+
+    run(main())
+
+
 # The client.
 
 

@@ -123,26 +123,44 @@ def test_an_interrupted_take_comes_again_and_hands_out_once():
     assert desk.step() == WaitUntil(None)
 
 
-def test_asking_for_more_acks_what_was_handed_out_last():
-    """ack="auto": the batch before, once."""
+def test_what_is_in_hand_is_what_was_handed_out_last():
+    """ack="auto" acks it when the application asks for more, and commit does."""
     desk = Desk()
     desk.queue = [arrival(5, b"\x02", b"\x04")]
-    assert desk.consumer.asked() is None
+    desk.consumer.asked()
+    assert desk.consumer.in_hand is None
     desk.take()
     desk.hand_out()
     assert desk.consumer.in_hand == (5, 6)
-    assert desk.consumer.asked() == (5, 6)
+    desk.consumer.asked()
     assert desk.consumer.in_hand is None
-    assert desk.consumer.asked() is None
 
 
-def test_with_manual_acks_asking_for_more_acks_nothing():
-    """ack="manual": the application alone says what is done."""
-    desk = Desk(auto=False)
+def test_of_a_batch_that_is_given_event_by_event_only_one_is_in_hand():
+    """What the application has not seen is not acked for it, and is handed out next."""
+    desk = Desk()
+    desk.queue = [arrival(5, b"\x02", b"\x04", b"\x06")]
+    desk.take()
+    step = desk.step()
+    assert isinstance(step, HandOut)
+    desk.consumer.took_one(5)
+    assert desk.consumer.in_hand == (5, 5)
+    desk.consumer.give_back(step.batch.behind(5))
+    desk.consumer.asked()
+    assert desk.hand_out() == [6, 7]
+    desk.consumer.give_back(step.batch.behind(7))
+    assert desk.step() == WaitUntil(None)
+
+
+def test_a_batch_that_did_not_reach_the_application_comes_again():
+    """Ctrl-C in the middle of handing out."""
+    desk = Desk()
     desk.queue = [arrival(5, b"\x02")]
     desk.take()
     desk.hand_out()
-    assert desk.consumer.asked() is None
+    desk.consumer.interrupted()
+    assert desk.consumer.in_hand is None
+    assert desk.hand_out() == [5]
 
 
 def test_a_pause_holds_what_is_ready_and_what_waits():
@@ -212,7 +230,7 @@ def test_a_schema_that_somebody_else_has_fetched_is_used():
     desk.consumer.not_found(DOWN, 0.0, 0.5, over=False)
     desk.known["tick"] = TICK
     desk.take()
-    assert desk.consumer.health(health(), 0).state == "streaming"
+    assert desk.consumer.health(health(), 0, discarded=False).state == "streaming"
 
 
 def test_a_schema_that_cannot_be_fetched_is_asked_for_with_backoff_however_often_one_looks():
@@ -253,13 +271,16 @@ def test_a_wait_for_a_schema_is_told():
     desk.queue = [arrival(1, b"\x02")]
     desk.step()
     desk.consumer.not_found(DOWN, 0.0, 0.5, over=False)
-    told = desk.consumer.health(health(), 0)
+    told = desk.consumer.health(health(), 0, discarded=False)
     assert told.state == "waiting_for_schema"
     assert told.reason is not None
     assert "GetSchema: down" in told.reason
     assert not told.can_receive
     # A stream that is down is the greater trouble.
-    assert desk.consumer.health(health(state="waiting", reason="down"), 0).reason == "down"
+    assert (
+        desk.consumer.health(health(state="waiting", reason="down"), 0, discarded=False).reason
+        == "down"
+    )
 
 
 def test_an_error_that_trying_again_does_not_mend_is_raised():
@@ -288,7 +309,7 @@ def test_what_cannot_be_decoded_is_durable_before_anything_is_acked():
     assert desk.take().acks == (2, 4)
     assert desk.hand_out() == [1]
     assert desk.hand_out() == [3]
-    assert desk.consumer.health(health(), 0).quarantined == 2
+    assert desk.consumer.health(health(), 0, discarded=False).quarantined == 2
     assert desk.step() == WaitUntil(None)
 
 
@@ -309,7 +330,7 @@ def test_skipped_events_are_acked_and_counted():
     desk.queue = [arrival(1, BAD, b"\x04")]
     assert desk.take().acks == (1,)
     assert desk.hand_out() == [2]
-    told = desk.consumer.health(health(), 3)
+    told = desk.consumer.health(health(), 3, discarded=False)
     assert (told.skipped, told.quarantined) == (1, 0)
     assert told.details["schema_id_mismatches"] == 3
 
@@ -319,9 +340,10 @@ def test_ready_events_count_as_pending():
     desk = Desk("skip")
     desk.queue = [arrival(1, b"\x02", BAD, b"\x04", b"\x06")]
     desk.take()
-    assert desk.consumer.health(health(pending_count=7), 0).pending_count == 10
+    assert desk.consumer.health(health(pending_count=7), 0, discarded=False).pending_count == 10
+    assert desk.consumer.health(health(), 0, discarded=True).pending_count == 0
     desk.hand_out()
-    assert desk.consumer.health(health(), 0).pending_count == 2
+    assert desk.consumer.health(health(), 0, discarded=False).pending_count == 2
 
 
 def test_there_are_three_policies():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 
@@ -67,6 +68,27 @@ def test_a_file_keeps_positions_across_processes(tmp_path):
         assert store.get(TOPIC) == StartPosition.after(TWO)
         assert store.get("/event/Other__e") == StartPosition.after(TWO)
         assert store.get("/event/New__e") is None
+
+
+def test_a_forked_child_lets_nobody_else_have_the_parents_file(tmp_path):
+    """Leaving its copy of the with block frees nothing, and it cannot write."""
+    path = tmp_path / "positions.json"
+    with FileReplayStore(path) as store:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the fork of one with threads
+            child = os.fork()
+        if child == 0:  # pragma: no cover  # coverage does not see it
+            refused = False
+            try:
+                store.set(TOPIC, ONE)
+            except ConfigurationError:
+                refused = True
+            finally:
+                store.close()
+                os._exit(0 if refused else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(ConfigurationError, match="in use by another process"):
+            FileReplayStore(path)
 
 
 def test_a_file_has_one_owner(tmp_path):

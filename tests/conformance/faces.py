@@ -130,6 +130,13 @@ class Face:
     def events_of(self, subscription: Any, count: int | None) -> list[Event]:
         return list(itertools.islice(subscription.events(), count))
 
+    def commit_at(self, subscription: Any, place: int) -> Any:
+        """Iterate over events, and commit with the one at *place* in hand."""
+        for index, _ in enumerate(subscription.events()):
+            if index == place:
+                return subscription.commit().replay_id
+        return None
+
     def fail_inside(self, subscription: Any, error: Exception) -> None:
         with subscription:
             raise error
@@ -175,6 +182,18 @@ class AsyncFace(Face):
             return taken
 
         return self.call(take)
+
+    def commit_at(self, subscription: Any, place: int) -> Any:
+        async def commit() -> Any:
+            index = 0
+            async with contextlib.aclosing(subscription.events()) as events:
+                async for _ in events:
+                    if index == place:
+                        return (await subscription.commit()).replay_id
+                    index += 1
+            return None
+
+        return self.call(commit)
 
     def fail_inside(self, subscription: Any, error: Exception) -> None:
         async def fail() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import threading
 import time
 import warnings
@@ -160,6 +161,21 @@ def test_an_abandoned_subscription_warns_and_ends(start: Start):
     assert numbers(face.managed(NAME).batch()) == [0, 1]
 
 
+def test_an_abandoned_subscription_ends_where_warnings_are_errors(start: Start):
+    """As in many test suites; then Python can only print what __del__ raised."""
+    _, face = start()
+    held = face.managed(NAME)
+    driver = held.subscription._delivery.driver
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _unraisable: None
+        stack.callback(setattr, sys, "unraisablehook", hook)
+        warnings.simplefilter("error")
+        face.forget(held)
+        del held
+        gc.collect()
+        until(lambda: driver.over, "the end")
+
+
 def test_a_subscription_whose_client_was_closed_does_not_warn(start: Start):
     """The client has ended it: nobody forgot anything."""
     _, face = start()
@@ -195,6 +211,30 @@ def test_events_one_by_one(start: Start):
     held.drain()
     assert target.committed() == 5  # number 6 was in hand
     assert face.managed(NAME).collect(4) == [6, 7, 8, 9]
+
+
+def test_leaving_the_events_of_a_batch_loses_none(start: Start):
+    """What is behind the event in hand is handed out next, and not acked before."""
+    target, face = start(events_per_response=5)
+    target.publish(10)
+    held = face.managed(NAME)
+    seen = [int(event.value["Order_Number__c"]) for event in held.some_events(3)]
+    seen += numbers(held.batch())
+    assert seen == [0, 1, 2, 3, 4]
+    held.drain()
+    assert target.committed() == 2  # asked for more, so number 2 is done; 3 and 4 were in hand
+    assert face.managed(NAME).collect(7) == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_commit_among_events_commits_what_was_seen(start: Start):
+    """And not the rest of the response."""
+    target, face = start(events_per_response=5)
+    target.publish(5)
+    held = face.managed(NAME)
+    assert face.commit_at(held.subscription, 1) == target.replay_id(1)
+    assert target.committed() == 1
+    held.abort()
+    assert face.managed(NAME).collect(3) == [2, 3, 4]
 
 
 def test_commit_takes_the_batch_in_hand(start: Start):
@@ -312,6 +352,28 @@ def test_the_start_goes_with_the_store(start: Start, tmp_path: Any):
         again = face.plain(TOPIC, replay="earliest", replay_store=store)
         assert again.collect(1) == [4]
         again.close()
+
+
+@pytest.mark.parametrize("store", ["positions.json", object()])
+def test_what_is_no_store_is_refused(start: Start, store: Any):
+    """A duck that cannot swim would be asked for ever."""
+    _, face = start()
+    with pytest.raises(ConfigurationError, match="is not a replay store"):
+        face.plain(TOPIC, replay_store=store)
+
+
+def test_an_ack_that_comes_late_moves_no_store(start: Start):
+    """The next subscription may have gone further; and the store may be closed by now."""
+    target, face = start(events_per_response=1)
+    target.publish(2)
+    store = CountingStore()
+    held = face.plain(TOPIC, replay_store=store, ack="manual")
+    first, second = held.batch(), held.batch()
+    first.ack()
+    held.close()
+    store.error = OSError("the store is closed")
+    second.ack()
+    assert store.positions[-1] == target.replay_id(0)
 
 
 def test_two_stores_are_refused(start: Start):

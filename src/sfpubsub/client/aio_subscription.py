@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
@@ -31,8 +30,6 @@ from sfpubsub.client.handling import (
 )
 from sfpubsub.stores.replay_store import AnyStore, AsyncReplayStore, ReplayStore, is_async
 from sfpubsub.types import CommitReceipt, StartPosition
-
-logger = logging.getLogger("sfpubsub.client")
 
 
 class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSummary]]):
@@ -115,18 +112,18 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     async def events(self) -> AsyncIterator[Event]:
         """Iterate over events instead of batches; see `Subscription.events`."""
         async for batch in self:
-            for event in batch:
-                yield event
-                if self._delivery.acks_by_itself:
-                    event.ack()
+            with self._delivery.one_by_one(batch) as events:
+                for event in events:
+                    yield event
 
     async def _run(self, handler: AsyncHandler, options: RunOptions) -> RunSummary:
         check_handler(handler, is_async=True)
         self._check_can_run(self._runner)
-        self._runner = runner = AsyncRunner(
-            self._delivery, handler, options, bell=self._bell, submit=self._submit
-        )
         async with self:
+            self._check_can_run(self._runner)  # again: a store was awaited meanwhile
+            self._runner = runner = AsyncRunner(
+                self._delivery, handler, options, bell=self._bell, submit=self._submit
+            )
             try:
                 return await runner.run(lambda: self._next(None))
             finally:
@@ -205,7 +202,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
 
     async def _store_last(self) -> None:
         store = self._delivery.store
-        if store is None:
+        if store is None or not self._delivery.driver.has_begun:
             return
         if is_async(store):
             await self._store_async(last=True)

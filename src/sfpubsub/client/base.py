@@ -146,7 +146,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             ConfigurationError: The store is an async one, or there are two, or *ack* or
                 *on_undecodable* is not one of its values, or the latter does not go with
                 *quarantine*.
-            ValueError: *replay* is a string that is not a position, or a limit is below 1.
+            ValueError: *replay* or *replay_fallback* is a string that is not a position, or a limit
+                is below 1.
         """
         options = SubscribeOptions(
             ack,

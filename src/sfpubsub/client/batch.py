@@ -227,6 +227,24 @@ class EventBatch:
                 event._value = self._decoded.pop(place)
             yield event
 
+    def behind(self, seq: int) -> EventBatch | None:
+        """Return the events behind the one with that ``delivery_seq`` as a batch; None for none."""
+        start = seq + 1 - self.first_seq
+        if start >= len(self.raw_events):
+            return None
+        return EventBatch(
+            subscription=self.subscription,
+            topic=self.topic,
+            events=self.raw_events[start:],
+            codecs=self.codecs,
+            first_seq=self.first_seq + start,
+            received_at=self.received_at,
+            rpc_id=self.rpc_id,
+            ack=self.ack_range,
+            decoded={place - start: value for place, value in self._decoded.items()},
+            datetimes=self.datetimes,
+        )
+
     def __len__(self) -> int:
         return len(self.raw_events)
 

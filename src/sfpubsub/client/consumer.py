@@ -93,6 +93,14 @@ Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil
 _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
+class _Prepared(NamedTuple):
+    """A response that is ready, and what of it was not yet handed out."""
+
+    arrival: Arrival | None
+    acks: tuple[int, ...]
+    batches: deque[EventBatch]
+
+
 class Consumer:
     """The decisions of one subscription's consuming side. Not thread-safe.
 
@@ -126,10 +134,10 @@ class Consumer:
         self._missing: tuple[str, ...] = ()  # schema ids of that one
         self._screened: Screened | None = None  # that one, once it has its codecs
         self._is_set_aside = False  # its events that cannot be decoded are durable
-        self._taken: Arrival | None = None  # the last one that was prepared
-        self._acks: tuple[int, ...] = ()
-        self._ready: deque[EventBatch] = deque()  # of that one, not yet handed out
-        self._in_hand: EventBatch | None = None
+        self._prepared = _Prepared(None, (), deque())  # the last one that was
+        self._given: EventBatch | None = None  # the batch that was handed out last
+        self.in_hand: tuple[int, int] | None = None
+        """First and last ``delivery_seq`` of what the application was given last."""
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._schema_due = 0.0  # no schema that could not be fetched is asked for before
         self._schema_error: str | None = None
@@ -141,22 +149,24 @@ class Consumer:
 
     # What happens.
 
-    def asked(self) -> tuple[int, int] | None:
-        """Take the application's request for the next batch.
-
-        Returns:
-            First and last ``delivery_seq`` of what that acks, if it acks something.
-        """
-        acked = self.in_hand if self.acks_by_itself else None
-        self._in_hand = None
+    def asked(self) -> None:
+        """Take the application's request for the next batch; what it had in hand was acked."""
+        self._given = self.in_hand = None
         self._store_when_idle = True
-        return acked
 
-    @property
-    def in_hand(self) -> tuple[int, int] | None:
-        """First and last ``delivery_seq`` of the batch that the application was given last."""
-        batch = self._in_hand
-        return None if batch is None else (batch.first_seq, batch.first_seq + len(batch) - 1)
+    def took_one(self, seq: int) -> None:
+        """Take the word that of the last batch only one event was handed on, for now."""
+        self.in_hand = (seq, seq)
+
+    def give_back(self, batch: EventBatch | None) -> None:
+        """Take back what the application was not given of the last batch, to hand it out next."""
+        if batch is not None:
+            self._prepared.batches.appendleft(batch)
+
+    def interrupted(self) -> None:
+        """Take back the batch that was handed out and did not reach the application."""
+        batch, self._given, self.in_hand = self._given, None, None
+        self.give_back(batch)
 
     def found(self, codecs: dict[str, Codec]) -> None:
         """Take the codecs of the schemas that were fetched."""
@@ -230,18 +240,20 @@ class Consumer:
             discarded: Whether what was received is not to be handed out any more.
         """
         if discarded:
-            self._ready.clear()
+            self._prepared.batches.clear()
             return _END if over else _FOR_EVER  # how it ends is not known before
-        if head is not None and head is self._taken:
-            return Take(head, self._acks)  # interrupted before it was off the queue
+        prepared = self._prepared
+        if head is not None and head is prepared.arrival:
+            return Take(head, prepared.acks)  # interrupted before it was off the queue
         if self.is_store_due(now):
             return _STORE
         if self._paused and not over:
             return self._wait()
-        if self._ready:
-            self._in_hand = self._ready.popleft()
+        if prepared.batches:
             self._store_when_idle = False
-            return HandOut(self._in_hand)
+            self._given = batch = prepared.batches.popleft()
+            self.in_hand = (batch.first_seq, batch.first_seq + len(batch) - 1)
+            return HandOut(batch)
         if head is not None:
             return self._prepare(head, now, over)
         if self._unstored is not None and (over or self._store_when_idle):
@@ -267,10 +279,10 @@ class Consumer:
         if screened.undecodable and self._screen.keeps and not self._is_set_aside:
             return Quarantine(screened.undecodable)
         self._screen.count(screened.undecodable)
-        self._ready.extend(screened.batches)
-        self._taken, self._head, self._screened = head, None, None
-        self._acks = tuple(event.delivery_seq for event in screened.undecodable)
-        return Take(head, self._acks)
+        acks = tuple(event.delivery_seq for event in screened.undecodable)
+        # In one step: half of it would lose a batch, or hand it out twice.
+        self._prepared = _Prepared(head, acks, deque(screened.batches))
+        return Take(head, acks)
 
     def _has_codecs(self) -> bool:
         for schema_id in self._missing:
@@ -284,19 +296,22 @@ class Consumer:
         self._schema_error = None
         return True
 
-    def health(self, health: Health, mismatches: int) -> Health:
+    def health(self, health: Health, mismatches: int, *, discarded: bool) -> Health:
         """Return the driver's snapshot with what is known here.
 
         Args:
             health: The driver's.
             mismatches: Schema ids that are not the hash of their schema.
+            discarded: Whether what was received is not to be handed out any more.
         """
         if self._schema_error is not None and health.state == "streaming":
             reason = f"a schema cannot be fetched, and events wait for it: {self._schema_error}"
             health = replace(health, state="waiting_for_schema", reason=reason)
         return replace(
             health,
-            pending_count=health.pending_count + sum(map(len, self._ready)),
+            pending_count=0
+            if discarded
+            else health.pending_count + sum(map(len, self._prepared.batches)),
             quarantined=self._screen.quarantined,
             skipped=self._screen.skipped,
             details={**health.details, "schema_id_mismatches": mismatches},

@@ -12,12 +12,13 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from sfpubsub.avro.schema_cache import SchemaCache
-from sfpubsub.client.batch import EventBatch
+from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import (
     Consumer,
     End,
@@ -120,17 +121,36 @@ class Delivery:
     def asked(self) -> None:
         """Take the application's request for the next batch; acks the one before in ``auto``."""
         self._has_taken = False
+        self.ack_in_hand()  # first, since it can be repeated
         with self._lock:
-            acked = self._consumer.asked()
+            self._consumer.asked()
+
+    def ack_in_hand(self) -> None:
+        """With ``ack="auto"``, ack what the application holds."""
+        acked = self._consumer.in_hand if self._consumer.acks_by_itself else None
         if acked is not None and self._is_tracked:
             self.driver.ack(*acked)
 
-    def ack_in_hand(self) -> None:
-        """With ``ack="auto"``, ack the batch that the application holds."""
-        with self._lock:
-            acked = self._consumer.in_hand if self._consumer.acks_by_itself else None
-        if acked is not None:
-            self.driver.ack(*acked)
+    @contextmanager
+    def one_by_one(self, batch: EventBatch) -> Iterator[Iterator[Event]]:
+        """Give the application a batch event by event; what it did not get is handed out next."""
+        last = batch.first_seq - 1
+
+        def events() -> Iterator[Event]:
+            nonlocal last
+            for event in batch:
+                last = event.delivery_seq
+                with self._lock:
+                    self._consumer.took_one(last)
+                yield event
+                if self.acks_by_itself:
+                    event.ack()
+
+        try:
+            yield events()
+        finally:
+            with self._lock:
+                self._consumer.give_back(batch.behind(last))
 
     def turn(self, deadline: float | None) -> EventBatch | Wait | Work | End | None:
         """Return the next batch, or what to do before there is one; never waits.
@@ -141,7 +161,11 @@ class Delivery:
         Returns:
             None once the deadline has come.
         """
-        step = self._step()
+        try:
+            step = self._step()
+        except BaseException:  # Ctrl-C in the middle of handing out
+            self._consumer.interrupted()
+            raise
         if isinstance(step, HandOut):
             return step.batch
         if isinstance(step, End):
@@ -228,6 +252,11 @@ class Delivery:
             _thread.start_new_thread(self.driver.wake, ())
 
     @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
+    @property
     def discards(self) -> bool:
         """Whether what was received is not to be handed out any more."""
         return self._stopped or self.driver.discarded
@@ -264,6 +293,8 @@ class Delivery:
         self.driver.ack(first_seq, last_seq)
         if self.store is None:
             return
+        if self.driver.over:
+            return  # whoever drains or takes the rest stores; behind that, nobody may
         if self._stores_on_ack and self._is_store_due():
             self.store_position()
         else:
@@ -309,7 +340,9 @@ class Delivery:
         """Return a snapshot."""
         health = self.driver.health()
         with self._lock:
-            health = self._consumer.health(health, self._schemas.mismatches)
+            health = self._consumer.health(
+                health, self._schemas.mismatches, discarded=self.discards
+            )
             return replace(health, quarantined=health.quarantined + self._unhandled)
 
     def abort(self) -> None:

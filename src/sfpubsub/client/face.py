@@ -193,19 +193,25 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     def _raise_end(self) -> NoReturn:
         self._raise_failure()
+        how = "closed" if self.closed else "stopped"
         raise SubscriptionClosedError(
-            f"the subscription {self.name} is closed and brings nothing more: subscribe again"
+            f"the subscription {self.name} is {how} and brings nothing more: subscribe again"
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.health().state})"
+        return f"{type(self).__name__}({self.name!r}, {'closed' if self.closed else 'open'})"
 
     def __del__(self) -> None:
         # Nobody can iterate, drain or close it any more, and it would hold its slot for ever.
         delivery = getattr(self, "_delivery", None)  # None where __init__ was not reached
-        if delivery is None or delivery.driver.over or not delivery.driver.has_begun:
+        if delivery is None or delivery.driver.over:
             return
         if sys.is_finalizing() or os.getpid() != self._process:
+            return
+        # In a thread: the garbage collector may have come while this one holds any lock. Not by
+        # threading.Thread, which takes locks of its own.
+        _thread.start_new_thread(delivery.abort, ())
+        if not delivery.driver.has_begun:
             return
         warnings.warn(
             f"the subscription {delivery.name} was not closed: use it in a with block, or call "
@@ -214,6 +220,3 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
             source=self,
             stacklevel=2,
         )
-        # In a thread: the garbage collector may have come while this one holds any lock. Not by
-        # threading.Thread, which takes locks of its own.
-        _thread.start_new_thread(delivery.abort, ())

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from sfpubsub.client.batch import Event
 from sfpubsub.client.delivery import Delivery
@@ -31,7 +31,7 @@ from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 
 logger = logging.getLogger("sfpubsub.client")
 
-Keys: TypeAlias = Hashable | list[Hashable] | set[Hashable] | frozenset[Hashable]
+Keys: TypeAlias = Hashable | list[Any] | set[Any] | frozenset[Any]
 KeyOf: TypeAlias = Callable[[Event], Keys]
 """Returns an event's key, None for none; a list or a set of several. A tuple is one key."""
 

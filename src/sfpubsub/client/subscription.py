@@ -6,7 +6,6 @@ is the `Consumer`'s. Here its decisions are carried out, in the thread that iter
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -24,8 +23,6 @@ from sfpubsub.client.handling import (
 from sfpubsub.client.runner import Handler, Runner
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.types import CommitReceipt, StartPosition
-
-logger = logging.getLogger("sfpubsub.client")
 
 
 class Subscription(SubscriptionFace[Handler, RunSummary]):
@@ -68,11 +65,12 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
         Returns:
             Consecutive events of one response: all of them, unless ``on_undecodable`` took some
-            out. None after the timeout, and for no other reason.
+            out. None after the timeout, and for no other reason. A schema that has to be fetched
+            is waited for, whatever the timeout.
 
         Raises:
             WriteError: The quarantine could not be written; the next call tries again.
-            SubscriptionClosedError: The subscription was drained, closed or aborted.
+            SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
             SfPubSubError: The subscription failed. A plain one hands out everything it received
                 first; of a managed one that comes again.
         """
@@ -85,19 +83,17 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         """Iterate over events instead of batches.
 
         With ``ack="auto"`` asking for the next event acks the one before, so leaving the loop
-        leaves the event in hand unacked, and only that one.
+        leaves the event in hand unacked, and only that one. What is behind it is handed out next.
         """
         for batch in self:
-            for event in batch:
-                yield event
-                if self._delivery.acks_by_itself:
-                    event.ack()
+            with self._delivery.one_by_one(batch) as events:
+                yield from events
 
     def _run(self, handler: Handler, options: RunOptions) -> RunSummary:
         check_handler(handler, is_async=False)
         self._check_can_run(self._runner)
-        self._runner = runner = Runner(self._delivery, handler, options)
         with self:
+            self._runner = runner = Runner(self._delivery, handler, options)
             try:
                 return runner.run(lambda: self._next(None))
             finally:

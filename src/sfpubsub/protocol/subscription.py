@@ -236,7 +236,8 @@ class SubscriptionProtocol(Streams):
         failure = self._retries.reason
         if failure is not None and self.state is State.OPENING:
             return f"opening again after: {failure}"
-        return self._paused or failure or ("paused by the application" if self._held else None)
+        held = self._held and self.state is not State.CLOSED
+        return self._paused or failure or ("paused by the application" if held else None)
 
     def health(self) -> Health:
         """Return a snapshot."""

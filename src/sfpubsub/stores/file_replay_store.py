@@ -37,6 +37,7 @@ class FileReplayStore(ReplayStore):
     def __init__(self, path: str | os.PathLike[str], *, default: Replay | None = None) -> None:
         self._path = Path(path)
         self._default = None if default is None else start_position(default)
+        self._process = os.getpid()
         self._writing = threading.Lock()  # one `set` at a time: each writes all positions
         self._lock: int | None = _claim(self._path)
         try:
@@ -62,6 +63,10 @@ class FileReplayStore(ReplayStore):
     def _set(self, topic: str, replay_id: ReplayId) -> None:
         if self._lock is None:
             raise ConfigurationError(f"the replay store {self._path} is closed")
+        if os.getpid() != self._process:
+            raise ConfigurationError(
+                f"the replay store {self._path} belongs to the process that forked this one"
+            )
         positions = {**self._positions, topic: replay_id}
         document = {"positions": {name: positions[name].hex() for name in sorted(positions)}}
         try:
@@ -75,7 +80,8 @@ class FileReplayStore(ReplayStore):
     def close(self) -> None:
         """Let another process have the file. Can be repeated."""
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may hold the file as well
+            if os.getpid() == self._process:  # the lock is the parent's, in a forked child
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # such a child may hold the file as well
             os.close(self._lock)
             self._lock = None
 

@@ -1,9 +1,9 @@
 """Where a plain subscription's position lives when the caller keeps it.
 
-With the synchronous client a store is touched only in the thread that iterates or acks, never by
-the stream's own thread. That matters for stores that are tied to a thread, such as a shelve on
-Python 3.13. `AsyncPubSubClient` calls a store that may wait in threads of its own, and a mapping in
-the loop's thread.
+With the synchronous client a store is touched only in threads that iterate, ack, drain or close,
+never by the stream's own thread. That matters for stores that are tied to a thread, such as a
+shelve on Python 3.13. `AsyncPubSubClient` calls a store that may wait in threads of its own, and a
+mapping in the loop's thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReplayStore(ABC):
 
     @abstractmethod
     def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts, or None for LATEST."""
+        """Return where a subscription to *topic* starts, or None for where ``replay`` says."""
 
     @abstractmethod
     def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -102,7 +102,7 @@ class AsyncReplayStore(ABC):
 
     @abstractmethod
     async def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts, or None for LATEST."""
+        """Return where a subscription to *topic* starts, or None for where ``replay`` says."""
 
     @abstractmethod
     async def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -134,7 +134,7 @@ def start_and_store(
         replay_store: Where positions are kept.
 
     Raises:
-        ConfigurationError: Both are a store.
+        ConfigurationError: Both are a store, or *replay_store* is none of these.
         ValueError: *replay* is a string that is not a position.
     """
     if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):
@@ -146,5 +146,12 @@ def start_and_store(
     return start_position(replay), None if replay_store is None else _as_store(replay_store)
 
 
-def _as_store(store: StoreLike) -> AnyStore:
-    return MappingReplayStore(store) if isinstance(store, MutableMapping) else store
+def _as_store(store: object) -> AnyStore:
+    if isinstance(store, MutableMapping):
+        return MappingReplayStore(store)
+    if isinstance(store, (ReplayStore, AsyncReplayStore)):
+        return store
+    raise ConfigurationError(
+        f"a {type(store).__name__} is not a replay store: give a mapping, a FileReplayStore, or an "
+        f"object whose class derives from ReplayStore or AsyncReplayStore"
+    )
