@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "transports": {"protocol", "config", "sfpubsub_grpc"},
     "client": {"transports", "protocol", "avro", "auth", "config", "stores", "aio_bridge"},
     "spark": {"client", "avro", "auth", "config", "durable", "stores"},
-    "streaming": {"auth", "config", "stores", "aio_bridge"},
+    "streaming": {"auth", "config", "stores", "aio_bridge", "tooling"},
     "emulator": {"sfpubsub_grpc"},
     "testing": {"emulator", "transports"},
     "cli": {
@@ -125,11 +125,9 @@ def test_asyncio_is_for_the_asyncio_face_only():
 # The core of the Streaming API's client decides everything and does nothing.
 STREAMING_CORE = (
     "bayeux",
-    "channels",
     "commands",
     "failures",
     "message",
-    "outage",
     "protocol",
     "subscriptions",
 )

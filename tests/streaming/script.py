@@ -9,8 +9,7 @@ from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.commands import Command, Cut, Deliver, Lane, Renew, Report, Send, Settle
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.numbers import Pace
-from sfpubsub.streaming.protocol import StreamingProtocol
+from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 
 CLIENT = "client-1"
 TOPIC = "/topic/Accounts"
@@ -27,7 +26,10 @@ class Script:
     def __init__(self, **arguments: Any) -> None:
         self.now = 100.0
         self.pending = 0
-        self.protocol = StreamingProtocol(arguments.pop("pace", Pace()), json.dumps, **arguments)
+        self.chance = 1.0
+        self.protocol = StreamingProtocol(
+            Pace(), json.dumps, lambda: self.chance, lambda: self.pending, **arguments
+        )
         self.out: list[Command] = []
         self.flying: dict[Lane, Send] = {}
         self.sent: list[list[dict[str, Any]]] = []
@@ -61,13 +63,11 @@ class Script:
     def messages(self, lane: Lane) -> list[dict[str, Any]]:
         return json.loads(self.flying[lane].body)
 
-    def answer(self, lane: Lane, *messages: Any, chance: float = 1.0) -> list[Command]:
-        ticket = self.flying.pop(lane).ticket
-        return self.take(self.protocol.answered(ticket, messages, self.now, self.pending, chance))
+    def answer(self, lane: Lane, *messages: Any) -> list[Command]:
+        return self.take(self.protocol.answered(self.flying.pop(lane), messages, self.now))
 
-    def fail(self, lane: Lane, error: SfPubSubError = BROKEN, chance: float = 1.0):
-        ticket = self.flying.pop(lane).ticket
-        return self.take(self.protocol.failed(ticket, error, self.now, chance))
+    def fail(self, lane: Lane, error: SfPubSubError = BROKEN):
+        return self.take(self.protocol.failed(self.flying.pop(lane), error, self.now))
 
     def well(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
         """Say yes to everything on a lane, with other messages before it."""
@@ -108,8 +108,7 @@ class Script:
             self.fail(lane)
 
     def was_cut(self, lane: Lane) -> bool:
-        ticket = self.flying[lane].ticket
-        return any(isinstance(c, Cut) and c.ticket == ticket for c in self.out)
+        return any(cut.request is self.flying[lane] for cut in self.of(Cut))
 
     def reconnect(self) -> None:
         """Land what was cut, wait for the next try, and let a new session come."""
@@ -130,7 +129,7 @@ class Script:
         return self.take(self.protocol.tick(self.now))
 
     def renewed(self, error: SfPubSubError | None = None) -> list[Command]:
-        return self.take(self.protocol.renewed(error, self.now, 1.0))
+        return self.take(self.protocol.renewed(error, self.now))
 
     # What came out.
 

@@ -8,7 +8,7 @@ import pytest
 
 from sfpubsub import errors
 from sfpubsub.streaming import BayeuxError
-from sfpubsub.streaming.bayeux import Advice, reconnect_of, refusal_of
+from sfpubsub.streaming.bayeux import Advice, reconnect_of
 from sfpubsub.streaming.failures import Next, concerns_session, error_for, what_next
 
 BUSY = "503::Server is too busy. Please try your request again later."
@@ -20,31 +20,31 @@ def refusal(error, reconnect=None, reason=""):
         response["advice"] = {"reconnect": reconnect}
     if reason:
         response["ext"] = {"sfdc": {"failureReason": reason}}
-    return refusal_of(response)
+    return BayeuxError(response)
 
 
 @pytest.mark.parametrize(
     ("text", "code", "args", "words"),
     [
-        ("405:bayeux,/foo:Invalid", 405, ("bayeux", "/foo"), "Invalid"),
-        ("403::Unknown client", 403, (), "Unknown client"),
-        ("401:abc:Unknown client", 401, ("abc",), "Unknown client"),
-        ("400::a: b", 400, (), "a: b"),
-        ("no code at all", None, (), "no code at all"),
-        (None, None, (), ""),
+        ("405:bayeux,/foo:Invalid", "405", ["bayeux", "/foo"], "Invalid"),
+        ("403::Unknown client", "403", [], "Unknown client"),
+        ("401:abc:Unknown client", "401", ["abc"], "Unknown client"),
+        ("400::a: b", "400", [], "a: b"),
+        ("no code at all", None, [], "no code at all"),
+        (None, None, [], ""),
     ],
 )
 def test_an_error_has_a_code_arguments_and_words(text, code, args, words):
     """K3: three digits, what stands between the colons, the rest; anything else is kept whole."""
     found = refusal(text)
-    assert (found.code, found.args, found.text) == (code, args, words)
+    assert (found.error_code, found.error_args, found.error_message) == (code, args, words)
 
 
 @pytest.mark.parametrize("ext", [None, [], {"sfdc": None}, {"sfdc": {"failureReason": 5}}])
 def test_an_odd_extension_is_no_reason(ext):
     """What a server sends is believed only as far as it has the form."""
-    found = refusal_of({"error": "403::Handshake denied", "ext": ext})
-    assert found.true is found
+    found = BayeuxError({"error": "403::Handshake denied", "ext": ext})
+    assert found.reason == "403::Handshake denied"
 
 
 def test_advice_is_merged():

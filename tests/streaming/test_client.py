@@ -26,8 +26,8 @@ from sfpubsub.errors import (
     TopicNotFoundError,
 )
 from sfpubsub.streaming import AsyncStreamingClient, PushTopics, StreamingClient
-from sfpubsub.streaming.generic import rows_of
 from sfpubsub.streaming.positions import as_number
+from sfpubsub.tooling.pushtopics import rows_of
 
 from ..cli.test_cli import point_at
 from ..client.test_faces import callables, members, parameters, spelled
@@ -142,7 +142,7 @@ def test_what_needs_an_open_client_says_so(face, emulator):
     assert "closed" in repr(client.client)
     driver = client.client._driver
     with pytest.raises(LocalProtocolError, match="closed"):
-        driver.subscribe(TOPIC, -1, rewind=False).result(1)
+        driver.ask(driver.protocol.unsubscribe, TOPIC)
 
 
 def test_the_block_closes_and_lets_errors_out(emulator):
@@ -335,7 +335,7 @@ class Odd:
 
 def test_odd_records_are_errors():
     """Without an id, without a field, without a count."""
-    from sfpubsub.streaming.generic import GenericChannels
+    from sfpubsub.tooling.pushtopics import GenericChannels
 
     good = "0M6000000000001AAA"
     for row, posted in (({"Id": "../x"}, None), ({"Id": good}, None), ({"Id": good}, [{}])):

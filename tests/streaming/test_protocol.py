@@ -17,8 +17,7 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.streaming.commands import Cut, Lane, Send
-from sfpubsub.streaming.numbers import Pace
-from sfpubsub.streaming.protocol import State
+from sfpubsub.streaming.protocol import Pace, State
 
 from .script import BROKEN, CLIENT, TOPIC, Script, event
 
@@ -230,7 +229,7 @@ def test_requests_stay_below_the_limit():
     assert all(script.outcome(name) == "done" for name in names)
     with pytest.raises(LocalProtocolError, match="too long"):
         script.subscribe(f"/u/long?{'x' * 33_000}")
-    assert "/u/long" not in [channel.path for channel in script.protocol.channels]
+    assert script.protocol.subscriptions == {"/u/first", *names}
 
 
 def test_events_that_overtake_the_answer_wait_for_it():
@@ -239,8 +238,10 @@ def test_events_that_overtake_the_answer_wait_for_it():
     script.subscribe(TOPIC, -2)
     script.well(POLL, event(3), event(4))
     assert script.ids == []
+    assert POLL not in script.flying, "what waits outside of the queue has no bound"
     script.well(ASK, event(1), event(2))
     assert script.ids == [1, 2, 3, 4]
+    assert POLL in script.flying
 
 
 def test_events_that_overtook_a_lost_answer_come_again():
@@ -272,7 +273,7 @@ def test_a_refused_subscribe_is_told_to_its_caller(error, kind):
     assert type(script.outcome(TOPIC)) is kind
     assert script.renewals == 0
     assert script.errors == []
-    assert list(script.protocol.channels) == []
+    assert script.protocol.subscriptions == set()
     if kind is ReplayIdRejectedError:
         gap = script.outcome(TOPIC).gap
         assert bytes(gap.after) == (7).to_bytes(8, "big")
@@ -294,7 +295,7 @@ def test_unsubscribing():
     script.unsubscribe(TOPIC, "refused")
     script.no(ASK, "500::no")
     assert type(script.outcome("refused")) is StreamError
-    assert [channel.name for channel in script.protocol.channels] == [TOPIC]
+    assert script.protocol.subscriptions == {TOPIC}
 
 
 @pytest.mark.parametrize("stage", ["between", "flying", "queued"])
@@ -406,7 +407,7 @@ def test_without_a_fallback_a_refused_resumption_is_told_to_the_reader():
     script.answer(ASK, no, yes)
     (error,) = script.errors
     assert type(error) is ReplayIdRejectedError
-    assert [channel.name for channel in script.protocol.channels] == [OTHER]
+    assert script.protocol.subscriptions == {OTHER}
     assert script.protocol.state is State.CONNECTED
 
 
@@ -448,7 +449,7 @@ def test_what_is_still_in_flight_is_cut_first():
     script.unsubscribe("/u/none")
     script.subscribe(OTHER)
     script.fail(ASK)
-    assert [c.lane for c in script.of(Cut)] == [POLL]
+    assert [cut.request.lane for cut in script.of(Cut)] == [POLL]
     script.wait(60.0)
     assert ASK not in script.flying
     script.answer(POLL, event(8))
@@ -461,8 +462,10 @@ def test_what_is_still_in_flight_is_cut_first():
 def test_the_delay_doubles_and_is_half_chance():
     """2.7: 1, 2, 4 … 60 s; nobody comes back in step."""
     script = Script(connection_timeout=None).connected(TOPIC)
-    script.fail(POLL, chance=0.0)
+    script.chance = 0.0
+    script.fail(POLL)
     assert script.protocol.deadline == pytest.approx(script.now + 0.5)
+    script.chance = 1.0
     delays = []
     for _ in range(8):
         script.wait()
@@ -641,7 +644,7 @@ def test_a_subscribe_does_not_outlast_the_timeout():
         if ASK in script.flying:
             script.fail(ASK)
     assert type(script.outcome(TOPIC)) is StreamUnavailableError
-    assert list(script.protocol.channels) == []
+    assert script.protocol.subscriptions == set()
 
 
 def test_the_answer_of_a_subscribe_that_was_given_up_is_ignored():
@@ -653,7 +656,7 @@ def test_the_answer_of_a_subscribe_that_was_given_up_is_ignored():
     script.wait(0.0)
     assert type(script.outcome(OTHER)) is StreamUnavailableError
     script.well(ASK)
-    assert [channel.name for channel in script.protocol.channels] == [TOPIC]
+    assert script.protocol.subscriptions == {TOPIC}
 
 
 # The queue.
@@ -665,10 +668,11 @@ def test_polling_rests_while_the_queue_is_full():
     script.pending = 3
     script.well(POLL, event(1), event(2))
     assert POLL not in script.flying
-    assert script.protocol.is_full
+    script.pending = 5
+    assert script.protocol.is_full()
     assert script.protocol.deadline is None
     script.pending = 4
-    script.take(script.protocol.room(script.now))
+    script.take(script.protocol.tick(script.now))
     assert POLL in script.flying
 
 
@@ -677,7 +681,7 @@ def test_a_session_that_died_during_the_rest_is_replaced():
     script = Script(max_pending_count=1).connected(TOPIC)
     script.well(POLL, event(1), event(2))
     script.now += 3600.0
-    script.take(script.protocol.room(script.now))
+    script.take(script.protocol.tick(script.now))
     script.no(POLL, UNKNOWN, "handshake")
     script.reconnect()
     assert script.positions == {TOPIC: 2}
@@ -705,7 +709,7 @@ def test_closing_says_goodbye():
     assert script.protocol.deadline == script.now + Pace().close
     script.well(ASK)
     assert script.protocol.state is State.STOPPED
-    assert [c.lane for c in script.of(Cut)] == [POLL]
+    assert [cut.request.lane for cut in script.of(Cut)] == [POLL]
     assert script.errors == []
     script.close()
 
@@ -716,7 +720,7 @@ def test_what_was_cut_is_not_cut_again():
     script.subscribe(OTHER)
     script.fail(ASK)
     script.close()
-    assert [c.lane for c in script.of(Cut)] == [POLL]
+    assert [cut.request.lane for cut in script.of(Cut)] == [POLL]
     assert script.protocol.state is State.STOPPED
 
 
@@ -759,12 +763,6 @@ def test_closing_without_a_session_is_at_once():
     script.fail(POLL)
     script.close()
     assert script.protocol.state is State.STOPPED
-
-
-def test_an_unknown_ticket_is_a_bug_of_the_driver():
-    """Nothing is guessed."""
-    with pytest.raises(AssertionError):
-        Script().protocol.failed(5, BROKEN, 0.0, 0.0)
 
 
 # A walk.

@@ -45,27 +45,31 @@ def within(seconds: float, work: Callable[[Limit], T]) -> T | None:
 
 
 class Limit:
-    """Cuts the connections of one request when its time is up. Thread-safe.
+    """Cuts the connection of one request, or of one after the other, when its time is up.
+
+    Thread-safe.
 
     The libraries' timeouts are for each read of a socket: an answer that drips is never late.
     """
 
     def __init__(self) -> None:
         self.expired = False
-        self._lock = threading.Lock()  # guards the list, and `expired` against a late `watch`
-        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()  # guards the socket, and `expired` against a late `watch`
+        self._socket: socket.socket | None = None
 
     def watch(self, connection: socket.socket) -> None:
-        """Cut *connection* as well; at once if the time is up."""
+        """Cut *connection*, which takes the place of the one before; at once if the time is up."""
         with self._lock:
             if self.expired:
                 _cut(connection)
-            else:
-                # A handle of its own: TLS takes the first one over and gives no other.
-                self._sockets.append(connection.dup())
+                return
+            if self._socket is not None:
+                self._socket.close()
+            # A handle of its own: TLS takes the first one over and gives no other.
+            self._socket = connection.dup()
 
     def adapter(self) -> Any:
-        """Return a requests adapter whose connections are watched."""
+        """Return a requests adapter whose connections are watched; for one request at a time."""
         from requests.adapters import HTTPAdapter
 
         watch = self.watch
@@ -73,6 +77,8 @@ class Limit:
         class Adapter(HTTPAdapter):
             def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
                 pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+                if hasattr(pool, "is_watched"):  # it serves one request after the other
+                    return pool
                 kind: Any = pool.ConnectionCls
 
                 class Watched(kind):  # type: ignore[misc]
@@ -81,19 +87,19 @@ class Limit:
                         watch(connection)
                         return connection
 
-                pool.ConnectionCls = Watched
+                pool.ConnectionCls, pool.is_watched = Watched, True
                 return pool
 
         return Adapter()
 
     def expire(self) -> None:
-        """Cut all connections; those that come later as well."""
+        """Cut the connection; those that come later as well."""
         with self._lock:
             self.expired = True
-            for connection in self._sockets:
-                _cut(connection)
-                connection.close()
-            self._sockets.clear()
+            if self._socket is not None:
+                _cut(self._socket)
+                self._socket.close()
+                self._socket = None
 
 
 def _cut(connection: socket.socket) -> None:

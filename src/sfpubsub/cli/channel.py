@@ -15,8 +15,9 @@ from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import StopRequest
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError, StreamUnavailableError
+from sfpubsub.stores.file_replay_store import FileReplayStore
 from sfpubsub.streaming import StreamingClient, StreamingMessage, as_replay_id
-from sfpubsub.streaming.positions import FileReplayStore, as_number
+from sfpubsub.streaming.positions import as_number
 from sfpubsub.types import Gap, Replay
 
 # How often to look whether a signal has asked to stop, in seconds: soon enough for a person.

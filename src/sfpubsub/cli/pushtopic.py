@@ -15,7 +15,7 @@ from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import service_options
 from sfpubsub.config import Settings
 from sfpubsub.streaming import PushTopic, PushTopics
-from sfpubsub.streaming.generic import GenericChannels
+from sfpubsub.tooling.pushtopics import GenericChannels
 
 _OPERATIONS = ("create", "update", "delete", "undelete")
 

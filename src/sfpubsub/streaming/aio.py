@@ -39,17 +39,15 @@ class AsyncStreamingClient(StreamingBase):
 
     async def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel; as `StreamingClient.subscribe`."""
-        driver = self._opened("subscribe")
         start = replay
         if start is None and self._store is not None:
             kept = self._store.get(channel)
             start = await kept if isawaitable(kept) else kept
-        number = self._number(channel, start)
-        await _done(driver.subscribe(channel, number, rewind=replay is not None))
+        await _done(self._subscribe(channel, start, rewind=replay is not None))
 
     async def unsubscribe(self, channel: str) -> None:
         """Unsubscribe; as `StreamingClient.unsubscribe`."""
-        await _done(self._opened("unsubscribe").unsubscribe(channel))
+        await _done(self._unsubscribe(channel))
 
     async def receive(self, timeout: float | None = None) -> StreamingMessage | None:
         """Return the next message; as `StreamingClient.receive`. Can be cancelled."""

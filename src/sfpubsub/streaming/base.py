@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from sfpubsub.auth.http import HttpClient
@@ -19,20 +22,13 @@ from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, Stat
 from sfpubsub.config import Settings
 from sfpubsub.config.settings import STREAMING_API_VERSION
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from sfpubsub.streaming.driver import StreamingDriver
-from sfpubsub.streaming.generic import GenericChannels
+from sfpubsub.stores.replay_store import AnyStore
+from sfpubsub.streaming.driver import Items, StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.numbers import Pace
-from sfpubsub.streaming.positions import (
-    AsyncReplayStore,
-    ReplaySource,
-    ReplayStart,
-    ReplayStore,
-    as_number,
-    as_store,
-)
-from sfpubsub.streaming.protocol import StreamingProtocol
+from sfpubsub.streaming.positions import ReplaySource, ReplayStart, as_number, as_store
+from sfpubsub.streaming.protocol import Pace, State, StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
+from sfpubsub.tooling.pushtopics import GenericChannels
 from sfpubsub.types import Gap, ReplayOption
 
 logger = logging.getLogger("sfpubsub.streaming")
@@ -118,12 +114,13 @@ class StreamingBase:
     @property
     def closed(self) -> bool:
         """Whether the client is not open: not yet, not any more, or ended by an error."""
-        return self._driver is None or self._driver.over
+        # The state, which changes before the error that says why can be read.
+        return self._driver is None or self._driver.protocol.state is State.STOPPED
 
     @property
     def subscriptions(self) -> set[str]:
         """The channels that are subscribed, with their filters."""
-        return set() if self._driver is None or self.closed else self._driver.subscriptions
+        return set() if self._driver is None or self.closed else self._driver.protocol.subscriptions
 
     @property
     def pending_count(self) -> int:
@@ -136,7 +133,7 @@ class StreamingBase:
         return self.pending_count > 0
 
     @property
-    def replay_store(self) -> ReplayStore | AsyncReplayStore | None:
+    def replay_store(self) -> AnyStore | None:
         """Where positions are kept; None with a fixed start."""
         return self._store
 
@@ -148,29 +145,42 @@ class StreamingBase:
     def _make_driver(self, notify: Callable[[], None]) -> StreamingDriver:
         if not self.closed:
             raise LocalProtocolError("the client is open already")
+        items: Items = deque()
         protocol = StreamingProtocol(
             self._pace,
             self._dumps,
+            random.random,
+            items.__len__,
             connection_timeout=self._timeout,
             max_pending_count=self._most,
             fallback=self._fallback,
         )
+        transport = LongPolling(f"/cometd/{self._version}", **self._network)
         self._kept.clear()
         self._driver = StreamingDriver(
-            protocol,
-            self._sessions,
-            LongPolling(**self._network),
-            f"/cometd/{self._version}",
-            self._loads,
-            notify,
-            self._on_gap,
+            protocol, items, self._sessions, transport, self._loads, notify, self._on_gap
         )
         return self._driver
 
-    def _opened(self, what: str) -> StreamingDriver:
-        if self._driver is None or self._driver.over:
-            raise LocalProtocolError(f"the client is closed, and cannot {what}: open it first")
+    def _opened(self) -> StreamingDriver:
+        if self._driver is None or self.closed:
+            raise LocalProtocolError("the client is closed: open it first")
         return self._driver
+
+    def _subscribe(self, channel: str, start: ReplayStart | None, *, rewind: bool) -> Future[None]:
+        if channel.startswith(("/event/", "/data/")):
+            logger.info(
+                "%s can be read through the Pub/Sub API as well, which is the newer one: see "
+                "PubSubClient.subscribe",
+                channel,
+            )
+        number = self._start if start is None else as_number(start, channel)
+        driver = self._opened()
+        return driver.ask(driver.protocol.subscribe, channel, number, rewind=rewind)
+
+    def _unsubscribe(self, channel: str) -> Future[None]:
+        driver = self._opened()
+        return driver.ask(driver.protocol.unsubscribe, channel)
 
     def _head(self) -> StreamingMessage | None:
         """Return the next message without taking it; raises an error in its place, once."""
@@ -188,13 +198,9 @@ class StreamingBase:
             self._driver.items.popleft()
             self._driver.consumed()
 
-    @property
-    def _is_over(self) -> bool:
-        # In this order: what was put in before the end is seen.
-        return self.closed and not self.has_pending_messages
-
     def _check_not_over(self) -> None:
-        if self._is_over:
+        # In this order: what was put in before the end is seen.
+        if (self._driver is None or self._driver.over) and not self.has_pending_messages:
             raise LocalProtocolError("the client is closed and there are no pending messages")
 
     def _marks(self, message: StreamingMessage) -> bool:
@@ -209,19 +215,5 @@ class StreamingBase:
     def _marked(self, message: StreamingMessage) -> None:
         self._kept[message.subscription] = message.delivery_seq
 
-    def _number(self, channel: str, start: ReplayStart | None) -> int:
-        hint_at_the_pubsub_api(channel)
-        return self._start if start is None else as_number(start, channel)
-
     def _channels(self) -> GenericChannels:
         return GenericChannels(OrgClient(self._sessions, self._http), self._version)
-
-
-def hint_at_the_pubsub_api(channel: str) -> None:
-    """Say in the log that the Pub/Sub API carries a channel, if it does."""
-    if channel.startswith(("/event/", "/data/")):
-        logger.info(
-            "%s can be read through the Pub/Sub API as well, which is the newer one: see "
-            "PubSubClient.subscribe",
-            channel,
-        )

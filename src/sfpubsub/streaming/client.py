@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from sfpubsub.errors import SfPubSubError
+from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.streaming.base import StreamingBase
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.positions import ReplayStart, ReplayStore, as_replay_id
+from sfpubsub.streaming.positions import ReplayStart, as_replay_id
 
 
 class StreamingClient(StreamingBase):
@@ -93,12 +94,10 @@ class StreamingClient(StreamingBase):
             QuotaExceededError: A limit of the org is reached.
             StreamUnavailableError: There was no connection for ``connection_timeout``.
         """
-        driver = self._opened("subscribe")
         start = replay
         if start is None and isinstance(self._store, ReplayStore):
             start = self._store.get(channel)
-        number = self._number(channel, start)
-        driver.subscribe(channel, number, rewind=replay is not None).result()
+        self._subscribe(channel, start, rewind=replay is not None).result()
 
     def unsubscribe(self, channel: str) -> None:
         """Unsubscribe; of a channel that is not subscribed there is nothing to do.
@@ -106,7 +105,7 @@ class StreamingClient(StreamingBase):
         Raises:
             LocalProtocolError: The client is closed.
         """
-        self._opened("unsubscribe").unsubscribe(channel).result()
+        self._unsubscribe(channel).result()
 
     def receive(self, timeout: float | None = None) -> StreamingMessage | None:
         """Return the next message.

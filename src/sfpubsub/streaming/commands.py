@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.types import Gap
+
+if TYPE_CHECKING:
+    from sfpubsub.streaming.subscriptions import Channel
 
 
 class Lane(enum.Enum):
@@ -19,23 +22,27 @@ class Lane(enum.Enum):
     ASK = "ask"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Send:
-    """Send a request; its answer or its failure goes back with the ticket."""
+    """Send a request, and hand its answer or its failure back together with this."""
 
     lane: Lane
-    ticket: int
     body: str
     timeout: float
-    """Seconds; the protocol cuts the lane then, and the transport may give up by itself."""
+    """Seconds; the protocol cuts it then, and the transport may give up by itself."""
+    due: float
+    """The same as a point in time."""
+    asked: Mapping[tuple[str, str], Channel | None]
+    """By channel and id of each message, the subscription that it is about."""
+    is_cut: bool = False
+    """Whether its answer no longer matters. One that is not on its way yet stays unsent."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Break what is in flight on a lane; its failure is told as any other."""
+    """Break the connection of a request; its failure is told as any other."""
 
-    lane: Lane
-    ticket: int
+    request: Send
 
 
 @dataclass(frozen=True)

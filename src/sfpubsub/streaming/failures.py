@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from sfpubsub.errors import (
-    AuthenticationError,
     ConfigurationError,
     LocalProtocolError,
     PermissionDeniedError,
@@ -25,40 +25,44 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     TopicNotFoundError,
 )
-from sfpubsub.streaming.bayeux import Message, Refusal
+from sfpubsub.streaming.bayeux import Message, reconnect_of
+from sfpubsub.types import Gap
 
-_UNKNOWN = r"unknown client|has not completed handshake|session_unknown"
-_LIMIT = r"\blimit\b"
+_ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
+_UNKNOWN = r".*(unknown client|has not completed handshake|session_unknown)"
+_ENDED = (StreamUnavailableError, "the session with the server has ended")
 
-# Code, words of its text, our error, what to do. The first row that fits. Salesforce documentation,
-# Streaming API error codes; the number of spaces in the texts differs between its pages.
-_ERRORS: tuple[tuple[int, str, type[SfPubSubError], str], ...] = (
+# What an error begins with, our error, what to do. The first row that fits. Salesforce
+# documentation, Streaming API error codes; the number of spaces differs between its pages.
+_ERRORS: tuple[tuple[str, type[SfPubSubError], str], ...] = (
     (
-        400,
-        r"replayid .*was invalid",
+        r"400:.*replayid .*was invalid",
         ReplayIdRejectedError,
         "its event is older than the service keeps, or the stream was reset: name a "
         "replay_fallback, or start over with -2 (all retained events) or -1 (new ones)",
     ),
-    (400, r"does not exist", TopicNotFoundError, "check the channel's name and the user's access"),
-    (400, r"api version", ConfigurationError, "set SFPUBSUB_STREAMING_API_VERSION"),
+    (r"400:.*does not exist", TopicNotFoundError, "check the channel's name and the user's access"),
+    (r"400:.*api version", ConfigurationError, "set SFPUBSUB_STREAMING_API_VERSION"),
     (
-        400,
-        r"cookie|connection type",
+        r"400:.*(cookie|connection type)",
         RemoteProtocolError,
         "something between here and the org drops cookies or changes requests",
     ),
-    (400, r"", LocalProtocolError, "check the channel's name"),
-    (401, _UNKNOWN, StreamUnavailableError, "the session with the server has ended"),
-    (401, r"", SessionExpiredError, "the access token is not accepted: sign in anew"),
-    (402, r"", StreamUnavailableError, "the session with the server has ended"),
-    (403, _UNKNOWN, StreamUnavailableError, "the session with the server has ended"),
-    (403, _LIMIT, QuotaExceededError, "an allocation of the org is used up: try again later"),
-    (403, r"", PermissionDeniedError, "check what the user may read, and the channel's name"),
-    (404, r"vary only by case", LocalProtocolError, "spell the channel as it was made"),
-    (404, r"", TopicNotFoundError, "check the channel's name"),
-    (413, r"", LocalProtocolError, "the request is too large: use a shorter filter"),
-    (503, r"", StreamUnavailableError, "the server is too busy: it asks for a few minutes"),
+    (r"400:", LocalProtocolError, "check the channel's name"),
+    (rf"40[13]:{_UNKNOWN}", *_ENDED),
+    (r"401:", SessionExpiredError, "the access token is not accepted: sign in anew"),
+    (r"402:", *_ENDED),
+    (
+        r"403:.*\blimit\b",
+        QuotaExceededError,
+        "an allocation of the org is used up: try later",
+    ),
+    (r"403:", PermissionDeniedError, "check what the user may read, and the channel's name"),
+    (r"404:.*vary only by case", LocalProtocolError, "spell the channel as it was made"),
+    (r"404:", TopicNotFoundError, "check the channel's name"),
+    (r"413:", LocalProtocolError, "the request is too large: use a shorter filter"),
+    (r"503:", StreamUnavailableError, "the server is too busy: it asks for a few minutes"),
+    (r"", StreamError, "see the cause"),
 )
 
 
@@ -67,69 +71,60 @@ class BayeuxError(StreamError):
 
     Args:
         response: The whole answer.
-        error: Its ``error``, verbatim.
-        error_code: The three digits of it.
-        error_args: What stands between its colons.
-        error_message: What stands behind them.
     """
 
-    def __init__(
-        self,
-        response: Message,
-        error: str,
-        error_code: int | None,
-        error_args: list[str],
-        error_message: str,
-    ) -> None:
-        super().__init__(error or "no reason given", error_code=_text(error_code))
+    def __init__(self, response: Message) -> None:
+        said = response.get("error")
         self.response = response
-        self.error = error
-        self.error_args = error_args
-        self.error_message = error_message
+        self.error = said if isinstance(said, str) else ""
+        """Such as ``403::Unknown client``; its three digits are the ``error_code``."""
+        found = _ERROR.fullmatch(self.error)
+        super().__init__(self.error or "no reason given", error_code=found[1] if found else None)
+        self.error_args = found[2].split(",") if found and found[2] else []
+        """What stands between its colons."""
+        self.error_message = found[3] if found else self.error
+        """What stands behind them."""
+
+    @property
+    def reason(self) -> str:
+        """What ``ext.sfdc.failureReason`` says, which is closer to the cause; else the error."""
+        found: Any = self.response
+        for part in ("ext", "sfdc", "failureReason"):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found if found and isinstance(found, str) else self.error
 
 
-def error_for(what: str, refusal: Refusal, **details: Any) -> SfPubSubError:
+def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> SfPubSubError:
     """Return the error for a refusal, with the server's own words as its cause.
 
     Args:
         what: What was refused, for the message.
-        refusal: The answer; its reason decides where it has one.
-        details: More for a `ReplayIdRejectedError`.
+        refusal: The answer; its reason decides.
+        gap: Of a `ReplayIdRejectedError`.
     """
-    true = refusal.true
-    kind, cure = _kind(true)
-    said = true.error if true is refusal else f"{true.error} ({refusal.error})"
+    kind, cure = _kind(refusal)
+    said = refusal.reason
+    if said != refusal.error:
+        said = f"{said} ({refusal.error})"
     message = f"{what} was refused: {said[:400] or 'no reason given'}; {cure}"
-    if not issubclass(kind, ReplayIdRejectedError):
-        details = {}
-    error = kind(message, error_code=_text(true.code), **details)
-    error.__cause__ = BayeuxError(
-        refusal.response, refusal.error, refusal.code, list(refusal.args), refusal.text
-    )
+    details: dict[str, Any] = {"gap": gap} if kind is ReplayIdRejectedError else {}
+    code = BayeuxError({"error": refusal.reason}).error_code
+    error = kind(message, error_code=code, **details)
+    error.__cause__ = refusal
     return error
 
 
-def _kind(refusal: Refusal) -> tuple[type[SfPubSubError], str]:
-    for code, words, kind, cure in _ERRORS:
-        if refusal.code == code and re.search(words, refusal.text, re.IGNORECASE | re.DOTALL):
-            return kind, cure
-    return StreamError, "see the cause"
+def _kind(refusal: BayeuxError) -> tuple[type[SfPubSubError], str]:
+    return next(
+        (kind, cure)
+        for start, kind, cure in _ERRORS
+        if re.match(start, refusal.reason, re.IGNORECASE | re.DOTALL)
+    )
 
 
-def _text(code: int | None) -> str | None:
-    return None if code is None else str(code)
-
-
-def is_replay_refused(refusal: Refusal) -> bool:
+def is_replay_refused(refusal: BayeuxError) -> bool:
     """Whether the position was refused: the one refusal that a fallback is for."""
     return _kind(refusal)[0] is ReplayIdRejectedError
-
-
-def twice_refused(error: SfPubSubError) -> AuthenticationError:
-    """Return the error for a session that is refused although it was just renewed."""
-    failure = AuthenticationError(f"a renewed session is refused as well: {error}")
-    failure.__cause__ = error
-    return failure
 
 
 class Next(enum.Enum):
@@ -142,25 +137,21 @@ class Next(enum.Enum):
     STOP = "tell the user"
 
 
-def what_next(refusal: Refusal) -> Next:
+def what_next(refusal: BayeuxError) -> Next:
     """Decide by the advice first, then by the code; the reason goes before the error."""
-    if refusal.true.code == 503:
+    reconnect, said = reconnect_of(refusal.response), (refusal.reason, refusal.error)
+    if refusal.reason.startswith("503:"):
         return Next.WAIT  # the error beside it may say 401, and a sign-in would be wasted
-    if refusal.reconnect is not None and refusal.reconnect != "none":
-        return Next(Next.RETRY if refusal.reconnect == "retry" else Next.HANDSHAKE)
-    if refusal.reconnect is None and _is_unknown(refusal):
+    if reconnect in ("retry", "handshake"):
+        return Next.RETRY if reconnect == "retry" else Next.HANDSHAKE
+    if reconnect is None and any(re.match(_UNKNOWN, text, re.IGNORECASE) for text in said):
         return Next.HANDSHAKE
-    if 401 in refusal.codes:
+    if any(text.startswith("401:") for text in said):
         return Next.RENEW
-    return Next.WAIT if _kind(refusal.true)[0] is QuotaExceededError else Next.STOP
+    return Next.WAIT if _kind(refusal)[0] is QuotaExceededError else Next.STOP
 
 
-def concerns_session(refusal: Refusal) -> bool:
+def concerns_session(refusal: BayeuxError) -> bool:
     """Whether a refused subscribe is about the session and not about its channel."""
-    next_step = what_next(refusal)
-    busy = next_step is Next.WAIT and refusal.true.code == 503
-    return busy or next_step in (Next.HANDSHAKE, Next.RENEW)
-
-
-def _is_unknown(refusal: Refusal) -> bool:
-    return any(re.search(_UNKNOWN, item.text, re.IGNORECASE) for item in (refusal, refusal.true))
+    is_busy = refusal.reason.startswith("503:")
+    return is_busy or what_next(refusal) in (Next.HANDSHAKE, Next.RENEW)

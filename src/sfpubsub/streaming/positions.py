@@ -9,24 +9,15 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any, TypeAlias
 
-from sfpubsub.errors import ConfigurationError, LocalProtocolError
-from sfpubsub.stores.file_replay_store import FileReplayStore
+from sfpubsub.errors import ConfigurationError
 from sfpubsub.stores.replay_store import (
+    AnyStore,
     AsyncReplayStore,
-    DefaultMappingReplayStore,
     MappingReplayStore,
     ReplayStore,
     is_async,
 )
 from sfpubsub.types import Replay, ReplayId, ReplayPreset, StartPosition, start_position
-
-__all__ = [
-    "AsyncReplayStore",
-    "DefaultMappingReplayStore",
-    "FileReplayStore",
-    "MappingReplayStore",
-    "ReplayStore",
-]
 
 NEW_EVENTS = -1
 ALL_EVENTS = -2
@@ -36,7 +27,7 @@ _BYTES = 8
 ReplayStart: TypeAlias = int | Replay
 """``-1``, ``-2``, an id, or a form that the Pub/Sub client takes: ``latest``, `ReplayOption`, …"""
 
-ReplaySource: TypeAlias = ReplayStart | MutableMapping[str, Any] | ReplayStore | AsyncReplayStore
+ReplaySource: TypeAlias = ReplayStart | MutableMapping[str, Any] | AnyStore
 
 
 def as_replay_id(number: int) -> ReplayId:
@@ -73,7 +64,7 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
     return int.from_bytes(bytes(found.replay_id), "big")
 
 
-def as_store(replay: ReplaySource, *, awaits: bool) -> ReplayStore | AsyncReplayStore | None:
+def as_store(replay: ReplaySource, *, awaits: bool) -> AnyStore | None:
     """Return the store that a ``replay`` argument stands for; None for a fixed start.
 
     Args:
@@ -81,7 +72,7 @@ def as_store(replay: ReplaySource, *, awaits: bool) -> ReplayStore | AsyncReplay
         awaits: Whether the caller can await a store.
 
     Raises:
-        ConfigurationError: It is neither a store nor a start, or an async store for nobody.
+        ConfigurationError: It is an async store, for nobody.
     """
     if is_async(replay) and not awaits:
         raise ConfigurationError(
@@ -91,19 +82,4 @@ def as_store(replay: ReplaySource, *, awaits: bool) -> ReplayStore | AsyncReplay
         return replay
     if isinstance(replay, MutableMapping):
         return MappingReplayStore(replay)
-    as_number(replay)
     return None
-
-
-def check_channel(channel: str) -> str:
-    """Return the path of a channel, without its filter.
-
-    Raises:
-        LocalProtocolError: It is none that can be subscribed to.
-    """
-    path = channel.partition("?")[0]
-    if not path.startswith("/") or len(path) < 2 or path.startswith(("/meta/", "/service/")):
-        raise LocalProtocolError(
-            f"{channel!r} is not a channel: use /topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
-        )
-    return path

@@ -1,27 +1,65 @@
-"""The protocol's half that is about channels: which to ask for, and what each answer means.
+"""The protocol's half that is about channels: which to ask for, what each answer means, how far
+each has come. As the other half it has no I/O and no clock.
 
-As the rest of the protocol it has no I/O and no clock; what is to be done goes into the list of
-commands that it shares with the session's half.
+Invariant: a channel resumes after the last message that was put into the queue, so that what is
+queued and not yet read does not come twice. Only the application's store says what was read.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, SfPubSubError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Message, Refusal, refusal_of
-from sfpubsub.streaming.channels import Channel, Channels, Stage
+from sfpubsub.streaming.bayeux import Message
 from sfpubsub.streaming.commands import Command, Deliver, Report, Settle
-from sfpubsub.streaming.failures import error_for, is_replay_refused
-from sfpubsub.types import GapReason
+from sfpubsub.streaming.failures import BayeuxError, error_for, is_replay_refused
+from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.positions import NEW_EVENTS, as_replay_id
+from sfpubsub.types import Gap, GapReason
 
 logger = logging.getLogger("sfpubsub.streaming")
 
-# Room for number and client id in the size of a request; ids have about 30 characters.
-_NUMBER, _CLIENT_ID = "0" * 20, "x" * 200
+# Room for what else is in a subscribe, in bytes; a client id has about 30.
+_ROOM = 500
+
+
+class Stage(enum.Enum):
+    """How far a channel is."""
+
+    WANTED = "to be subscribed, at first or again"
+    ASKED = "a subscribe is in flight"
+    ACTIVE = "subscribed"
+    LEAVING = "to be unsubscribed"
+    LEFT = "an unsubscribe is in flight"
+
+
+@dataclass(eq=False)
+class Channel:
+    """One subscription."""
+
+    name: str
+    """As the caller wrote it, with its filter; the key in a store."""
+    path: str
+    """Without the filter; what positions and events are about."""
+    position: int
+    """Where to subscribe from: its start, then the id of the last message put into the queue."""
+    waiter: object | None
+    """Whom to tell of the first subscribe, or of the unsubscribe."""
+    stage: Stage = Stage.WANTED
+    was_active: bool = False
+    """Whether a subscribe has ever succeeded: then the next one resumes."""
+    early: list[Message] = field(default_factory=list)
+    """Events that came while the subscribe was in flight, whose answer may carry older ones."""
+
+    def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
+        """Return what is given up if the channel goes on from somewhere else."""
+        after = as_replay_id(self.position) if self.position >= 0 else None
+        return Gap(reason, self.name, after=after, error_code=error_code)
 
 
 class Subscriptions:
@@ -36,22 +74,39 @@ class Subscriptions:
     def __init__(
         self, dumps: Callable[[Any], str], fallback: int | None, out: list[Command]
     ) -> None:
-        self.channels = Channels()
         self._dumps = dumps
         self._fallback = fallback
         self._out = out
+        self._by_path: dict[str, Channel] = {}
+        self._arrived = 0
+
+    def at(self, *stages: Stage) -> list[Channel]:
+        """Return the channels at one of these stages, in the order of subscribing."""
+        return [channel for channel in self._by_path.values() if channel.stage in stages]
+
+    @property
+    def names(self) -> set[str]:
+        """The channels that the server has confirmed, or that are being resumed."""
+        leaving = (Stage.LEAVING, Stage.LEFT)
+        channels = self._by_path.copy().values()  # for the application's threads
+        return {item.name for item in channels if item.waiter is None or item.stage in leaving}
+
+    @property
+    def are_overtaken(self) -> bool:
+        """Whether events wait for the answer of a subscribe."""
+        return any(channel.early for channel in self._by_path.values())
 
     def subscribe(self, name: str, start: int, waiter: object, *, rewind: bool) -> None:
         """Want a channel; as `StreamingProtocol.subscribe`."""
-        channel = self.channels.find(name)
+        channel = self._find(name)
         if channel is None:
-            channel = Channel(name, name.partition("?")[0], start, waiter)
-            if self._size(channel.request(_NUMBER, _CLIENT_ID)) > bayeux.MAX_REQUEST:
+            path = name.partition("?")[0]
+            if len(self._dumps([name, path]).encode()) > bayeux.MAX_REQUEST - _ROOM:
                 raise LocalProtocolError(
-                    f"the filter of {channel.path} is too long: a request has at most "
+                    f"the filter of {path[:100]} is too long: a request has at most "
                     f"{bayeux.MAX_REQUEST} bytes"
                 )
-            self.channels.add(channel)
+            self._by_path[path] = Channel(name, path, start, waiter)
         elif rewind or channel.waiter is not None:
             raise LocalProtocolError(f"{name} is subscribed already: unsubscribe it first")
         else:
@@ -59,100 +114,146 @@ class Subscriptions:
 
     def unsubscribe(self, name: str, waiter: object) -> None:
         """Want a channel no longer; as `StreamingProtocol.unsubscribe`."""
-        channel = self.channels.find(name)
+        channel = self._find(name)
         if channel is not None and channel.waiter is not None:
             raise LocalProtocolError(f"{name} is being subscribed or unsubscribed: wait for that")
         if channel is not None and channel.stage is Stage.ACTIVE:
             channel.stage, channel.waiter = Stage.LEAVING, waiter
         else:
             if channel is not None:  # between two sessions: it is just not subscribed again
-                self.channels.remove(channel)
+                self._remove(channel)
             self._out.append(Settle(waiter))
 
+    def _find(self, name: str) -> Channel | None:
+        path = name.partition("?")[0]
+        if len(path) < 2 or path[0] != "/" or path.startswith(("/meta/", "/service/")):
+            raise LocalProtocolError(
+                f"{name!r} is not a channel: use /topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
+            )
+        channel = self._by_path.get(path)
+        if channel is not None and channel.name != name:
+            raise LocalProtocolError(
+                f"{path} is subscribed as {channel.name} already, and its positions are one: use "
+                f"another client for {name}"
+            )
+        return channel
+
+    # Asking and hearing.
+
     def requests(
-        self, client_id: str, number: Callable[[], str], *, has_replay: bool
+        self, message: Callable[..., Message], *, has_replay: bool
     ) -> list[tuple[Message, Channel | None]]:
         """Return what to ask for now: as many messages as fit into one request."""
         messages: list[tuple[Message, Channel | None]] = []
         size = len("[]")
-        for channel in self.channels.at(Stage.WANTED, Stage.LEAVING):
-            message = channel.request(number(), client_id)
-            size += self._size(message)
+        for channel in self.at(Stage.WANTED, Stage.LEAVING):
+            if channel.stage is Stage.LEAVING:
+                made = message(bayeux.UNSUBSCRIBE, subscription=channel.name)
+            else:
+                replay = {"replay": {channel.path: channel.position}}
+                made = message(bayeux.SUBSCRIBE, subscription=channel.name, ext=replay)
+            size += len(self._dumps([made]).encode())
             if messages and size > bayeux.MAX_REQUEST:
                 break
-            messages.append((message, channel))
+            messages.append((made, channel))
             if channel.stage is Stage.LEAVING:
                 channel.stage = Stage.LEFT
                 continue
-            if channel.was_active and not (channel.is_anchored and has_replay):
-                self._report(channel, "unanchored", None)
-                channel.was_active = False  # told; a second failure before the answer is one
             channel.stage = Stage.ASKED
+            if channel.was_active and (channel.position == NEW_EVENTS or not has_replay):
+                self._report(channel.gap("unanchored"))
+                channel.was_active = False  # told; a second failure before the answer is one
         return messages
 
-    def heard(self, channel: Channel, kind: str, reply: Message) -> None:
+    def heard(self, channel: Channel, reply: Message) -> None:
         """Take the answer to a subscribe or unsubscribe, if it is not about the session."""
-        refusal = refusal_of(reply)
-        if kind == bayeux.UNSUBSCRIBE:
-            error = None
-            if reply["successful"] is True:
-                self.channels.remove(channel)
-            else:
-                error = error_for(f"unsubscribing {channel.name}", refusal)
-                channel.stage = Stage.ACTIVE
-            self._tell(channel, error)
-        elif reply["successful"] is True:
+        is_leaving = channel.stage is Stage.LEFT
+        if channel not in self._by_path.values():
+            return  # given up meanwhile
+        if reply["successful"] is True:
+            if is_leaving:
+                self._remove(channel)
             channel.stage, channel.was_active = Stage.ACTIVE, True
-            logger.info("subscribed to %s from %d", channel.name, channel.position)
-            self._tell(channel, None)
+            logger.info("%s: %s, from %d", reply["channel"], channel.name, channel.position)
+            self._tell(channel)
+        elif is_leaving:
+            channel.stage = Stage.ACTIVE
+            self._tell(channel, error_for(f"unsubscribing {channel.name}", BayeuxError(reply)))
         else:
-            self._refused(channel, refusal)
+            self._refused(channel, BayeuxError(reply))
 
-    def lost(self) -> None:
-        """The session is gone: everything is to be asked for again, but for what was leaving."""
-        for channel in self.channels.lost():
-            self._tell(channel, None)
-
-    def give_up(self, error: SfPubSubError) -> None:
-        """Callers have waited long enough: what they wait for is not subscribed later."""
-        for channel in self.channels:
-            if channel.waiter is not None:
-                self.channels.remove(channel)
-                self._tell(channel, error)
-
-    def end(self, error: SfPubSubError) -> None:
-        """It is over; tell who waits."""
-        for channel in self.channels:
-            self._tell(channel, error)
-
-    @property
-    def are_well(self) -> bool:
-        """Whether the server has confirmed all that is wanted."""
-        return not self.channels.at(Stage.WANTED, Stage.ASKED)
-
-    def _refused(self, channel: Channel, refusal: Refusal) -> None:
-        code, fallback = str(refusal.true.code), self._fallback
+    def _refused(self, channel: Channel, refusal: BayeuxError) -> None:
+        gap, fallback = channel.gap("rejected", refusal.error_code), self._fallback
         if is_replay_refused(refusal) and fallback is not None and fallback != channel.position:
-            self._report(channel, "rejected", code)
-            channel.start, channel.last = fallback, None
-            channel.stage, channel.was_active = Stage.WANTED, False
+            self._report(gap)
+            channel.position, channel.was_active = fallback, False
+            channel.stage = Stage.WANTED
             return
-        gap = channel.gap("rejected", code)
-        error = error_for(f"subscribing to {channel.name}", refusal, gap=gap)
-        self.channels.remove(channel)
+        error = error_for(f"subscribing to {channel.name}", refusal, gap)
+        self._remove(channel)
         if channel.waiter is None:  # nobody waits, so whoever reads must see it
             self._out.append(Deliver([error]))
         self._tell(channel, error)
 
-    def _size(self, message: Message) -> int:
-        return len(self._dumps([message]).encode())
+    def lost(self) -> None:
+        """The session is gone: everything is to be asked for again, but for what was leaving."""
+        for channel in list(self._by_path.values()):
+            if channel.stage in (Stage.LEAVING, Stage.LEFT):
+                self._remove(channel)
+                self._tell(channel)
+            channel.stage = Stage.WANTED
+            channel.early = []  # the answer that they waited for is lost, and may have had older
 
-    def _tell(self, channel: Channel, error: SfPubSubError | None) -> None:
+    def give_up(self, error: SfPubSubError) -> None:
+        """Callers have waited long enough: what they wait for is not subscribed later."""
+        for channel in list(self._by_path.values()):
+            if channel.waiter is not None:
+                self._remove(channel)
+                self._tell(channel, error)
+
+    def _remove(self, channel: Channel) -> None:
+        del self._by_path[channel.path]
+
+    def _tell(self, channel: Channel, error: SfPubSubError | None = None) -> None:
         if channel.waiter is not None:
             self._out.append(Settle(channel.waiter, error))
             channel.waiter = None
 
-    def _report(self, channel: Channel, reason: GapReason, error_code: str | None) -> None:
-        gap = channel.gap(reason, error_code)
+    def _report(self, gap: Gap) -> None:
         logger.warning("%s", gap)
         self._out.append(Report(gap))
+
+    # Events.
+
+    def arrived(self, events: list[Message]) -> list[StreamingMessage]:
+        """Return what can be queued now, and note how far it reaches.
+
+        Args:
+            events: Of one answer; what came before a subscribe's answer follows them.
+        """
+        for channel in self.at(Stage.ACTIVE):
+            if channel.early:
+                events, channel.early = events + channel.early, []
+        found: list[StreamingMessage] = []
+        new, count = tuple.__new__, self._arrived  # spares a call for each of many events
+        path, name, channel_of = "", "", None
+        for event in events:
+            if event["channel"] != path:
+                path = event["channel"]
+                channel_of = self._by_path.get(path.partition("?")[0])
+                name = path if channel_of is None else channel_of.name
+            if channel_of is not None and channel_of.stage is Stage.ASKED:
+                channel_of.early.append(event)
+                continue
+            try:
+                replay_id = event["data"]["event"]["replayId"]
+            except (KeyError, TypeError):
+                replay_id = None
+            if type(replay_id) is not int:  # a boolean is an int to isinstance
+                replay_id = None
+            elif channel_of is not None:
+                channel_of.position = replay_id
+            count += 1
+            found.append(new(StreamingMessage, (event, name, replay_id, count)))
+        self._arrived = count
+        return found
