@@ -259,3 +259,19 @@ def test_after_its_end_a_request_sends_nothing(host):
         limit.watch(late)
         with pytest.raises(OSError, match=r"Broken pipe|reset"):
             late.sendall(b"x")
+
+
+def test_a_connection_that_takes_the_place_of_another_is_the_one_that_is_cut():
+    """Kept connections come one after the other: of those before, no handle is left behind."""
+    limit = Limit()
+    first, first_end = socket.socketpair()
+    second, second_end = socket.socketpair()
+    with first_end, second, second_end:
+        with first:
+            limit.watch(first)
+        limit.watch(second)
+        first_end.settimeout(5.0)
+        assert first_end.recv(1) == b""
+        limit.expire()
+        second_end.settimeout(5.0)
+        assert second_end.recv(1) == b""

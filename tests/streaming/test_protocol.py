@@ -765,6 +765,19 @@ def test_closing_without_a_session_is_at_once():
     assert script.protocol.state is State.STOPPED
 
 
+def test_a_bug_of_the_driver_ends_it():
+    """Everybody who waits is told; nothing is sent any more."""
+    script = Script().connected(TOPIC)
+    script.subscribe(OTHER)
+    bug = StreamUnavailableError("a bug", retryable=False)
+    script.take(script.protocol.abort(bug, script.now))
+    assert script.errors == [bug]
+    assert script.outcome(OTHER) is bug
+    assert script.protocol.state is State.STOPPED
+    script.now += 1000.0
+    assert script.take(script.protocol.tick(script.now)) == []
+
+
 # A walk.
 
 

@@ -76,15 +76,17 @@ class AsyncStreamingClient(StreamingBase):
         return await in_thread("sfpubsub-push", lambda: channels.push(channel, payload, user_ids))
 
     async def _next(self, timeout: float | None) -> StreamingMessage | None:
-        driver, message = self._driver, self._head()
-        if message is None and driver is not None:
+        driver = self._driver
+        if driver is None:
+            return None
+        if not driver.items:
             deadline = self._bell.deadline(timeout)
             await self._bell.until(lambda: bool(driver.items or driver.over), deadline)
-            message = self._head()
+        message = driver.head()
         if message is not None:
-            if self._policy == "automatic" and self._store is not None:
+            if self._keeps:
                 await self.ack(message)  # first: when it is cancelled the message is still there
-            self._take()
+            driver.take()
         return message
 
     async def __aiter__(self) -> AsyncIterator[StreamingMessage]:

@@ -77,7 +77,7 @@ class StreamingBase:
         self._store = as_store(replay, awaits=self._AWAITS)
         self._start = -1 if self._store is not None else as_number(cast("ReplayStart", replay))
         self._fallback = None if replay_fallback is None else as_number(replay_fallback)
-        self._policy = replay_policy
+        self._keeps = replay_policy == "automatic" and self._store is not None
         self._timeout = connection_timeout
         self._most = max_pending_count
         self._dumps, self._loads = json_dumps, json_loads
@@ -181,22 +181,6 @@ class StreamingBase:
     def _unsubscribe(self, channel: str) -> Future[None]:
         driver = self._opened()
         return driver.ask(driver.protocol.unsubscribe, channel)
-
-    def _head(self) -> StreamingMessage | None:
-        """Return the next message without taking it; raises an error in its place, once."""
-        driver = self._driver
-        if driver is None or not driver.items:
-            return None
-        head = driver.items[0]
-        if isinstance(head, StreamingMessage):
-            return head
-        self._take()
-        raise head
-
-    def _take(self) -> None:
-        if self._driver is not None:
-            self._driver.items.popleft()
-            self._driver.consumed()
 
     def _check_not_over(self) -> None:
         # In this order: what was put in before the end is seen.

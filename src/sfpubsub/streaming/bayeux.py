@@ -24,11 +24,6 @@ Message = dict[str, Any]
 T = TypeVar("T")
 
 
-def is_event(message: Message) -> bool:
-    """Tell an event from an answer: ids are no help, some servers give events their own."""
-    return "data" in message and "successful" not in message
-
-
 @dataclass(frozen=True)
 class Advice:
     """What the server wants of its client."""

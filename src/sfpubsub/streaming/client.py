@@ -48,7 +48,7 @@ class StreamingClient(StreamingBase):
         ConfigurationError: An argument is wrong.
     """
 
-    _news: threading.Condition
+    _news: threading.Event
 
     def open(self) -> None:
         """Sign in and connect.
@@ -59,13 +59,8 @@ class StreamingClient(StreamingBase):
             StreamUnavailableError: The server cannot be reached, or is too busy.
             SfPubSubError: The server refuses otherwise.
         """
-        news = threading.Condition()
-
-        def ring() -> None:
-            with news:
-                news.notify_all()
-
-        driver = self._make_driver(ring)
+        news = threading.Event()
+        driver = self._make_driver(news.set)
         self._news = news
         driver.open().result()
 
@@ -165,38 +160,33 @@ class StreamingClient(StreamingBase):
         return self._channels().push(channel, payload, user_ids)
 
     def _next(self, timeout: float | None) -> StreamingMessage | None:
-        message = self._head()
-        if message is None:
-            self._wait(timeout)
-            message = self._head()
-        if message is not None:
-            if self._policy == "automatic" and self._store is not None:
-                self.ack(message)  # first: if it fails, the message is still there
-            self._take()
-        return message
-
-    def _wait(self, timeout: float | None) -> None:
-        if self._driver is None:
-            return
+        driver = self._driver
+        if driver is None:
+            return None
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._news:
-            while not (self._driver.items or self._driver.over):
-                rest = None if deadline is None else deadline - time.monotonic()
-                if rest is not None and rest <= 0:
-                    return
-                self._news.wait(rest)
+        while not driver.items:
+            self._news.clear()
+            rest = None if deadline is None else deadline - time.monotonic()
+            if driver.items or driver.over or (rest is not None and rest <= 0):
+                break
+            self._news.wait(rest)
+        message = driver.head()
+        if message is not None:
+            if self._keeps:
+                self.ack(message)  # first: if it fails, the message is still there
+            driver.take()
+        return message
 
     def __iter__(self) -> Iterator[StreamingMessage]:
         while (message := self._next(None)) is not None:
             yield message
             driver = self._driver
-            if driver is None or not (self._store is None or self._policy == "manual"):
+            if driver is None or self._keeps:
                 continue
-            # Nothing to keep: straight from the queue, which costs a fraction.
-            items = driver.items
+            # With nothing to keep, straight from the queue, which costs a fraction.
+            items, take = driver.items, driver.take
             while items and isinstance(head := items[0], StreamingMessage):
-                items.popleft()
-                driver.consumed()
+                take()
                 yield head
 
     def __enter__(self) -> StreamingClient:

@@ -74,6 +74,7 @@ class StreamingDriver:
             lane: queue.SimpleQueue() for lane in Lane
         }
         self._clock = threading.Condition()  # its lock serialises the protocol and its commands
+        self._room_at = protocol.max_pending_count - 1  # so many wait when polling goes on
         self._wakes_at = math.inf  # when the thread for the deadlines will look again
         # An application that ends without closing is not held up by any of them.
         self._threads = [
@@ -126,9 +127,20 @@ class StreamingDriver:
             if self.over or self._deadline() < self._wakes_at:
                 self._clock.notify()
 
-    def consumed(self) -> None:
-        """The application has taken an item."""
-        if self.protocol.is_full(1) and not self.protocol.is_full():
+    def head(self) -> StreamingMessage | None:
+        """Return the next message without taking it; raise an error in its place, once."""
+        if not self.items:
+            return None
+        head = self.items[0]
+        if isinstance(head, StreamingMessage):
+            return head
+        self.take()
+        raise head
+
+    def take(self) -> None:
+        """Take the first item away. For one thread."""
+        self.items.popleft()
+        if len(self.items) == self._room_at:
             self.step(self.protocol.tick)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Advice, Message, is_event, reconnect_of
+from sfpubsub.streaming.bayeux import Advice, Message, reconnect_of
 from sfpubsub.streaming.commands import Command, Cut, Deliver, Lane, Renew, Send, Settle
 from sfpubsub.streaming.failures import BayeuxError, Next, concerns_session, error_for, what_next
 from sfpubsub.streaming.subscriptions import Channel, Stage, Subscriptions
@@ -102,7 +102,7 @@ class StreamingProtocol:
         self._chance = chance
         self._pending = pending
         self._patience = connection_timeout
-        self._most = max_pending_count
+        self.max_pending_count = max_pending_count
         self._out: list[Command] = []
         self._subscriptions = Subscriptions(dumps, fallback, self._out)
         self._opener: object | None = None
@@ -174,7 +174,7 @@ class StreamingProtocol:
 
     def is_full(self, arrived: int = 0) -> bool:
         """Whether polling rests, with *arrived* messages on top of what waits already."""
-        return 0 < self._most <= self._pending() + arrived
+        return 0 < self.max_pending_count <= self._pending() + arrived
 
     # What happens.
 
@@ -186,7 +186,11 @@ class StreamingProtocol:
         for message in messages:
             if type(message) is not dict or type(message.get("channel")) is not str:
                 return self._broke(request, _broken("something that is no message"))
-            (events if is_event(message) else replies).append(message)
+            # Ids are no help: some servers give events their own.
+            if "data" in message and "successful" not in message:
+                events.append(message)
+            else:
+                replies.append(message)
         failures = self._failures
         for reply in replies:
             self._advice = self._advice.merged(reply.get("advice"))
@@ -233,7 +237,7 @@ class StreamingProtocol:
         if self.state is State.CLOSING:
             if now >= self._close_by:
                 self._stop(None)
-        elif self.state is not State.STOPPED:
+        else:
             if any(now >= item.due and not item.is_cut for item in self._flying.values()):
                 self._fail(StreamUnavailableError("the server did not answer in time"))
             if self._tell_at is not None and now >= self._tell_at:

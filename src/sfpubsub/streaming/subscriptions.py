@@ -11,6 +11,9 @@ import enum
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, groupby, repeat
+from operator import itemgetter
 from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, SfPubSubError
@@ -78,7 +81,7 @@ class Subscriptions:
         self._fallback = fallback
         self._out = out
         self._by_path: dict[str, Channel] = {}
-        self._arrived = 0
+        self._order = count(1)  # of arrival
 
     def at(self, *stages: Stage) -> list[Channel]:
         """Return the channels at one of these stages, in the order of subscribing."""
@@ -231,29 +234,32 @@ class Subscriptions:
         Args:
             events: Of one answer; what came before a subscribe's answer follows them.
         """
-        for channel in self.at(Stage.ACTIVE):
-            if channel.early:
-                events, channel.early = events + channel.early, []
+        for active in self.at(Stage.ACTIVE):
+            if active.early:
+                events, active.early = events + active.early, []
         found: list[StreamingMessage] = []
-        new, count = tuple.__new__, self._arrived  # spares a call for each of many events
-        path, name, channel_of = "", "", None
-        for event in events:
-            if event["channel"] != path:
-                path = event["channel"]
-                channel_of = self._by_path.get(path.partition("?")[0])
-                name = path if channel_of is None else channel_of.name
-            if channel_of is not None and channel_of.stage is Stage.ASKED:
-                channel_of.early.append(event)
+        for path, group in groupby(events, itemgetter("channel")):
+            channel, run = self._by_path.get(path.partition("?")[0]), list(group)
+            if channel is not None and channel.stage is Stage.ASKED:
+                channel.early += run
                 continue
-            try:
-                replay_id = event["data"]["event"]["replayId"]
-            except (KeyError, TypeError):
-                replay_id = None
-            if type(replay_id) is not int:  # a boolean is an int to isinstance
-                replay_id = None
-            elif channel_of is not None:
-                channel_of.position = replay_id
-            count += 1
-            found.append(new(StreamingMessage, (event, name, replay_id, count)))
-        self._arrived = count
+            ids = [_replay_id(event) for event in run]
+            name = path
+            if channel is not None:
+                name = channel.name
+                known = (number for number in reversed(ids) if number is not None)
+                channel.position = next(known, channel.position)
+            # Without a call of ours for each, as there are many.
+            found += map(_MAKE, zip(run, repeat(name), ids, self._order))
         return found
+
+
+_MAKE = partial(tuple.__new__, StreamingMessage)
+
+
+def _replay_id(event: Message) -> int | None:
+    try:
+        found = event["data"]["event"]["replayId"]
+    except (KeyError, TypeError):
+        return None
+    return found if type(found) is int else None  # a boolean is an int to isinstance

@@ -78,6 +78,7 @@ class LongPolling:
         }
         line = self._lines.get(request.lane)
         if line is None or line[0].expired:
+            self.drop(request.lane)
             limit = Limit()
             line = self._lines[request.lane] = limit, limit.adapter()
         if request.is_cut:  # after the line is there: what is cut from here on, is cut by `cut`
