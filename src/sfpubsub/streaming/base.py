@@ -168,6 +168,7 @@ class StreamingBase:
         return self._driver
 
     def _subscribe(self, channel: str, start: ReplayStart | None, *, rewind: bool) -> Future[None]:
+        driver = self._opened()
         if channel.startswith(("/event/", "/data/")):
             logger.info(
                 "%s can be read through the Pub/Sub API as well, which is the newer one: see "
@@ -175,7 +176,6 @@ class StreamingBase:
                 channel,
             )
         number = self._start if start is None else as_number(start, channel)
-        driver = self._opened()
         return driver.ask(driver.protocol.subscribe, channel, number, rewind=rewind)
 
     def _unsubscribe(self, channel: str) -> Future[None]:
@@ -188,7 +188,7 @@ class StreamingBase:
             raise LocalProtocolError("the client is closed and there are no pending messages")
 
     def _marks(self, message: StreamingMessage) -> bool:
-        """Whether the message's position goes into the store; notes that it does."""
+        """Whether the message's position goes into the store."""
         if message.replay_id is None:
             raise RemoteProtocolError(
                 f"an event of {message.subscription} came without a replay id, and so it has no "

@@ -172,10 +172,6 @@ class StreamingProtocol:
         """The channels that the server has confirmed, or that are being resumed."""
         return self._subscriptions.names
 
-    def is_full(self, arrived: int = 0) -> bool:
-        """Whether polling rests, with *arrived* messages on top of what waits already."""
-        return 0 < self.max_pending_count <= self._pending() + arrived
-
     # What happens.
 
     def answered(self, request: Send, messages: Sequence[Any], now: float) -> list[Command]:
@@ -269,9 +265,9 @@ class StreamingProtocol:
     def _may_go_on(self, arrived: int = 0) -> bool:
         if self.state is State.WAITING:
             return not self._flying
+        is_full = 0 < self.max_pending_count <= self._pending() + arrived
         # What waits for a subscribe's answer is in no queue that has a bound.
-        rests = self.is_full(arrived) or self._subscriptions.are_overtaken
-        rests = rests or Lane.POLL in self._flying
+        rests = is_full or self._subscriptions.are_overtaken or Lane.POLL in self._flying
         return self.state is State.CONNECTED and not rests
 
     def _go_on(self, arrived: int) -> None:
