@@ -92,10 +92,11 @@ def test_a_slow_consumer_gets_everything_once(face, emulator, kind):
 
 
 def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
-    """Nothing more is fetched until there is room."""
+    """Nothing more is fetched until there is room; then at once, not when a timer ends."""
     emulator = run_emulator(settings=Settings(streaming_reply_events=4))
     found = emulator.publish_streaming(TOPIC, numbered(40))
-    client = face(emulator, TOPIC, replay=-2, max_pending_count=5)
+    pace = Pace(request=600.0)
+    client = face(emulator, TOPIC, replay=-2, max_pending_count=5, pace=pace)
     until(lambda: client.pending_count >= 5)
     most = client.pending_count
     seen = []
