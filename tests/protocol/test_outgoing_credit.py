@@ -137,6 +137,7 @@ def test_twice_the_bytes_close_the_stream_until_there_is_room() -> None:
     assert script.respond(events(4, size=10))[-1] == CancelStream(1)
     assert script.protocol.state is State.PAUSED
     assert "20 bytes" in str(script.protocol.health().reason)
+    assert script.protocol.deadline() is None, "nobody is waited for but the application"
     assert script.take() == [], "still full"
 
     (opened,) = of(OpenStream, script.take())

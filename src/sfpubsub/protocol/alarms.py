@@ -57,26 +57,38 @@ class Alarms:
     def due(self, state: State) -> list[tuple[float, Due]]:
         """Return everything that is waited for in *state*, and when it is due."""
         times, found = self._timings, list[tuple[float, Due]]()
-        if state is State.WAITING:
+        if state is State.STREAMING:  # looked at several times for each response
+            self._silence(found)
+            if self._outgoing.window.starving:
+                # A commit and its answer may not count for the service's 60 s.
+                found.append((self._outgoing.last_figure + times.reserve, Due.RESERVE))
+            commit_at = None if self._standing is None else self._standing.commit_at
+            if commit_at is not None:
+                found.append((commit_at, Due.COMMIT))
+            self._never_acked(found)
+        elif state is State.WAITING:
             # Not while opening: an idle topic's first response may take the keepalive interval.
             if self._retries.give_up_at is not None:
                 found.append((self._retries.give_up_at, Due.GIVE_UP))
             found.append((self.reopen_at, Due.REOPEN))
-        if state is State.OPENING and times.ping_interval and self._retries.reason is not None:
-            answered = times.ping_interval + times.ping_timeout  # or the pings had ended it
-            found.append((self.heard_at + times.steady + answered, Due.STEADY))
-        if state in {State.OPENING, State.STREAMING} and self._outgoing.window.outstanding:
-            # A message is due only so long after something was asked for.
-            since = max(self.heard_at, self._outgoing.last_credit)
-            found.append((since + times.keepalive + times.keepalive_margin, Due.SILENT))
-        if state is State.STREAMING:
-            if self._outgoing.window.starving:
-                # A commit and its answer may not count for the service's 60 s.
-                found.append((self._outgoing.last_figure + times.reserve, Due.RESERVE))
-            if self._standing is not None and self._standing.commit_at is not None:
-                found.append((self._standing.commit_at, Due.COMMIT))
-        if state in {State.STREAMING, State.PAUSED} and self.full_since is not None:
-            found.append((self.full_since + times.unacked_stall, Due.NEVER_ACKED))
-        if state in {State.SAVING, State.DRAINING, State.CLOSING}:
+        elif state is State.OPENING:
+            if times.ping_interval and self._retries.reason is not None:
+                answered = times.ping_interval + times.ping_timeout  # or the pings had ended it
+                found.append((self.heard_at + times.steady + answered, Due.STEADY))
+            self._silence(found)
+        elif state is State.PAUSED:
+            self._never_acked(found)
+        elif state in {State.SAVING, State.DRAINING, State.CLOSING}:
             found.append((self.close_by, Due.CLOSE))
         return found
+
+    def _silence(self, found: list[tuple[float, Due]]) -> None:
+        if self._outgoing.window.outstanding:
+            # A message is due only so long after something was asked for.
+            since = max(self.heard_at, self._outgoing.last_credit)
+            times = self._timings
+            found.append((since + times.keepalive + times.keepalive_margin, Due.SILENT))
+
+    def _never_acked(self, found: list[tuple[float, Due]]) -> None:
+        if self.full_since is not None:
+            found.append((self.full_since + self._timings.unacked_stall, Due.NEVER_ACKED))

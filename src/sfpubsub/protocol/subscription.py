@@ -138,7 +138,7 @@ class SubscriptionProtocol(Streams):
 
     def deadline(self) -> float | None:
         """Return when `timer` has to be called, or None."""
-        return min((at for at, _ in self._alarms.due(self.state)), default=None)
+        return min([at for at, _ in self._alarms.due(self.state)], default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
         """Do one thing that is due; `deadline` tells whether there is another.
