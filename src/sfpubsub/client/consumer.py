@@ -155,7 +155,7 @@ class Consumer:
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Take the word that of the last batch only one event was handed on, for now."""
+        """Note that of the last batch only one event was handed on, for now."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
@@ -195,7 +195,7 @@ class Consumer:
             logger.warning("%s; trying again in %.1f s", error, wait)
 
     def set_aside(self) -> None:
-        """Take the word that the events of the last `Quarantine` are durable."""
+        """Note that the events of the last `Quarantine` are durable."""
         self._is_set_aside = True
 
     def pause(self, paused: bool) -> None:
@@ -223,7 +223,7 @@ class Consumer:
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
     def stored(self, position: ReplayId, now: float) -> None:
-        """Take the word that *position* is durable. One that failed is answered again."""
+        """Note that *position* is durable. One that failed is answered again."""
         if self._unstored == position:
             self._unstored = None
         self._store_due = now + self._store_interval

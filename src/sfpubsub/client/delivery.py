@@ -330,7 +330,7 @@ class Delivery:
             return self._consumer.to_store(time.monotonic(), last=last)
 
     def stored(self, position: ReplayId) -> None:
-        """Take the word that *position* is durable."""
+        """Note that *position* is durable."""
         with self._lock:
             self._consumer.stored(position, time.monotonic())
 
