@@ -71,10 +71,6 @@ class Bell:
         """Return the loop's time in *timeout* seconds, None for None."""
         return None if timeout is None else self._loop.time() + timeout
 
-    def is_past(self, deadline: float | None) -> bool:
-        """Whether a deadline has come."""
-        return deadline is not None and self._loop.time() >= deadline
-
     async def until(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:
         """Wait until *condition* holds after a ring; return False when the deadline came first."""
         while not condition():

@@ -356,8 +356,6 @@ def test_there_are_three_policies():
         SubscribeOptions(on_undecodable="quarantine")
     with pytest.raises(ConfigurationError, match="'auto' or 'manual'"):
         SubscribeOptions(ack="bad")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_bytes"):
-        SubscribeOptions(max_bytes=0)
 
 
 # Positions.

@@ -102,7 +102,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
             store=store,
             stores_on_ack=False,
         )
-        return AsyncSubscription(delivery, start, submit=self._submit, asks_store=asks_store)
+        return AsyncSubscription(delivery, submit=self._submit, asks_store=asks_store)
 
     def _managed(self, name: str, options: SubscribeOptions) -> AsyncManagedSubscription:
         delivery = self._connection.open(

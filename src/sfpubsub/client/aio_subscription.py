@@ -50,13 +50,11 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     def __init__(
         self,
         delivery: Delivery,
-        start: StartPosition | None = None,
         *,
         submit: Callable[[Callable[[], None]], Future[None]],
         asks_store: bool = False,
     ) -> None:
         super().__init__(delivery)
-        self._start = start
         self._submit = submit
         self._asks_store = asks_store  # where to start; until it has answered
         self._work: Future[None] | None = None  # what is being carried out in a thread
@@ -65,7 +63,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         self._bell = Bell()
         delivery.driver.listen(self._bell.ring)
         if not asks_store:
-            delivery.driver.start(start)
+            delivery.driver.start()
 
     async def _begin(self) -> None:
         """Open the stream where the store says, if that was not done."""
@@ -77,7 +75,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
             start = await self._stored_start()
             self._asks_store = False
             if not self.closed:  # aborted meanwhile
-                self._delivery.driver.start(start or self._start)
+                self._delivery.driver.start(start)  # None: where the caller said
 
     async def _stored_start(self) -> StartPosition | None:
         store = cast("AnyStore", self._delivery.store)

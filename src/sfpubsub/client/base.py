@@ -151,9 +151,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         """
         options = SubscribeOptions(
             ack,
-            max_pending_count,
-            max_bytes,
-            max_unacked,
+            Limits(max_pending_count, max_bytes, max_unacked),
             connection_timeout,
             on_gap,
             on_undecodable,
@@ -196,9 +194,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         """
         options = SubscribeOptions(
             ack,
-            max_pending_count,
-            max_bytes,
-            max_unacked,
+            Limits(max_pending_count, max_bytes, max_unacked),
             connection_timeout,
             on_gap,
             on_undecodable,

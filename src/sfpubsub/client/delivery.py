@@ -252,11 +252,6 @@ class Delivery:
             _thread.start_new_thread(self.driver.wake, ())
 
     @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped
-
-    @property
     def discards(self) -> bool:
         """Whether what was received is not to be handed out any more."""
         return self._stopped or self.driver.discarded

@@ -255,14 +255,14 @@ class Dispatcher(Generic[T]):
         heapq.heappush(self._ready, (job.order, job))
 
     def succeeded(self, job: Job[T]) -> None:
-        """Take the word that the handler is done with an event."""
+        """Note that the handler is done with an event."""
         self._busy -= 1
         self.handled += 1
         self._outcomes.append(False)
         self._done(job)
 
     def failed(self, job: Job[T], error: BaseException, now: float, jitter: float) -> None:
-        """Take the word that the handler failed on an event.
+        """Note that the handler failed on an event.
 
         Args:
             job: The event.
@@ -291,7 +291,7 @@ class Dispatcher(Generic[T]):
         return min(now + job.pauses.next(jitter), job.retry_until)
 
     def set_aside(self, job: Job[T]) -> None:
-        """Take the word that an event is durable in the quarantine."""
+        """Note that an event is durable in the quarantine."""
         self._busy -= 1
         self.quarantined += 1
         self._done(job)
@@ -309,7 +309,7 @@ class Dispatcher(Generic[T]):
         self.stop()
 
     def close(self) -> None:
-        """Take the word that no more events arrive: the run ends with the last one."""
+        """Note that no more events arrive: the run ends with the last one."""
         self._closed = True
 
     def stop(self) -> None:

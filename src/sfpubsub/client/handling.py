@@ -178,7 +178,7 @@ class Work:
             self._delivery.hold(self._holding)
 
     def close(self) -> None:
-        """Take the word that no more events arrive."""
+        """Note that no more events arrive."""
         self._dispatcher.close()
 
     # What to do.
@@ -193,18 +193,18 @@ class Work:
         return step
 
     def succeeded(self, job: Job[Event]) -> None:
-        """Take the word that the handler is done with an event."""
+        """Note that the handler is done with an event."""
         self._dispatcher.succeeded(job)
         self.balance()
 
     def failed(self, job: Job[Event], error: BaseException) -> None:
-        """Take the word that the handler failed on an event."""
+        """Note that the handler failed on an event."""
         logger.info("the handler failed on %s: %s", _named(job.event), _told(error))
         jitter = random.random()  # noqa: S311  # not a secret
         self._dispatcher.failed(job, error, time.monotonic(), jitter)
 
     def set_aside(self, job: Job[Event]) -> None:
-        """Take the word that an event is in the quarantine."""
+        """Note that an event is in the quarantine."""
         self._dispatcher.set_aside(job)
         self.balance()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from sfpubsub.client.undecodable import OnUndecodable, check_policy
@@ -39,13 +39,10 @@ class SubscribeOptions:
     Raises:
         ConfigurationError: *ack* or *on_undecodable* is not one of its values, or *quarantine* does
             not go with it.
-        ValueError: A limit is below 1.
     """
 
     ack: AckMode = "auto"
-    max_pending_count: int = Limits.max_pending_count
-    max_bytes: int = Limits.max_bytes
-    max_unacked: int = Limits.max_unacked
+    limits: Limits = field(default_factory=Limits)
     connection_timeout: float | None = None
     on_gap: Callable[[Gap], None] | None = None
     on_undecodable: OnUndecodable = "fail"
@@ -57,9 +54,3 @@ class SubscribeOptions:
         if self.ack not in get_args(AckMode):
             raise ConfigurationError(f"ack is 'auto' or 'manual', not {self.ack!r}")
         check_policy(self.on_undecodable, self.quarantine)
-        self.limits  # noqa: B018  # checks them
-
-    @property
-    def limits(self) -> Limits:
-        """How much the subscription may hold in memory."""
-        return Limits(self.max_pending_count, self.max_bytes, self.max_unacked)

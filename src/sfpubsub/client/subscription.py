@@ -22,7 +22,7 @@ from sfpubsub.client.handling import (
 )
 from sfpubsub.client.runner import Handler, Runner
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.types import CommitReceipt, StartPosition
+from sfpubsub.types import CommitReceipt
 
 
 class Subscription(SubscriptionFace[Handler, RunSummary]):
@@ -40,10 +40,10 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     that nobody refers to any more warns and ends.
     """
 
-    def __init__(self, delivery: Delivery, start: StartPosition | None = None) -> None:
+    def __init__(self, delivery: Delivery) -> None:
         super().__init__(delivery)
         self._runner: Runner | None = None
-        delivery.driver.start(start)
+        delivery.driver.start()
 
     # Receiving.
 

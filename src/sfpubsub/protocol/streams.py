@@ -133,7 +133,7 @@ class Streams:
         return [self._open(now)]
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Take the word that no new session could be had."""
+        """Note that no new session could be had."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         if failure.kind is FailureKind.RETRY:
@@ -143,7 +143,7 @@ class Streams:
         return self._fail(failure.error)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
-        """Take the word that the driver can go no further."""
+        """Note that the driver can go no further."""
         return [] if self.state is State.CLOSED else self._fail(error)
 
     # When time passes.

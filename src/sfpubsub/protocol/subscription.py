@@ -35,7 +35,7 @@ class SubscriptionProtocol(Streams):
         return self._go_on(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
-        """Take the word that a run of events is done. Unknown and repeated ones change nothing."""
+        """Note that a run of events is done. Unknown and repeated ones change nothing."""
         if self._ledger.ack(first_seq, last_seq):
             self._alarms.full_since = now if self._too_many_unacked else None
         if self.state is State.DRAINING:
