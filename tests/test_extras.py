@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfpubsub.spark.java import find_java_home
+from sfpubsub.spark.runtime.java import find_java_home
 
 ROOT = Path(__file__).parent.parent
 

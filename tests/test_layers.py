@@ -43,6 +43,15 @@ MAY_IMPORT = {
     },
 }
 
+# Room of spark/ -> the rooms it may import, apart from itself. They have one order, so no circle.
+SPARK_MAY_IMPORT = {
+    "runtime": set(),
+    "raw": {"runtime"},
+    "ingest": {"raw", "runtime"},
+    "stream": {"ingest", "raw", "runtime"},
+    "tables": {"raw", "runtime"},
+}
+
 # Package -> what it must not import from elsewhere. types and errors take nothing but the standard
 # library, which the allow-list below checks.
 _IO = {"threading", "asyncio", "queue", "concurrent", "time", "random", "socket", "os"}
@@ -94,6 +103,23 @@ def test_a_module_imports_only_what_its_layer_may(path: Path):
             assert "sfpubsub_grpc" in allowed, f"{path} imports {name}"
         if top == "sfpubsub" and rest and rest[0] in {*MAY_IMPORT, "tooling"}:
             assert rest[0] in allowed, f"{path} imports {name}"
+
+
+SPARK_MODULES = sorted((SRC / "spark").rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "path", SPARK_MODULES, ids=lambda path: str(path.relative_to(SRC / "spark"))
+)
+def test_the_rooms_of_spark_have_one_order(path: Path):
+    """A module of spark/ is in a room, and imports only from that room and those below it."""
+    room, *rest = path.relative_to(SRC / "spark").parts
+    if not rest:
+        assert room == "__init__.py", f"{path} is in no room"
+        return
+    for name in imports(path):
+        if name.startswith("sfpubsub.spark."):
+            assert name.split(".")[2] in {room, *SPARK_MAY_IMPORT[room]}, f"{path} imports {name}"
 
 
 def test_only_the_wire_module_knows_the_messages():

@@ -262,7 +262,7 @@ def test_a_run_that_was_killed_before_it_got_anywhere_is_not_shown(state, monkey
     lost = keep(Clock())
     lost.__enter__()
     assert len(read_all(state)[0]) == 1  # while it lives: it may wait for the slot
-    monkeypatch.setattr("sfpubsub.spark.lease.Process.alive", lambda _self: False)
+    monkeypatch.setattr("sfpubsub.spark.runtime.process.Process.alive", lambda _self: False)
     assert read_all(state)[0] == []
     assert len(list(state.iterdir())) == 1
     with keep(Clock()):

@@ -16,7 +16,7 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import schema_id_of
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.bus import Draft
-from sfpubsub.spark.destination import Source, claim
+from sfpubsub.spark.raw.destination import Source, claim
 from sfpubsub.types import RawEvent, ReplayId
 
 from ..client.test_managed import NAME, TOPIC, committed, orders

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import sfpubsub.cli.main
-from sfpubsub.spark import parquet, writer
+from sfpubsub.spark.ingest import writer
+from sfpubsub.spark.raw import parquet
 from sfpubsub.transports import wire
 
 MOMENTS = ("receive", "write", "publish", "ack", "receipt")
@@ -102,9 +103,9 @@ def complete_files(table: Path) -> set[Path]:
 def _table_of(table_format: str) -> tuple[type, str]:
     """Return the class that writes, and the name of the step that makes the files."""
     if table_format == "delta":
-        return importlib.import_module("sfpubsub.spark.delta").DeltaTable, "_write"
+        return importlib.import_module("sfpubsub.spark.raw.delta").DeltaTable, "_write"
     if table_format == "iceberg":
-        return importlib.import_module("sfpubsub.spark.iceberg").IcebergTable, "_append"
+        return importlib.import_module("sfpubsub.spark.raw.iceberg").IcebergTable, "_append"
     return parquet.ParquetTable, "_stage"
 
 

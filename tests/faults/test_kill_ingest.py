@@ -13,7 +13,7 @@ KILLS = 3
 
 
 @pytest.mark.spark
-@pytest.mark.slow  # the kills of scripts/test.sh are those of tests/spark/test_crashes.py
+@pytest.mark.slow  # the kills of scripts/test.sh are those of tests/spark/ingest/test_crashes.py
 @pytest.mark.parametrize("source", ["managed", "topic"])
 def test_every_published_event_is_in_the_table_once_after_kills(source: str, tmp_path: Path):
     """SIGKILL three times over one stream of 20,000 events; counted in the table, by pyarrow."""

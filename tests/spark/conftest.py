@@ -14,7 +14,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from sfpubsub.spark.session import spark_session
+from sfpubsub.spark.runtime.session import spark_session
 
 TABLE_FORMAT = "iceberg" if pyspark.__version__.startswith("4.1.") else "delta"
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.spark.options import SourceOptions
-from sfpubsub.spark.reader import EventStreamReader
-
-from ..client.test_managed import TOPIC, orders
-from ..conftest import QUICK, until
+from sfpubsub.spark.stream.options import SourceOptions
+from sfpubsub.spark.stream.reader import EventStreamReader
+from tests.client.test_managed import TOPIC, orders
+from tests.conftest import QUICK, until
 
 __all__ = ["TOPIC", "World", "orders", "settings_file"]
 

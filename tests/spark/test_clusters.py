@@ -15,10 +15,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from sfpubsub.spark.java import find_java_home
-
-from ..conftest import until
-from .source_world import TOPIC, orders, settings_file
+from sfpubsub.spark.runtime.java import find_java_home
+from tests.conftest import until
+from tests.spark.source_world import TOPIC, orders, settings_file
 
 JOB = Path(__file__).with_name("cluster_job.py")
 CONNECT_JOB = Path(__file__).with_name("connect_job.py")

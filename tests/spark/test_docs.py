@@ -9,11 +9,10 @@ import pyarrow.dataset as ds
 
 import sfpubsub.spark
 from sfpubsub.client.subscription import Subscription
-
-from ..cli.test_cli import point_at
-from ..client.test_managed import TOPIC, orders
-from ..conftest import until
-from ..test_docs import ROOT, blocks
+from tests.cli.test_cli import point_at
+from tests.client.test_managed import TOPIC, orders
+from tests.conftest import until
+from tests.test_docs import ROOT, blocks
 
 
 def test_the_program_of_the_page_runs(spark, run_emulator, tmp_path, monkeypatch):

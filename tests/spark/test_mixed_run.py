@@ -19,13 +19,12 @@ from sfpubsub.emulator.bus import Draft
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
-from sfpubsub.spark.destination import Destination, Source
-from sfpubsub.spark.sisters import Sisters, read_sister
-from sfpubsub.spark.streams import Stream, Streams, table_name
-
-from ..conftest import until
-from .conftest import TABLE_FORMAT
-from .readers import read_table
+from sfpubsub.spark.ingest.sidecars import Sisters, read_sister
+from sfpubsub.spark.ingest.streams import Stream, Streams, table_name
+from sfpubsub.spark.raw.destination import Destination, Source
+from tests.conftest import until
+from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.readers import read_table
 
 ORDERS = "/event/Order_Event__e"
 CHANGES = "/data/AccountChangeEvent"

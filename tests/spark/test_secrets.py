@@ -10,9 +10,8 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import Settings
 from sfpubsub.spark import EventWriter
-
-from ..client.test_managed import TOPIC, orders
-from ..conftest import PATIENCE
+from tests.client.test_managed import TOPIC, orders
+from tests.conftest import PATIENCE
 
 SECRET = "planted-client-secret-4711"
 

@@ -20,7 +20,7 @@ from sfpubsub.cli.words import counted
 from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.typed import Derived, TypedTables
+    from sfpubsub.spark.tables.typed import Derived, TypedTables
 
 # Seconds between two looks at the raw table with --follow: a job writes a batch each ten seconds
 # unless told otherwise.
@@ -53,9 +53,9 @@ def derive(raw: str, destination: str, format_: str, master: str | None, follow:
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("sfpubsub derive", "spark")
     # Imported here: they load pyspark and pyarrow.
-    from sfpubsub.spark.destination import Destination, check_raw_table
-    from sfpubsub.spark.session import spark_session
-    from sfpubsub.spark.typed import Derived, TypedTables
+    from sfpubsub.spark.raw.destination import Destination, check_raw_table
+    from sfpubsub.spark.runtime.session import spark_session
+    from sfpubsub.spark.tables.typed import Derived, TypedTables
 
     check_raw_table(Destination.parse(raw, format_))  # before Spark starts, which takes seconds
     stop = StopRequest()

@@ -20,8 +20,8 @@ from sfpubsub.config import Settings
 from sfpubsub.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.destination import Destination, Source
-    from sfpubsub.spark.undecodable import OnUndecodable
+    from sfpubsub.spark.ingest.undecodable import OnUndecodable
+    from sfpubsub.spark.raw.destination import Destination, Source
 
 # What the directory of a raw table holds: parquet, delta, iceberg.
 _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
@@ -143,7 +143,7 @@ def ingest(
         raise click.UsageError(f"--staging goes with --format parquet; {format_} has none")
     _require_spark()
     # Imported here: they load pyspark, pyarrow and grpc, which no other command needs together.
-    from sfpubsub.spark import job as jobs
+    from sfpubsub.spark.ingest import job as jobs
 
     # Refused before Spark starts, which takes seconds.
     tables = _tables(managed, topic, to, format_, staging)
@@ -193,8 +193,8 @@ def _tables(
         UsageError: There is no source, or one is given twice.
         ConfigurationError: A table cannot be what it is to be.
     """
-    from sfpubsub.spark.destination import Destination, Source
-    from sfpubsub.spark.streams import table_place
+    from sfpubsub.spark.ingest.streams import table_place
+    from sfpubsub.spark.raw.destination import Destination, Source
 
     sources = [Source("managed", name) for name in managed]
     sources += [Source("topic", name) for name in topic]

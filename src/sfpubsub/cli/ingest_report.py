@@ -14,9 +14,9 @@ import click
 from sfpubsub.cli.words import counted
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.destination import Destination, Source
-    from sfpubsub.spark.progress import Progress
-    from sfpubsub.spark.streams import Stream
+    from sfpubsub.spark.ingest.progress import Progress
+    from sfpubsub.spark.ingest.streams import Stream
+    from sfpubsub.spark.raw.destination import Destination, Source
 
 # Seconds between two lines of progress of one source, where stderr is no terminal: a log of a day
 # is then 17,000 lines at most.

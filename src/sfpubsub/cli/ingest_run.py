@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
-    from sfpubsub.spark.destination import Destination, Source
-    from sfpubsub.spark.sisters import Sisters
-    from sfpubsub.spark.streams import Stream, Streams
-    from sfpubsub.spark.undecodable import OnUndecodable
-    from sfpubsub.spark.writer import EventWriter
+    from sfpubsub.spark.ingest.sidecars import Sisters
+    from sfpubsub.spark.ingest.streams import Stream, Streams
+    from sfpubsub.spark.ingest.undecodable import OnUndecodable
+    from sfpubsub.spark.ingest.writer import EventWriter
+    from sfpubsub.spark.raw.destination import Destination, Source
     from sfpubsub.types import Health
 
 
@@ -72,7 +72,7 @@ class Run:
 
     def all(self, master: str | None, service: dict[str, str | None], stop: StopRequest) -> None:
         """Run until every source has ended."""
-        from sfpubsub.spark.streams import Streams
+        from sfpubsub.spark.ingest.streams import Streams
 
         with ExitStack() as opened:
             spark = self._spark(opened, master, stop)
@@ -103,7 +103,7 @@ class Run:
         jobs.stop()
 
     def _spark(self, opened: ExitStack, master: str | None, stop: StopRequest) -> SparkSession:
-        from sfpubsub.spark.session import spark_session
+        from sfpubsub.spark.runtime.session import spark_session
 
         self.report.say("starting Spark")
         first = next(iter(self.tables.values()))
@@ -114,8 +114,8 @@ class Run:
         return spark
 
     def _open(self, opened: ExitStack, spark: SparkSession, source: Source) -> _Open:
-        from sfpubsub.spark.sisters import Sisters
-        from sfpubsub.spark.writer import EventWriter
+        from sfpubsub.spark.ingest.sidecars import Sisters
+        from sfpubsub.spark.ingest.writer import EventWriter
 
         place = self.tables[source]
         sisters = Sisters(spark, place)
@@ -140,8 +140,8 @@ class Run:
             writer.close()
 
     def _stream(self, client: PubSubClient, table: _Open) -> Stream:
-        from sfpubsub.spark.job import IngestJob
-        from sfpubsub.spark.streams import Stream
+        from sfpubsub.spark.ingest.job import IngestJob
+        from sfpubsub.spark.ingest.streams import Stream
 
         source = table.source
         subscription = self._subscribe(client, table)
@@ -177,7 +177,7 @@ class Run:
         return Stream(source, job, subscription, _block(subscription, status), finish)
 
     def _subscribe(self, client: PubSubClient, table: _Open) -> Subscription:
-        from sfpubsub.spark.positions import TableReplayStore
+        from sfpubsub.spark.ingest.positions import TableReplayStore
 
         source, batch = table.source, int(self._job_settings["batch_events"])
         options: dict[str, Any] = {

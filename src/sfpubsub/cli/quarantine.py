@@ -24,7 +24,7 @@ from sfpubsub.stores.quarantine import QuarantinedEvent
 from sfpubsub.stores.schema_store import FileSchemaStore
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.destination import Source
+    from sfpubsub.spark.raw.destination import Source
 
 # What `ingest` calls a table's quarantine, and the schema store next to it.
 _OF_A_TABLE = "_quarantine"
@@ -169,7 +169,7 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
     names = sorted(place.name for place in directory.iterdir())
     foreign = [name for name in names if not _LEFT.search(name)]
     if foreign and not any(map(_ENTRY.fullmatch, names)):
-        from sfpubsub.spark.destination import local_sidecars
+        from sfpubsub.spark.raw.destination import local_sidecars
 
         of_a_table = [place for place in local_sidecars(directory, _OF_A_TABLE) if place.is_dir()]
         raise ConfigurationError(
@@ -183,7 +183,7 @@ def _open_table(
     opened: ExitStack, to: str, format_: str, master: str | None, source: Source
 ) -> Table:
     from sfpubsub.spark import EventWriter, spark_session
-    from sfpubsub.spark.destination import Destination
+    from sfpubsub.spark.raw.destination import Destination
 
     Destination.parse(to, format_).check(source)  # before Spark starts, which takes seconds
     spark = opened.enter_context(

@@ -24,9 +24,9 @@ from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import QuarantinedEvent
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.destination import Source
-    from sfpubsub.spark.tables import Row
-    from sfpubsub.spark.writer import EventWriter
+    from sfpubsub.spark.ingest.writer import EventWriter
+    from sfpubsub.spark.raw.destination import Source
+    from sfpubsub.spark.raw.rows import Row
 
 # Lines that are written out before they are marked: a killed run writes no more than these again.
 _LINES = 100
@@ -137,7 +137,7 @@ class Table:
 
     def add(self, event: Event, received_at: float) -> bool:
         """See `Sink`."""
-        from sfpubsub.spark.tables import read
+        from sfpubsub.spark.raw.rows import read
 
         row = read(event, received_at)
         if row.error is not None:
@@ -148,7 +148,7 @@ class Table:
 
     def write(self) -> None:
         """See `Sink`. What the table has is not written again, however long ago it was."""
-        from sfpubsub.spark.tables import arrow_table
+        from sfpubsub.spark.raw.rows import arrow_table
 
         if self._rows:
             self.duplicates += self._writer.write_rows(arrow_table(self._rows, 0)).duplicates
@@ -157,7 +157,7 @@ class Table:
 
 def source_of(entry: QuarantinedEvent) -> Source:
     """Return what delivered an entry: topics begin with a slash, managed subscriptions do not."""
-    from sfpubsub.spark.destination import Source
+    from sfpubsub.spark.raw.destination import Source
 
     name = entry.subscription
     return Source("topic" if name.startswith("/") else "managed", name)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import platformdirs
 
-from sfpubsub.spark.lease import Process
+from sfpubsub.spark.runtime.process import Process
 
 Kind = Literal["managed", "topic"]
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Protocol
 from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read, recent, state_dir
 from sfpubsub.config import Settings
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.spark.lease import Process
+from sfpubsub.spark.runtime.process import Process
 from sfpubsub.types import Health
 
 if TYPE_CHECKING:

@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any
 from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.changes import change_headers, field_changes, latest_state
-    from sfpubsub.spark.foreach_batch import ForeachBatchWriter
-    from sfpubsub.spark.job import IngestJob
-    from sfpubsub.spark.positions import TableReplayStore
-    from sfpubsub.spark.session import spark_session
-    from sfpubsub.spark.sisters import read_sister
-    from sfpubsub.spark.source import PubSubDataSource
-    from sfpubsub.spark.typed import Derived, TypedTables, read_typed, read_undecodable
-    from sfpubsub.spark.writer import EventWriter, WriteResult
+    from sfpubsub.spark.ingest.job import IngestJob
+    from sfpubsub.spark.ingest.positions import TableReplayStore
+    from sfpubsub.spark.ingest.sidecars import read_sister
+    from sfpubsub.spark.ingest.writer import EventWriter, WriteResult
+    from sfpubsub.spark.runtime.session import spark_session
+    from sfpubsub.spark.stream.datasource import PubSubDataSource
+    from sfpubsub.spark.stream.foreach_batch import ForeachBatchWriter
+    from sfpubsub.spark.tables.changes import change_headers, field_changes, latest_state
+    from sfpubsub.spark.tables.typed import Derived, TypedTables, read_typed, read_undecodable
 
 _HOMES = {
-    "Derived": "sfpubsub.spark.typed",
-    "EventWriter": "sfpubsub.spark.writer",
-    "ForeachBatchWriter": "sfpubsub.spark.foreach_batch",
-    "IngestJob": "sfpubsub.spark.job",
-    "PubSubDataSource": "sfpubsub.spark.source",
-    "TableReplayStore": "sfpubsub.spark.positions",
-    "TypedTables": "sfpubsub.spark.typed",
-    "WriteResult": "sfpubsub.spark.writer",
-    "change_headers": "sfpubsub.spark.changes",
-    "field_changes": "sfpubsub.spark.changes",
-    "latest_state": "sfpubsub.spark.changes",
-    "read_sister": "sfpubsub.spark.sisters",
-    "read_typed": "sfpubsub.spark.typed",
-    "read_undecodable": "sfpubsub.spark.typed",
-    "spark_session": "sfpubsub.spark.session",
+    "Derived": "sfpubsub.spark.tables.typed",
+    "EventWriter": "sfpubsub.spark.ingest.writer",
+    "ForeachBatchWriter": "sfpubsub.spark.stream.foreach_batch",
+    "IngestJob": "sfpubsub.spark.ingest.job",
+    "PubSubDataSource": "sfpubsub.spark.stream.datasource",
+    "TableReplayStore": "sfpubsub.spark.ingest.positions",
+    "TypedTables": "sfpubsub.spark.tables.typed",
+    "WriteResult": "sfpubsub.spark.ingest.writer",
+    "change_headers": "sfpubsub.spark.tables.changes",
+    "field_changes": "sfpubsub.spark.tables.changes",
+    "latest_state": "sfpubsub.spark.tables.changes",
+    "read_sister": "sfpubsub.spark.ingest.sidecars",
+    "read_typed": "sfpubsub.spark.tables.typed",
+    "read_undecodable": "sfpubsub.spark.tables.typed",
+    "spark_session": "sfpubsub.spark.runtime.session",
 }
 
 __all__ = [

@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 from sfpubsub.types.positions import ReplayId
 
+# Length of a dedupe key: with 128 bits no two of 10^12 events share one by chance.
+KEY_BYTES = 16
+
 # Hashers of nothing yet, to be copied: making one costs as much again as what is done with it.
-_KEY_OF_ID = hashlib.blake2b(digest_size=16, person=b"sfpubsub id")
-_KEY_OF_PAYLOAD = hashlib.blake2b(digest_size=16, person=b"sfpubsub payload")
+_KEY_OF_ID = hashlib.blake2b(digest_size=KEY_BYTES, person=b"sfpubsub id")
+_KEY_OF_PAYLOAD = hashlib.blake2b(digest_size=KEY_BYTES, person=b"sfpubsub payload")
 
 
 def dedupe_key(event_id: str, schema_id: str, payload: bytes) -> bytes:

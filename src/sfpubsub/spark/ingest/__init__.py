@@ -1,0 +1,1 @@
+"""From a subscription into a raw table, each event once."""

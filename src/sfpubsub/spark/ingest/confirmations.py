@@ -1,0 +1,91 @@
+"""Which writes are safe: acked, and their position confirmed by the service or stored.
+
+Knows counts only; nothing here waits, and no position is compared.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from sfpubsub.spark.ingest.writer import WriteResult
+from sfpubsub.types import ReplayId
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Writes whose position is safe: confirmed by the service, or stored with the rows."""
+
+    subscription: str
+    """Topic, or name or id of the managed subscription."""
+    replay_id: str
+    """The position, in hexadecimal."""
+    received: int
+    """Events of these writes: rows, duplicates, and those set aside."""
+    rows: int
+    duplicates: int
+    set_aside: int
+    batches: int
+    """Batches of the raw table among the writes; one of duplicates alone makes none."""
+    first_seq: int | None
+    """``ingest_seq`` of the first row; None without rows."""
+    last_seq: int | None
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A write that was acked and is not known to be safe."""
+
+    acked: int
+    """Events that had been acked with it, since the beginning."""
+    result: WriteResult
+    position: ReplayId
+
+
+class Unconfirmed:
+    """Writes of one subscription, in their order. Not thread-safe.
+
+    Args:
+        subscription: Topic, or name or id of the managed subscription.
+    """
+
+    def __init__(self, subscription: str) -> None:
+        self._subscription = subscription
+        self._writes: deque[_Written] = deque()
+
+    def add(self, acked: int, result: WriteResult, position: ReplayId) -> None:
+        """Add a write that was acked just now.
+
+        Args:
+            acked: Events acked so far, this write's included.
+            result: What the writer said.
+            position: The last event's.
+        """
+        self._writes.append(_Written(acked, result, position))
+
+    def confirmed(self, events: int, committed: ReplayId | None) -> Commit | None:
+        """Return what has become safe since the last time, as one commit; None if nothing has.
+
+        Args:
+            events: Acked events whose position is safe (`Health.confirmed`).
+            committed: The last position that the service confirmed; None for a topic.
+        """
+        safe: list[_Written] = []
+        while self._writes and self._writes[0].acked <= events:
+            safe.append(self._writes.popleft())
+        if not safe:
+            return None
+        results = [written.result for written in safe]
+        with_rows = [result for result in results if result.first_seq is not None]
+        last = with_rows[-1] if with_rows else None
+        return Commit(
+            subscription=self._subscription,
+            replay_id=(committed or safe[-1].position).hex(),
+            received=sum(r.rows + r.duplicates + r.set_aside for r in results),
+            rows=sum(result.rows for result in results),
+            duplicates=sum(result.duplicates for result in results),
+            set_aside=sum(result.set_aside for result in results),
+            batches=sum(result.batch_id is not None for result in results),
+            first_seq=with_rows[0].first_seq if with_rows else None,
+            last_seq=None if last is None else (last.first_seq or 0) + last.rows - 1,
+        )

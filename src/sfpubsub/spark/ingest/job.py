@@ -1,0 +1,367 @@
+"""The ingest loop: take events, decode them, write them, ack them.
+
+Decides when a batch is full and when the job is over. An event is acked only after its write has
+returned; whatever ends the loop otherwise acks nothing, and the events come again. While one batch
+is written, in a thread of its own, the next one is received and decoded: Spark's work is done
+outside this process, which would wait for it otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError, SubscriptionClosedError
+from sfpubsub.spark.ingest.background import Background
+from sfpubsub.spark.ingest.confirmations import Commit, Unconfirmed
+from sfpubsub.spark.ingest.gathered import Gathered
+from sfpubsub.spark.ingest.progress import Ending, Progress, Summary
+from sfpubsub.spark.ingest.writer import WriteResult
+from sfpubsub.spark.raw.rows import EventRows
+from sfpubsub.types import Gap, Health
+
+_log = logging.getLogger("sfpubsub.spark")
+
+# Events of one write. Spark costs about 0.1 s a write, which 10,000 events spread thin (measured:
+# 10k events 0.2 s, 100k events 1 s), and a killed job receives no more than these again.
+DEFAULT_BATCH_EVENTS = 10_000
+
+# Seconds that the first event of a batch waits for the others.
+DEFAULT_BATCH_SECONDS = 10.0
+
+# Payload bytes of one write. They travel to an executor within one task, with their JSON of about
+# twice the size, and Spark refuses 128 MiB (spark.rpc.message.maxSize).
+DEFAULT_BATCH_BYTES = 32 * 1024 * 1024
+
+# Seconds without an event after which ``once`` ends. Longer than the 20 s that gRPC gives a
+# connection to be made, so that an endpoint out of reach shows itself and is not taken for idle.
+DEFAULT_IDLE_TIMEOUT = 30.0
+
+# Seconds: the longest sleep without a look at `IngestJob.stop` and at Spark's JVM.
+_POLL = 0.25
+_CHECK_EVERY = 1.0
+
+
+class Subscription(Protocol):
+    """What the loop needs of a subscription with manual acks."""
+
+    @property
+    def name(self) -> str:
+        """Topic, or name or id of the managed subscription."""
+        ...
+
+    def next_batch(self, timeout: float | None = None) -> EventBatch | None:
+        """Return the next response's events, or None after *timeout* seconds."""
+        ...
+
+    def health(self) -> Health:
+        """Return what it is doing."""
+        ...
+
+
+class Writer(Protocol):
+    """What the loop needs of an `EventWriter`."""
+
+    def write_read(self, received: EventRows) -> WriteResult:
+        """Make the events durable. Called in a thread of its own, for one batch at a time."""
+        ...
+
+    def check(self) -> None:
+        """Raise if it can no longer write."""
+        ...
+
+
+class Beside(Protocol):
+    """What the loop keeps beside the table: see `sfpubsub.spark.ingest.sidecars.Sisters`."""
+
+    def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
+        """Make schemas durable."""
+        ...
+
+    def keep_gaps(self, gaps: Sequence[Gap]) -> None:
+        """Make gaps durable."""
+        ...
+
+    def keep_commit(self, commit: Commit) -> None:
+        """Log a commit."""
+        ...
+
+    def look(self) -> None:
+        """Write what has waited long enough."""
+        ...
+
+
+@dataclass
+class _Writing:
+    """A write under way."""
+
+    batch: Gathered
+    result: Future[WriteResult]
+
+
+class IngestJob:
+    """Moves events from one subscription to one table. Not thread-safe, apart from `stop`.
+
+    Args:
+        subscription: Opened with ``ack="manual"``. Left open: leaving its own block drains it, and
+            `settle` then notes what the drain committed.
+        writer: The table's writer.
+        beside: Where schemas, gaps and commits are kept; None to keep none.
+        batch_events: Events after which a batch is written.
+        batch_bytes: Payload bytes after which a batch is written; a response more may be in it.
+        batch_seconds: Seconds after a batch's first event after which it is written.
+        max_events: End after exactly this many events received, duplicates included; the rest of a
+            response is not acked and comes again.
+        idle_timeout: End when the open stream has brought nothing for this many seconds; None to
+            go on for ever.
+        until_caught_up: End when the service says, by a keepalive, that nothing is left.
+        on_progress: Called after each write, in the thread of `run`.
+        on_acked: Called after each write with the last batch in it, and how many of its events.
+        on_look: Called some times a second with the subscription's health.
+        clock: Seconds; steady.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        writer: Writer,
+        *,
+        beside: Beside | None = None,
+        batch_events: int = DEFAULT_BATCH_EVENTS,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
+        batch_seconds: float = DEFAULT_BATCH_SECONDS,
+        max_events: int | None = None,
+        idle_timeout: float | None = None,
+        until_caught_up: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_acked: Callable[[EventBatch, int], None] | None = None,
+        on_look: Callable[[Health], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._subscription = subscription
+        self._writer = writer
+        self._beside = beside
+        self._batch_events = batch_events
+        self._batch_bytes = batch_bytes
+        self._batch_seconds = batch_seconds
+        self._max_events = max_events
+        self._idle_timeout = idle_timeout
+        self._until_caught_up = until_caught_up
+        self._on_progress = on_progress
+        self._on_acked = on_acked
+        self._on_look = on_look
+        self._clock = clock
+        self._stopping = False
+        self._caught_up = False
+        self._pending = Gathered()
+        self._background: Background[WriteResult] = Background(f"write {subscription.name}")
+        self._writing: _Writing | None = None
+        self._active = 0.0
+        self._checked = 0.0
+        self._looked = 0.0
+        self._kept_gaps = 0
+        self._unconfirmed = Unconfirmed(subscription.name)
+        self.progress = Progress()
+        """What was done so far."""
+
+    def stop(self) -> None:
+        """End `run` soon: what was received is written and acked first. Safe in signal handlers."""
+        self._stopping = True
+
+    def run(self) -> Summary:
+        """Run until stopped, idle, or done; once. No write is under way when this returns.
+
+        Raises:
+            WriteError: A batch was not written, or Spark has ended. Nothing of it was acked.
+            SfPubSubError: The subscription failed. What was written before is acked.
+        """
+        with self._background:
+            try:
+                return self._run()
+            except SfPubSubError as error:
+                self._finish_after(error)
+                raise
+            except BaseException:  # Ctrl-C, or a fault in somebody's function
+                self._let_end()
+                raise
+
+    def settle(self) -> None:
+        """Note the commits that have been confirmed since `run`; call it after the drain.
+
+        Raises:
+            WriteError: They could not be.
+        """
+        self._note_confirmed(self._subscription.health())
+
+    def _run(self) -> Summary:
+        self._active = self._checked = self._looked = self._clock()
+        while True:
+            ending = self._ending()
+            if ending is not None:
+                self._write()
+                self._finish()
+                health = self._look(self._clock())
+                return Summary(self.progress, ending, health.gaps)
+            try:
+                batch = self._subscription.next_batch(timeout=self._patience())
+            except SubscriptionClosedError:  # somebody else has ended it
+                self._stopping = True
+                continue
+            now = self._clock()
+            if batch is not None:
+                self._take(batch, now)
+            if self._writing is not None and self._writing.result.done():
+                self._finish()
+            if batch is None or now - self._looked >= _POLL:
+                health = self._look(now)
+                if batch is None:
+                    self._look_at_state(health, now)
+            if self._is_due(now):
+                self._write()
+            elif self._writing is None and now - self._checked >= _CHECK_EVERY:
+                self._writer.check()  # an idle job must not outlive its Spark unseen
+                self._checked = now
+
+    def _look(self, now: float) -> Health:
+        self._looked = now
+        health = self._subscription.health()
+        if self._writing is None:  # a write may put something beside the table as well
+            if not health.has_ended:  # or one may be what it failed with: see `_finish_after`
+                self._keep_gaps(health.gaps)
+            self._note_confirmed(health)
+            if self._beside is not None:
+                self._beside.look()
+        if self._on_look is not None:
+            self._on_look(health)
+        return health
+
+    def _look_at_state(self, health: Health, now: float) -> None:
+        """Look at the state after a time without events."""
+        if not health.can_receive:
+            self._active = now
+        # The keepalive may have come behind events that are still to be handed out.
+        elif health.state == "streaming" and health.caught_up and not health.pending_count:
+            self._caught_up = True
+
+    def _ending(self) -> Ending | None:
+        if self._max_events is not None and self._received() >= self._max_events:
+            return "max-events"
+        if self._stopping:
+            return "stopped"
+        if self._caught_up and self._until_caught_up:
+            return "caught-up"
+        idle = self._clock() - self._active
+        # During a write a full ledger may be what keeps events away.
+        if self._idle_timeout is not None and idle >= self._idle_timeout and not self._writing:
+            return "idle"
+        return None
+
+    def _received(self) -> int:
+        writing = 0 if self._writing is None else len(self._writing.batch.rows)
+        return self.progress.received + writing + len(self._pending.rows)
+
+    def _patience(self) -> float:
+        if self._writing is not None or not self._pending.rows:
+            return _POLL
+        return min(_POLL, max(0.0, self._pending.opened + self._batch_seconds - self._clock()))
+
+    def _take(self, batch: EventBatch, now: float) -> None:
+        count = len(batch)
+        if self._max_events is not None:
+            count = min(count, self._max_events - self._received())
+        self._pending.add(batch, count, now)
+        self._active = now
+        self._caught_up = False
+
+    def _is_due(self, now: float) -> bool:
+        pending = self._pending
+        if len(pending.rows) >= self._batch_events or pending.bytes >= self._batch_bytes:
+            return True  # and if a write is under way, nothing more is taken until its end
+        return (
+            bool(pending.rows)
+            and self._writing is None
+            and now - pending.opened >= self._batch_seconds
+        )
+
+    def _write(self) -> None:
+        """Begin to write what was gathered, after the write that is under way."""
+        self._finish()
+        if not self._pending.rows:
+            return
+        batch, self._pending = self._pending, Gathered()
+        if self._beside is not None:
+            health = self._subscription.health()
+            # The last one of a subscription that has ended may be what it failed with: a failure
+            # sorts that out, and all that is gathered came before it.
+            self._keep_gaps(health.gaps[:-1] if health.has_ended else health.gaps)
+            self._note_confirmed(health)
+            self._beside.keep_schemas(batch.codecs)
+        written = self._background.start(lambda: self._writer.write_read(batch.rows))
+        self._writing = _Writing(batch, written)
+
+    def _finish(self) -> None:
+        """Wait for the write, then ack; the order of these lines is what the package is for."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        result = writing.result.result()
+        writing.batch.ack()
+        self._wrote(result, writing.batch)
+
+    def _finish_after(self, error: SfPubSubError) -> None:
+        """Do what a failure leaves to be done, and let nothing hide it."""
+        try:
+            self._finish()
+        except SfPubSubError as second:
+            _log.warning("%s", second)
+        self._keep_gaps_of_a_failure(error)
+
+    def _let_end(self) -> None:
+        """Say so if the write under way, which nobody waits for any more, fails as well."""
+
+        def tell(written: Future[WriteResult]) -> None:
+            error = written.exception()
+            if error is not None:
+                _log.warning("%s", error)
+
+        if self._writing is not None:
+            self._writing.result.add_done_callback(tell)
+
+    def _wrote(self, result: WriteResult, batch: Gathered) -> None:
+        self.progress = self.progress.after(result, batch.position)
+        if self._beside is not None:
+            self._unconfirmed.add(self.progress.received, result, batch.position)
+        self._active = self._checked = self._clock()
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+        if self._on_acked is not None:
+            self._on_acked(*batch.last)
+
+    # What is kept beside the table.
+
+    def _keep_gaps(self, gaps: Sequence[Gap]) -> None:
+        new = gaps[self._kept_gaps :]
+        if new and self._beside is not None:
+            self._beside.keep_gaps(new)
+        self._kept_gaps = len(gaps)
+
+    def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
+        """Keep the gaps that the job went past. One that it stops in front of is none yet."""
+        stopped_by = error.gap if isinstance(error, ReplayIdRejectedError) else None
+        gaps = [gap for gap in self._subscription.health().gaps if gap is not stopped_by]
+        try:
+            self._keep_gaps(gaps)
+        except SfPubSubError as second:  # must not hide the first
+            _log.warning("%s", second)
+
+    def _note_confirmed(self, health: Health) -> None:
+        """Log the writes whose position is safe by now."""
+        commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
+        if commit is not None and self._beside is not None:
+            self._beside.keep_commit(commit)

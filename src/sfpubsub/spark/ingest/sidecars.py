@@ -1,0 +1,309 @@
+"""The four tables beside a raw table: schemas, quarantine, gaps and commits.
+
+Each is a directory of JSON files, one object a line, that Spark reads as a table (`read_sister`).
+What they are for decides when they are written:
+
+- a *schema* is durable before a row that needs it is published;
+- an event in the *quarantine* is durable before its position may pass (writer.py does that);
+- a *gap* is durable before anything that came after it is written;
+- a *commit* is a line of a log, written after the service's word and never read by a job. A job
+  that is killed leaves out its last seconds.
+
+Writing one again changes nothing: names are made of what is in the files. Decides nothing about
+events; where files are is files.py's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.ingest.confirmations import Commit
+from sfpubsub.spark.raw.batches import EXACT_PATHS
+from sfpubsub.spark.raw.beside import (
+    COMMITS_NAME,
+    GAPS_NAME,
+    QUARANTINE_NAME,
+    SCHEMAS_NAME,
+    SIDECARS,
+)
+from sfpubsub.spark.raw.destination import Destination, local_sidecars
+from sfpubsub.spark.raw.files import Files, files_at
+from sfpubsub.stores.file_quarantine import FileQuarantine, entry_text
+from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
+from sfpubsub.stores.schema_store import (
+    FileSchemaStore,
+    SchemaStore,
+    schema_file_name,
+    schema_in,
+    schema_text,
+)
+from sfpubsub.types import Gap
+
+# What Spark is told of each directory: without it an empty one is an error, and a column that is
+# null everywhere would be missing.
+COLUMNS = {
+    "schemas": "schema_id STRING, schema STRING, `check` STRING",
+    "quarantine": (
+        "subscription STRING, topic STRING, event_id STRING, replay_id STRING, schema_id STRING, "
+        "payload STRING, headers ARRAY<ARRAY<STRING>>, reason STRING, received_at DOUBLE, "
+        "delivery_seq BIGINT, schema STRING, `check` STRING"
+    ),
+    "gaps": (
+        "subscription STRING, reason STRING, after STRING, before STRING, error_code STRING, "
+        "rpc_id STRING, noted_at DOUBLE"
+    ),
+    "commits": (
+        "run STRING, subscription STRING, replay_id STRING, noted_at DOUBLE, received BIGINT, "
+        "rows BIGINT, duplicates BIGINT, set_aside BIGINT, batches BIGINT, first_seq BIGINT, "
+        "last_seq BIGINT"
+    ),
+}
+
+# Lines of one file of commits, 0.3 MB: nine files a day when a batch is written every 10 s, 170
+# when a backlog is read at two batches a second all day long.
+COMMITS_A_FILE = 1000
+
+# Seconds between two writes of the newest file of commits: what a kill may leave out, and so rare
+# that two flushes and 0.3 MB cost a job nothing that can be measured.
+COMMITS_EVERY = 5.0
+
+
+class Sisters:
+    """Writes the four tables of one raw table. For one thread at a time, but for `schemas`.
+
+    Args:
+        spark: Reaches file systems other than this machine's.
+        destination: The raw table. A catalog's table must exist when one of these is first used.
+        clock: Seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        destination: Destination,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._spark = spark
+        self._destination = destination
+        self._clock = clock
+        self._local = destination.beside
+        self._root: Path | str | None = self._local
+        self._kept: set[str] = set()
+        self._gaps: Files | None = None
+        self._commits: _CommitLog | None = None
+
+    def open(self) -> None:
+        """Make the directories, so that all four can be read from the first moment on.
+
+        Raises:
+            ConfigurationError: The file system cannot be used.
+            WriteError: A directory could not be made.
+        """
+        for name in SIDECARS:
+            self._files(name).make()
+        self._gaps = self._files(GAPS_NAME)
+        self._commits = _CommitLog(self._files(COMMITS_NAME), self._clock())
+
+    def close(self) -> None:
+        """Write the commits that are not written yet.
+
+        Raises:
+            WriteError: They could not be.
+        """
+        if self._commits is not None:
+            self._commits.flush()
+
+    @property
+    def schemas(self) -> SchemaStore:
+        """The store of schemas."""
+        if isinstance(self._place, Path):
+            return FileSchemaStore(self._place / SCHEMAS_NAME)
+        return _Schemas(self._files(SCHEMAS_NAME))
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The quarantine; it may be handed out before the table exists."""
+        if self._local is not None:
+            return FileQuarantine(self._local / QUARANTINE_NAME)
+        return _Quarantine(lambda: self._files(QUARANTINE_NAME))
+
+    def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
+        """Make the schemas of events durable; call it before their rows are written.
+
+        Args:
+            codecs: By schema id. One whose schema the service does not know has nothing to keep.
+
+        Raises:
+            ConfigurationError: One could not be kept.
+            WriteError: As well.
+        """
+        for schema_id, codec in codecs.items():
+            if schema_id in self._kept or not codec.schema_json:
+                continue
+            store = self.schemas
+            if store.get(schema_id) is None:
+                store.put(schema_id, codec.schema_json)
+            self._kept.add(schema_id)
+
+    def keep_gaps(self, gaps: Sequence[Gap]) -> None:
+        """Make gaps durable; call it before anything that was received behind them is written.
+
+        A job that dies before it has written anything behind a gap meets the same gap again, which
+        is one row.
+
+        Raises:
+            WriteError: One was not kept.
+        """
+        for gap in gaps:
+            record: dict[str, object] = {
+                "subscription": gap.subscription,
+                "reason": gap.reason,
+                "after": gap.after.hex() if gap.after else None,
+                "before": gap.before.hex() if gap.before else None,
+                "error_code": gap.error_code,
+            }
+            digest = hashlib.blake2b(json.dumps(record).encode(), digest_size=16)
+            name = f"{digest.hexdigest()}.json"
+            files = self._gaps or self._files(GAPS_NAME)
+            if files.read(name) is None:
+                record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
+                files.replace(name, _line(record))
+
+    def keep_commit(self, commit: Commit) -> None:
+        """Add a line to the log of commits; it is durable within seconds, and after `close`.
+
+        Raises:
+            WriteError: The log could not be written; the line is kept for the next time.
+        """
+        if self._commits is not None:
+            self._commits.add(commit, self._clock())
+
+    def look(self) -> None:
+        """Write what has waited long enough. Cheap.
+
+        Raises:
+            WriteError: It could not be written.
+        """
+        if self._commits is not None:
+            self._commits.look(self._clock())
+
+    @property
+    def _place(self) -> Path | str:
+        if self._root is None:
+            self._root = _location(self._spark, self._destination)
+        return self._root
+
+    def _files(self, name: str) -> Files:
+        return files_at(self._place, name, self._spark)
+
+
+def read_sister(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
+    """Read one of the tables beside a raw table. It may be empty.
+
+    Args:
+        spark: Any session.
+        table: The raw table's path or URL, or ``catalog.namespace.table``.
+        name: ``schemas``, ``quarantine``, ``gaps`` or ``commits``.
+
+    Raises:
+        ConfigurationError: There is no such table.
+    """
+    if name not in COLUMNS:
+        raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
+    # Of the formats iceberg is the one whose tables can have every kind of name.
+    place = Destination.parse(table, "iceberg")
+    if place.local is None:
+        found = [f"{_location(spark, place)}/_{name}"]
+    else:
+        places = local_sidecars(place.local, f"_{name}")
+        # With its scheme, or a cluster's default file system would take the path.
+        found = [f"file://{path}" for path in places if path.is_dir()] or [f"file://{places[0]}"]
+    reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
+    # The quarantine has marks of other kinds beside its entries.
+    return reader.json(found, pathGlobFilter="*.json")
+
+
+class _CommitLog:
+    """Lines in files that are bounded in number: the newest one is written again as it grows."""
+
+    def __init__(self, files: Files, now: float) -> None:
+        self._files = files
+        self._run = uuid.uuid4().hex[:12]
+        self._began = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+        self._number = 0
+        self._lines: list[str] = []
+        self._unwritten = 0
+        self._written_at = now - COMMITS_EVERY
+
+    def add(self, commit: Commit, now: float) -> None:
+        self._lines.append(_line({"run": self._run, "noted_at": now, **asdict(commit)}))
+        self._unwritten += 1
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        full = len(self._lines) >= COMMITS_A_FILE
+        if self._unwritten and (full or now - self._written_at >= COMMITS_EVERY):
+            self.flush()
+            self._written_at = now
+        if full:
+            self._lines = []
+            self._number += 1
+
+    def flush(self) -> None:
+        if self._unwritten:
+            name = f"{self._began}-{self._run}-{self._number:04}.json"
+            self._files.replace(name, "".join(self._lines))
+            self._unwritten = 0
+
+
+class _Schemas(SchemaStore):
+    """As `FileSchemaStore`, on any file system."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def get(self, schema_id: str) -> str | None:
+        name = schema_file_name(schema_id)
+        text = self._files.read(name)
+        return None if text is None else schema_in(text, schema_id, f"{self._files.place}/{name}")
+
+    def put(self, schema_id: str, schema_json: str) -> None:
+        self._files.replace(schema_file_name(schema_id), schema_text(schema_id, schema_json))
+
+
+class _Quarantine(Quarantine):
+    """As `FileQuarantine`, on any file system; for putting only."""
+
+    def __init__(self, files: Callable[[], Files]) -> None:
+        self._open = files
+        self._files: Files | None = None
+
+    def put(self, events: Sequence[QuarantinedEvent]) -> None:
+        files = self._files = self._files or self._open()
+        for event in events:
+            name = f"{event.key}.json"
+            if files.read(name) is None:  # a file has its name only once it is whole
+                files.replace(name, entry_text(event))
+
+
+def _line(record: Mapping[str, object]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def _location(spark: SparkSession, destination: Destination) -> str:
+    if not destination.in_catalog:
+        return destination.address
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {destination.address}").collect()
+    return next(str(row["data_type"]) for row in rows if row["col_name"] == "Location")

@@ -1,0 +1,63 @@
+"""What becomes of an event that has no JSON: see `EventWriter`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+from sfpubsub.client.undecodable import quarantined, reason_of
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.rows import Row
+from sfpubsub.stores.quarantine import Quarantine
+
+_log = logging.getLogger("sfpubsub.spark")
+
+OnUndecodable: TypeAlias = Literal["keep", "quarantine", "skip", "fail"]
+
+
+class Undecodable:
+    """Applies the policy to rows that could not be decoded.
+
+    Args:
+        policy: The policy.
+        quarantine: Takes the events, with ``quarantine`` and only then.
+
+    Raises:
+        ConfigurationError: The policy is none, or the quarantine does not go with it.
+    """
+
+    def __init__(self, policy: OnUndecodable, quarantine: Quarantine | None) -> None:
+        if policy not in get_args(OnUndecodable):
+            raise ConfigurationError(
+                f"on_undecodable is one of {', '.join(get_args(OnUndecodable))}, not {policy!r}"
+            )
+        if (policy == "quarantine") != (quarantine is not None):
+            raise ConfigurationError("on_undecodable='quarantine' and quarantine=… go together")
+        self._policy = policy
+        self._quarantine = quarantine
+
+    def keeps(self, bad: Sequence[Row]) -> bool:
+        """Whether rows are written that have no JSON. If not, they are durable elsewhere, or gone.
+
+        Raises:
+            WriteError: The quarantine could not be written.
+            DecodeError: The policy is ``fail``.
+        """
+        errors = [(row, row.error) for row in bad if row.error is not None]
+        if self._policy == "fail":
+            raise errors[0][1]
+        if self._quarantine is not None:
+            self._quarantine.put(
+                [quarantined(r.event, reason_of(e), r.received_at) for r, e in errors]
+            )
+        became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
+        for row, error in errors:
+            _log.error(  # the reason is one sentence; a traceback says no more
+                "event %s at %s is %s: %s",
+                row.event.id,
+                row.event.replay_id.hex(),
+                became,
+                reason_of(error),
+            )
+        return self._policy == "keep"

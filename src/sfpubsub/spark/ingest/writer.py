@@ -1,0 +1,379 @@
+"""Writes batches of events to a raw table, each event once.
+
+Responsible for what is new and for the order of the steps; the table's format does the transaction
+(parquet.py, delta.py, iceberg.py). Acks nothing: the caller does, after `EventWriter.write` has
+returned.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import LocalProtocolError, WriteError
+from sfpubsub.spark.ingest.dedupe import (
+    DEFAULT_WINDOW,
+    DEFAULT_WINDOW_KEYS,
+    BoundedWindow,
+    drop_repeats,
+    drop_stored,
+)
+from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
+from sfpubsub.spark.raw.destination import Destination, Source, claim, make_directory
+from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.raw.parquet import ParquetTable
+from sfpubsub.spark.raw.rows import EventRows, Received
+from sfpubsub.spark.raw.schema import check_rows, joined_keys, renumbered
+from sfpubsub.spark.raw.table import RawTable
+from sfpubsub.spark.runtime.session import jvm_of
+from sfpubsub.stores.quarantine import Quarantine
+from sfpubsub.types import ReplayId
+
+# Seconds that an event may say to be younger than it was when it arrived: publishers set its time
+# themselves, with their own clocks. A look-up in the table begins so much earlier.
+_CLOCK_MARGIN = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """What became of one write. All of it is durable."""
+
+    rows: int
+    """Events written."""
+    duplicates: int
+    """Events dropped because the table has them, or because they came twice."""
+    undecodable: int
+    """Events that could not be decoded: rows without JSON, or `set_aside`."""
+    batch_id: str | None
+    """The table's name for the batch; None if nothing was left to write."""
+    first_seq: int | None
+    """``ingest_seq`` of the first row."""
+    position: ReplayId | None
+    """Where a plain subscription resumes; None with a managed one."""
+    set_aside: int = 0
+    """Events that have no row because they could not be decoded: quarantined or skipped."""
+    repeated: bool = False
+    """Whether nothing was looked at, because the table has a batch of this name already."""
+
+
+class EventWriter:
+    """The one writer of one raw table. A context manager; one thread at a time may write.
+
+    Making it takes the table over: for a directory of this machine by a lease, for table formats by
+    a transaction that ends every older writer. It removes what a dead writer left, and reads the
+    keys of the window from the table.
+
+    Args:
+        spark: A classic session (not Spark Connect), on this machine or with a shared file system;
+            for table formats with their jars (`spark_session`).
+        path: The table's directory, or for table formats a URL, or for iceberg the name of a
+            catalog's table; made if it is missing.
+        format: ``parquet``, ``delta`` or ``iceberg``.
+        subscription: Name or id of the managed subscription whose events come, or else
+        topic: The topic; then the table keeps the position as well (`TableReplayStore`).
+        window: Seconds for which a key is kept in memory.
+        window_keys: Keys that may be kept, at most 40 bytes each. With more of them in *window*
+            each batch is looked up in the table instead, which takes longer.
+        staging: With parquet: a directory to keep staging and sidecars in, on the table's file
+            system and not in the table; by default where they were before, or beside the table.
+        clock: Seconds since 1970 UTC; decides on the window and on the hour of a batch.
+        on_undecodable: What becomes of an event that cannot be decoded: ``keep``: its row has no
+            JSON; ``quarantine``: it is put into *quarantine* and has no row; ``skip``: it is
+            counted, logged, and has no row; ``fail``: `write` raises.
+        quarantine: Where such events are kept.
+
+    Raises:
+        ConfigurationError: The destination is of no use or another's, or another writer lives; or
+            Spark lacks the format's jars; or *on_undecodable* is no policy, or does not go with
+            *quarantine*.
+        WriteError: The table cannot be read, or Spark has ended.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "parquet",  # noqa: A002  # Spark's own word
+        subscription: str | None = None,
+        topic: str | None = None,
+        window: float = DEFAULT_WINDOW,
+        window_keys: int = DEFAULT_WINDOW_KEYS,
+        staging: str | os.PathLike[str] | None = None,
+        clock: Callable[[], float] = time.time,
+        on_undecodable: OnUndecodable = "keep",
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        place = Destination.parse(path, format, staging)
+        source = Source.choose(subscription, topic)
+        self._undecodable = Undecodable(on_undecodable, quarantine)
+        self.topic = topic
+        self.destination = place
+        self._trusted = False  # whether window, numbers and position are those of the table
+        self._is_closed = False
+        self._busy = threading.Lock()  # held while the table may change
+        self._clock = clock
+        self._window = BoundedWindow(
+            window, window_keys, lambda keys, since: self._table.stored(keys, since, None)
+        )
+        self._jvm = jvm_of(spark)
+        self._lease: Lease | None = None
+        place.check(source)  # before anything of ours is in it
+        with ExitStack() as unless_done:
+            if place.local is not None:
+                make_directory(place.local)
+                self._lease = Lease.acquire(place.local, self._jvm.pid)
+                unless_done.callback(self._lease.release)
+            self._table = _open_table(spark, place, source)
+            self._latest = 0.0
+            self._recover()
+            unless_done.pop_all()
+
+    def write(self, batches: Received | Iterable[Received]) -> WriteResult:
+        """Make the events of *batches* durable, each once.
+
+        1. Decode the events.
+        2. Drop those whose key came before in these batches or is in the window.
+        3. Ask the table for those whose own time is older than the window, and drop what it has.
+           Those that cannot be decoded have no time, so it is asked for them as well.
+        4. Put those that cannot be decoded into the quarantine, which makes them durable. They
+           have no row. (By default there is no quarantine, and their row has no JSON.)
+        5. Hand rows and position to the table, which publishes them at once and returns when they
+           are durable. With no rows left, the position alone: a redelivered tail is done too.
+        6. Remember the keys. Only then return, and only then may the caller ack.
+
+        If a step fails, nothing may be acked, and the next write begins by reading window, numbers
+        and position from the table again: it alone knows whether the batch is in it.
+
+        Args:
+            batches: One or more, in order of arrival, of this table's subscription.
+
+        Raises:
+            WriteError: Nothing is acked; the same batches may be written again.
+            DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
+            LocalProtocolError: The writer was closed, or is writing in another thread.
+        """
+        rows = EventRows()
+        for batch in [batches] if isinstance(batches, Received) else batches:
+            rows.extend(batch, batch.received_at)
+        return self.write_read(rows)
+
+    def write_read(self, received: EventRows) -> WriteResult:
+        """Do what `write` does after its first step, which may be done elsewhere meanwhile.
+
+        Args:
+            received: Events of this table's subscription.
+
+        Raises:
+            WriteError: Nothing is acked; the same events may be written again.
+            DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
+            LocalProtocolError: The writer was closed, or is writing in another thread.
+        """
+        with self._turn():
+            now = self._now()
+            table = received.table()
+            new = self._new(table, now)
+            news = set(new) if received.undecodable else set()
+            bad = {index: row for index, row in received.undecodable if index in news}
+            kept = new
+            if bad and not self._undecodable.keeps(list(bad.values())):
+                kept = [index for index in new if index not in bad]
+            position = (
+                ReplayId(table["replay_id"][-1].as_py()) if len(table) and self.topic else None
+            )
+            first_seq = self._table.next_seq
+            batch_id = None
+            if kept:
+                batch_id = self._append(table, kept, position, now)
+            elif position is not None and position != self._table.position:
+                self._table.move(position)
+        return WriteResult(
+            rows=len(kept),
+            duplicates=len(table) - len(new),
+            undecodable=len(bad),
+            batch_id=batch_id,
+            first_seq=first_seq if kept else None,
+            position=position,
+            set_aside=len(new) - len(kept),
+        )
+
+    def write_rows(self, rows: pa.Table, *, name: str | None = None) -> WriteResult:
+        """Make rows of a raw table durable, each once; the table's position stays as it is.
+
+        They are new or not by their ``dedupe_key``, as in `write`, and get an ``ingest_seq`` of
+        their own. What they say otherwise is not looked at.
+
+        Args:
+            rows: With the columns of `sfpubsub.spark.raw.schema.SCHEMA`, in the order to keep;
+                ``ingest_seq`` may be missing. Of any subscription.
+            name: What the caller calls these rows. It is part of the transaction, and if one of
+                the table's last 32 batches has it, nothing is done: they are in the table.
+
+        Raises:
+            LocalProtocolError: Columns are missing or of other types; or the writer was closed.
+            WriteError: Whether the rows are in the table is unknown; write them again.
+        """
+        rows = check_rows(rows)
+        with self._turn():
+            if name is not None and name in self._table.names:
+                return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
+            now = self._now()
+            new = self._new(rows, now)
+            first_seq = self._table.next_seq
+            batch_id = self._append(rows, new, None, now, name) if new else None
+        return WriteResult(
+            rows=len(new),
+            duplicates=len(rows) - len(new),
+            undecodable=0,
+            batch_id=batch_id,
+            first_seq=first_seq if new else None,
+            position=self._table.position,
+        )
+
+    @property
+    def position(self) -> ReplayId | None:
+        """Where a plain subscription resumes: the last durable position, None if there is none."""
+        return self._table.position
+
+    def move(self, position: ReplayId) -> None:
+        """Make *position* durable without events, as after a keepalive.
+
+        Raises:
+            LocalProtocolError: The table is a managed subscription's; its position is the
+                service's. Or the writer was closed.
+            WriteError: It was not made durable.
+        """
+        if self.topic is None:
+            raise LocalProtocolError("the position of a managed subscription is the service's")
+        with self._turn():
+            self._table.move(position)
+
+    def check(self) -> None:
+        """Make sure that Spark can still write. Cheap.
+
+        Raises:
+            WriteError: Its JVM has ended.
+        """
+        if not self._jvm.alive():
+            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has ended")
+
+    def close(self) -> None:
+        """Give the table up; nothing can be written after that. Does nothing the second time.
+
+        If a write is under way in another thread the lease stays, and ends with this process.
+        """
+        self._is_closed = True
+        # Kept from now on: a write that was about to begin finds it taken.
+        if self._lease is not None and self._busy.acquire(blocking=False):
+            self._lease.release()
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _new(self, rows: pa.Table, now: float) -> list[int]:
+        """Return the places of the rows whose keys are new."""
+        self._window.expire(now)
+        keys = rows["dedupe_key"].to_pylist()
+        times = rows["event_time"].cast(pa.int64()).to_pylist()
+        first = drop_repeats(keys, self._window)
+        unknown = self._unknown([keys[i] for i in first], [times[i] for i in first], now)
+        return [first[i] for i in unknown]
+
+    def _append(
+        self,
+        rows: pa.Table,
+        kept: list[int],
+        position: ReplayId | None,
+        now: float,
+        name: str | None = None,
+    ) -> str:
+        """Hand those of *rows* that are kept to the table, and remember their keys."""
+        if len(kept) < len(rows):
+            rows = rows.take(pa.array(kept, pa.int64()))
+        rows = renumbered(rows.combine_chunks(), self._table.next_seq)
+        batch_id = self._table.append(rows, position, now, name)
+        self._window.add(joined_keys(rows["dedupe_key"]), now)
+        return batch_id
+
+    def _unknown(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
+        """Return the indices of those of *keys*, new to the window, that the table lacks."""
+        oldest = now - self._window.length
+        when = dict(zip(keys, times, strict=True))
+
+        def stored(suspects: Collection[bytes]) -> set[bytes]:
+            known = [time for key in suspects if (time := when[key]) is not None]
+            # One of unknown time may have been received at any time. One that says to be from
+            # year 1, as an unset date does, was not written before 1970.
+            first = None
+            if len(known) == len(suspects):
+                first = max(0.0, min(known) / 1_000_000 - _CLOCK_MARGIN)
+            return self._table.stored(suspects, first, oldest)
+
+        return drop_stored(keys, times, oldest=oldest, stored=stored)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the table for one write, and know it before."""
+        if self._is_closed:  # the next writer relies on that: what this one knows is of the past
+            raise LocalProtocolError(
+                f"the writer of {self.destination} was closed, and others may write by now: make "
+                f"another one"
+            )
+        if not self._busy.acquire(blocking=False):
+            raise LocalProtocolError(
+                f"the writer of {self.destination} is writing in another thread: one at a time"
+            )
+        try:
+            if not self._trusted:
+                self._recover()
+            self._trusted = False  # until all is done
+            yield
+            self._trusted = True
+        finally:
+            self._busy.release()
+
+    def _recover(self) -> None:
+        self._trusted = False
+        self._table.recover()
+        self._window.clear()
+        for written_at, keys in self._table.keys_since(self._now() - self._window.length):
+            self._window.add(keys, written_at)
+            if self._window.in_table:
+                break
+        self._trusted = True
+
+    def _now(self) -> float:
+        """Read the clock, which must not go back: a batch's hour says where its keys are found."""
+        self._latest = max(self._latest, self._table.newest_time, self._clock())
+        return self._latest
+
+
+def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawTable:
+    if place.format == "delta":
+        from sfpubsub.spark.raw.delta import DeltaTable
+
+        return DeltaTable(spark, place, source)
+    if place.format == "iceberg":
+        from sfpubsub.spark.raw.iceberg import IcebergTable
+
+        return IcebergTable(spark, place, source)
+    if place.local is None:
+        raise AssertionError("a parquet table has a directory")
+    beside = claim(place.local, source, place.staging)
+    return ParquetTable(spark, place.local, source, beside)

@@ -1,0 +1,398 @@
+"""Where a raw table may be, and whose it is.
+
+A destination belongs to one subscription or topic for good: its position, and the order of its
+rows, would mean nothing with two. Nothing here needs Spark, so a wrong destination is refused at
+once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from sfpubsub.durable import replace_file, sync
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.beside import (
+    IDENTITY_NAME,
+    SIDECARS,
+    STAGING_NAME,
+    check_place,
+    owner_of,
+    place_of,
+    prepare,
+    settle,
+    sidecar_places,
+)
+from sfpubsub.spark.raw.lease import LEASE_NAME
+
+POSITION_NAME = "_position"
+HOUR_PREFIX = "ingest_hour="
+
+FORMATS = ("parquet", "delta", "iceberg")
+
+# Spark's destinations: ``s3a://…``, ``hdfs://…``, and also ``dbfs:/…``.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+# A table of a catalog of the user's own, as Spark SQL writes it without quotes.
+_CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
+
+# The directory that a table format keeps its log in.
+_LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
+
+# Version of the identity file and of the layout that it stands for. In layout 1 staging and
+# sidecars were in the table's directory; once it is taken over no older version writes it.
+_LAYOUT = 2
+_READ_LAYOUTS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a table's rows come from."""
+
+    kind: Literal["managed", "topic"]
+    name: str
+
+    @classmethod
+    def choose(cls, subscription: str | None, topic: str | None) -> Source:
+        """Return the one that was given.
+
+        Raises:
+            ConfigurationError: Both were, or neither.
+        """
+        if subscription and not topic:
+            return cls("managed", subscription)
+        if topic and not subscription:
+            return cls("topic", topic)
+        raise ConfigurationError("a table takes either a managed subscription or a topic")
+
+    def __str__(self) -> str:
+        return f"{'managed subscription' if self.kind == 'managed' else 'topic'} {self.name}"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a table is. Use `parse`."""
+
+    format: str
+    """One of `FORMATS`."""
+    address: str
+    """What Spark is told: an absolute path, a URL, or for iceberg the name of a catalog's table."""
+    local: Path | None
+    """The directory, if it is one of this machine's."""
+    in_catalog: bool = False
+    """Whether `address` is the name of a catalog's table."""
+    staging: Path | None = None
+    """Of a parquet table: the directory in which staging and sidecars were asked for."""
+
+    @classmethod
+    def parse(
+        cls,
+        destination: str | os.PathLike[str],
+        format: str,  # noqa: A002  # Spark's own word
+        staging: str | os.PathLike[str] | None = None,
+    ) -> Destination:
+        """Return what *destination* names.
+
+        Args:
+            destination: A path; a URL of scheme ``file``, or for table formats of any scheme that
+                Spark knows; for iceberg also ``catalog.namespace.table``.
+            format: One of `FORMATS`.
+            staging: With parquet: the directory in which to keep staging and sidecars; beside the
+                table by default.
+
+        Raises:
+            ConfigurationError: It is not for this format, or there is no such format.
+        """
+        check_format(format)
+        if staging is not None and format != "parquet":
+            raise ConfigurationError(f"staging goes with format parquet; {format} has none")
+        text = os.fspath(destination)
+        if format == "iceberg" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
+            return cls(format, text, None, in_catalog=True)
+        scheme = _SCHEME.match(text)
+        if format != "parquet" and scheme is not None and scheme[1] != "file":
+            return cls(format, text.rstrip("/"), None)
+        path = local_path(text)
+        aside = None if staging is None else Path(os.path.realpath(local_path(staging)))
+        return cls(format, str(path), path, staging=aside)
+
+    @property
+    def name(self) -> str:
+        """Its last part, for people."""
+        return re.split(r"[/.]" if self.in_catalog else "/", self.address)[-1]
+
+    def __str__(self) -> str:
+        return self.address
+
+    @property
+    def beside(self) -> Path | None:
+        """The directory with its sidecars, if it is on this machine.
+
+        Beside a Parquet table; in that of a table format, whose readers go by its log.
+        """
+        if self.local is None or self.format != "parquet":
+            return self.local
+        return place_of(self.local, self.staging or _recorded_staging(self.local))
+
+    def check(self, source: Source) -> None:
+        """Make sure, as far as can be told without Spark, that it is or can become *source*'s.
+
+        Changes nothing.
+
+        Raises:
+            ConfigurationError: It is something else, belongs to another source, or cannot be
+                written.
+        """
+        if self.local is not None:
+            check_destination(self.local, source, self.format, self.staging)
+
+
+def check_raw_table(table: Destination) -> None:
+    """Make sure, as far as can be told without Spark, that there is a raw table to read.
+
+    Raises:
+        ConfigurationError: There is none, or it has another format.
+    """
+    path = table.local
+    if path is None:
+        return
+    if not path.is_dir():
+        raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
+    for other, log in _LOGS.items():
+        if (path / log).is_dir() and table.format != other:
+            raise ConfigurationError(f"{table} is a table of format {other}: say so with --format")
+    mark = _LOGS.get(table.format, IDENTITY_NAME)
+    if not (path / mark).exists():
+        inner = sorted(entry.parent.name for entry in path.glob(f"*/{mark}"))
+        hint = f"; it holds {', '.join(inner)}, which are: name one of them" if inner else ""
+        raise ConfigurationError(
+            f"{table} is not a raw table of format {table.format} (it has no {mark}){hint}"
+        )
+
+
+def local_path(destination: str | os.PathLike[str]) -> Path:
+    """Return the directory that *destination* names: a path, or a URL of scheme ``file``.
+
+    Raises:
+        ConfigurationError: Another scheme, or nothing at all.
+    """
+    text = os.fspath(destination)
+    if not text:
+        raise ConfigurationError("the destination is empty: name a directory")
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return Path(text).expanduser().absolute()
+    url = urlsplit(text)
+    if url.scheme == "file" and url.netloc in {"", "localhost"}:
+        return Path(unquote(url.path)).absolute()
+    raise ConfigurationError(
+        f"cannot write parquet to {text}: a batch is published by one rename, which {scheme[1]} "
+        f"does not have; use a local directory, or a table format: delta or iceberg"
+    )
+
+
+def check_format(name: str) -> None:
+    """Make sure that the format exists.
+
+    Raises:
+        ConfigurationError: It does not, or not yet.
+    """
+    if name not in FORMATS:
+        raise ConfigurationError(f"format {name!r} is not available; there is {', '.join(FORMATS)}")
+
+
+def check_destination(
+    path: Path,
+    source: Source,
+    format: str = "parquet",  # noqa: A002  # Spark's own word
+    staging: Path | None = None,
+) -> None:
+    """Make sure that *path* can become, or already is, the table of *source*. Changes nothing.
+
+    Whose a table of a table format is, is told by its log, which Spark reads.
+
+    Raises:
+        ConfigurationError: It is something else, belongs to another source, or cannot be written;
+            or its staging cannot be where it is to be.
+    """
+    try:
+        if path.exists():
+            _check_existing(path, source, format)
+        elif path.is_symlink():
+            raise ConfigurationError(f"{path} is a link to a directory that does not exist")
+        else:
+            parent = next(parent for parent in path.parents if parent.exists())
+            if not parent.is_dir():
+                raise ConfigurationError(f"{path} cannot be made: {parent} is not a directory")
+            _check_writable(parent, f"{path} cannot be made: {parent} is not writable")
+        if format == "parquet":
+            _check_staging(path, staging)
+            check_place(path, staging or _recorded_staging(path))
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def claim(path: Path, source: Source, staging: Path | None = None) -> Path:
+    """Write on a table's directory whose it is, and make its place for staging and sidecars.
+
+    Call under the lease. It can die at any step, and be called again:
+
+    1. Make the place, and try whether a rename leads from there into the table.
+    2. Write the identity. From now on readers look there, and older versions keep off.
+    3. Move there what layout 1 kept in the table; readers look in both until that is done.
+
+    Args:
+        path: The table's directory, which exists.
+        source: Whose it is to be.
+        staging: As for `Destination.parse`; by default where it was before, or beside the table.
+
+    Returns:
+        The place.
+
+    Raises:
+        ConfigurationError: As `check_destination`; or it cannot be written.
+    """
+    check_destination(path, source, staging=staging)
+    staging = staging or _recorded_staging(path)
+    place = place_of(path, staging)
+    identity = _Identity(source, staging, _LAYOUT)
+    try:
+        prepare(path, place)
+        if _identity(path) != identity:
+            replace_file(path / IDENTITY_NAME, identity.to_json())
+        settle(path, place)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    return place
+
+
+def local_sidecars(path: Path, name: str) -> list[Path]:
+    """Return the directories of this machine that a table's sidecar may be in, whatever its format.
+
+    Args:
+        path: The table's directory.
+        name: Such as ``_gaps``.
+
+    Raises:
+        ConfigurationError: The table's identity cannot be read.
+    """
+    if any((path / log).is_dir() for log in _LOGS.values()):
+        return [path / name]
+    return sidecar_places(path, _recorded_staging(path), name)
+
+
+def make_directory(path: Path) -> None:
+    """Make the table's directory durable, with those above it.
+
+    Raises:
+        ConfigurationError: It cannot be made.
+    """
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            sync(place.parent)
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def _check_existing(path: Path, source: Source, format: str) -> None:  # noqa: A002
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is not a directory: name another destination")
+    _check_writable(path, f"{path} is not writable")
+    owner = _identity(path)
+    log = _LOGS.get(format)
+    if owner is not None and log is not None:
+        raise ConfigurationError(
+            f"{path} is a parquet table of {owner.source}: name another destination for format "
+            f"{format}"
+        )
+    if owner is None and not (log is not None and (path / log).exists()):
+        foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
+        if foreign:
+            raise ConfigurationError(
+                f"{path} is not empty and not a table of sfpubsub (it holds {foreign[0]!r}): name "
+                f"another destination"
+            )
+    elif owner is not None and owner.source != source and _is_written(path):
+        raise ConfigurationError(
+            f"{path} belongs to {owner.source} and cannot take events of {source}: name another "
+            f"destination"
+        )
+
+
+def _check_writable(path: Path, message: str) -> None:
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"{message}: change its permissions or name another destination")
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a start that did not get as far as the identity file may have made it."""
+    return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
+
+
+def _is_written(path: Path) -> bool:
+    """Whether it holds rows or a position. Until then a mistyped topic must not keep a path."""
+    return any(name.startswith(HOUR_PREFIX) or name == POSITION_NAME for name in os.listdir(path))
+
+
+@dataclass(frozen=True)
+class _Identity:
+    """What is written on a table's directory."""
+
+    source: Source
+    staging: Path | None
+    layout: int
+
+    def to_json(self) -> str:
+        record = {"layout": self.layout, "format": "parquet", self.source.kind: self.source.name}
+        return json.dumps(record | ({"staging": str(self.staging)} if self.staging else {}))
+
+
+def _identity(path: Path) -> _Identity | None:
+    try:
+        text = (path / IDENTITY_NAME).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        found = json.loads(text)
+        if found["layout"] in _READ_LAYOUTS and found["format"] in FORMATS:
+            source = Source.choose(found.get("managed"), found.get("topic"))
+            staging = found.get("staging")
+            return _Identity(source, Path(staging) if staging else None, found["layout"])
+        reason = f"layout {found['layout']}, format {found['format']}"
+    except (ValueError, KeyError, TypeError, ConfigurationError) as error:
+        reason = f"unreadable: {error}"
+    raise ConfigurationError(
+        f"{path / IDENTITY_NAME} is not of this version of sfpubsub ({reason}): name another "
+        f"destination"
+    )
+
+
+def _recorded_staging(path: Path) -> Path | None:
+    identity = _identity(path)
+    return identity.staging if identity else None
+
+
+def _check_staging(path: Path, staging: Path | None) -> None:
+    """Make sure that what is kept for a table is not left behind for another place."""
+    kept = place_of(path, _recorded_staging(path))
+    if staging is None or kept == place_of(path, staging):
+        return
+    owner = owner_of(kept)
+    if owner is not None and path.exists() and owner.exists() and owner.samefile(path):
+        raise ConfigurationError(
+            f"the sidecars of {path} are in {kept}: leave out --staging (staging=), or move that "
+            f"directory to {staging} first"
+        )
+
+
+def _refusal(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be written ({error.strerror}): name another destination"
+    )

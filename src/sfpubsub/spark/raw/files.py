@@ -1,0 +1,221 @@
+"""Small text files beside a table, on the disk or on any file system that Spark's JVM knows.
+
+One directory at a time, two verbs: read a file, and give a file new contents as a whole. A reader
+finds the old contents or the new ones, and after `Files.replace` the new ones are durable. What is
+in the files is ingest/sidecars.py's business.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.durable import make_directory, replace_file
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+
+T = TypeVar("T")
+
+
+class Files(ABC):
+    """The files of one directory. Thread-safe; one writer a file."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The directory, for people and for Spark."""
+
+    @abstractmethod
+    def make(self) -> None:
+        """Make the directory, so that Spark can read it while it is empty.
+
+        Raises:
+            WriteError: It could not be made.
+        """
+
+    @abstractmethod
+    def read(self, name: str) -> str | None:
+        """Return what a file holds, or None if there is none.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+
+    @abstractmethod
+    def replace(self, name: str, text: str) -> None:
+        """Give a file its contents, and make them durable.
+
+        Raises:
+            WriteError: It could not; the old contents are still there, or the new ones already.
+        """
+
+
+class LocalFiles(Files):
+    """A directory of a POSIX file system."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @property
+    def place(self) -> str:
+        """See `Files`."""
+        return str(self._directory)
+
+    def make(self) -> None:
+        """See `Files`."""
+        try:
+            make_directory(self._directory)
+        except OSError as error:
+            raise WriteError(f"{self.place} cannot be made: {error.strerror}") from error
+
+    def read(self, name: str) -> str | None:
+        """See `Files`."""
+        path = self._directory / name
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+
+    def replace(self, name: str, text: str) -> None:
+        """See `Files`."""
+        try:
+            replace_file(self._directory / name, text)
+        except OSError as error:
+            raise WriteError(
+                f"{self._directory / name} was not written: {error.strerror}"
+            ) from error
+
+
+class HadoopFiles(Files):
+    """A directory of a file system that Spark's JVM writes to: ``s3a://…``, ``hdfs://…``.
+
+    Drafts have hidden names, which Spark leaves out, and get their own by a rename that replaces:
+    at once where the file system renames at once (HDFS), else by a copy of one small object, which
+    appears whole (S3A).
+
+    Args:
+        spark: A session with a JVM of its own, not Spark Connect.
+        directory: A URL.
+
+    Raises:
+        ConfigurationError: Spark does not know the file system.
+    """
+
+    def __init__(self, spark: SparkSession, directory: str) -> None:
+        context = spark.sparkContext
+        self._gateway = cast("Any", context._gateway)
+        self._place = directory
+        fs = self._gateway.jvm.org.apache.hadoop.fs
+        try:
+            self._path = fs.Path(directory)
+            configuration = context._jsc.hadoopConfiguration()
+            # FileContext and not FileSystem: only its rename replaces a file.
+            self._files = fs.FileContext.getFileContext(self._path.toUri(), configuration)
+        except SPARK_ERRORS as error:
+            raise ConfigurationError(
+                f"spark cannot use the file system of {directory}: {first_line(error)}"
+            ) from error
+
+    @property
+    def place(self) -> str:
+        """See `Files`."""
+        return self._place
+
+    def make(self) -> None:
+        """See `Files`."""
+        self._written("", lambda: self._files.mkdir(self._path, self._default_permission, True))
+
+    def read(self, name: str) -> str | None:
+        """See `Files`."""
+        path = self._named(name)
+        try:
+            if not self._files.util().exists(path):
+                return None
+            stream = self._files.open(path)
+            try:
+                return str(
+                    self._gateway.jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+                )
+            finally:
+                stream.close()
+        except SPARK_ERRORS as error:
+            raise ConfigurationError(f"{path} cannot be read: {first_line(error)}") from error
+
+    def replace(self, name: str, text: str) -> None:
+        """See `Files`."""
+        self._written(name, lambda: self._replace(name, text.encode()))
+
+    def _replace(self, name: str, content: bytes) -> None:
+        draft = self._named(f".{name}.{uuid.uuid4().hex}.tmp")
+        try:
+            stream = self._files.create(
+                draft, self._flags("CREATE"), self._no_options("CreateOpts")
+            )
+            try:
+                stream.write(content)
+                if stream.hasCapability("hsync"):  # an object store is durable once it is closed
+                    stream.hsync()
+            finally:
+                stream.close()
+            self._files.rename(draft, self._named(name), self._overwrite())
+        except SPARK_ERRORS:
+            if self._files.util().exists(draft):
+                self._files.delete(draft, False)
+            raise
+
+    def _written(self, name: str, write: Callable[[], T]) -> T:
+        try:
+            return write()
+        except SPARK_ERRORS as error:
+            path = os.path.join(self._place, name)
+            raise WriteError(f"{path} was not written: {first_line(error)}") from error
+
+    def _named(self, name: str) -> Any:
+        return self._gateway.jvm.org.apache.hadoop.fs.Path(self._path, name)
+
+    # Java's varargs, enumerations and nested classes, as py4j spells them.
+
+    @property
+    def _default_permission(self) -> Any:
+        permission = self._gateway.jvm.org.apache.hadoop.fs.permission.FsPermission
+        return permission.getDirDefault()
+
+    def _flags(self, name: str) -> Any:
+        jvm = self._gateway.jvm
+        return jvm.java.util.EnumSet.of(getattr(jvm.org.apache.hadoop.fs.CreateFlag, name))
+
+    def _no_options(self, kind: str) -> Any:
+        return self._gateway.new_array(self._option(kind), 0)
+
+    def _overwrite(self) -> Any:
+        rename = self._option("Rename")
+        options = self._gateway.new_array(rename, 1)
+        options[0] = rename.OVERWRITE
+        return options
+
+    def _option(self, kind: str) -> Any:
+        return getattr(self._gateway.jvm.org.apache.hadoop.fs, f"Options${kind}")
+
+
+def files_at(table: Path | str, name: str, spark: SparkSession) -> Files:
+    """Return the directory *name* of a table.
+
+    Args:
+        table: A path of this machine, or a URL of another file system.
+        name: Such as ``_gaps``.
+        spark: Reaches the other file systems.
+
+    Raises:
+        ConfigurationError: Spark does not know the file system.
+    """
+    if isinstance(table, Path):
+        return LocalFiles(table / name)
+    return HadoopFiles(spark, f"{table.rstrip('/')}/{name}")

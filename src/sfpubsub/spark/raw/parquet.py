@@ -1,0 +1,347 @@
+"""The raw table as a directory of Parquet files, for any reader of directories.
+
+::
+
+    orders/_table.json                                            whose table it is
+    orders/_lease                                                 who writes (lease.py)
+    orders/_position                                              if newer than the newest batch's
+    orders/ingest_hour=2026-11-20-23/batch=b…042/part-….parquet   rows
+    orders/ingest_hour=2026-11-20-23/batch=b…042/_position        where a topic resumes after them
+    orders/ingest_hour=2026-11-20-23/batch=b…042/_name            if the batch was given a name
+    .orders.sfpubsub/_staging/<batch>.<attempt>/                  a write under way, or a dead one
+
+Readers see each published batch whole and nothing else: in the table's tree every ``*.parquet`` is
+published, directories appear whole, and none ever goes away (beside.py). A batch's id is its first
+``ingest_seq``, padded, so that names sort in order of arrival; ids begin with a letter, or readers
+would take them for numbers of differing types. The hour is the one of writing and never goes back,
+not even with the clock: the newest batch is the last name in the last directory. Modification times
+decide nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from sfpubsub.durable import replace_file, sync, sync_directory_and_files
+from sfpubsub.errors import WriteError
+from sfpubsub.spark.raw.batches import EXACT_PATHS
+from sfpubsub.spark.raw.beside import STAGING_NAME
+from sfpubsub.spark.raw.destination import HOUR_PREFIX, POSITION_NAME, Source
+from sfpubsub.spark.raw.frames import frame_of, keys_among
+from sfpubsub.spark.raw.schema import HOUR_SECONDS, hour_of, hour_start, joined_keys
+from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.types import ReplayId
+
+_BATCH = "batch="
+_NAME = "_name"
+
+# Where Hadoop's committer of files has the tasks of a first attempt write; it removes that again.
+_HADOOP_STAGING = Path("_temporary", "0", "_temporary")
+
+# What a look-up reads of a row.
+_KEYS = "dedupe_key BINARY"
+
+_READ_ERRORS = (OSError, pa.ArrowException)
+
+WRITE_OPTIONS = {
+    "compression": "snappy",
+    # The file that says that the write went to its end, whatever the cluster's default.
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
+    # A minimum and a maximum would be an order, and replay ids have none.
+    "parquet.column.statistics.enabled#replay_id": "false",
+} | {
+    # Hardly two rows have the same value, and to look for one takes a tenth of the write.
+    f"parquet.enable.dictionary#{name}": "false"
+    for name in ("event_id", "dedupe_key", "replay_id", "ingest_seq", "payload", "payload_json")
+}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name.removeprefix(_BATCH)
+
+    @property
+    def first_seq(self) -> int:
+        return int(self.id.removeprefix("b"))
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.path.glob("part-*.parquet"))
+
+    @property
+    def name(self) -> str | None:
+        try:
+            return (self.path / _NAME).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    @property
+    def rows(self) -> int:
+        return sum(pq.read_metadata(file).num_rows for file in self.files)
+
+
+class ParquetTable(RawTable):
+    """A raw table in a directory of a local (POSIX) file system. Not thread-safe.
+
+    Args:
+        spark: The session that writes; its settings are left alone.
+        path: The table's directory; exists, and is leased to this process.
+        source: Whose table it is. Positions are kept for a topic.
+        place: What `sfpubsub.spark.raw.destination.claim` returned: batches are staged there.
+    """
+
+    def __init__(self, spark: SparkSession, path: Path, source: Source, place: Path) -> None:
+        self.path = path
+        self._staging = place / STAGING_NAME
+        self._source = source
+        self._next_seq = 0
+        self._position: ReplayId | None = None
+        self._newest: _Batch | None = None
+        self._names: deque[str] = deque(maxlen=REMEMBERED_NAMES)
+        self._spark = spark.newSession()  # so that these settings are nobody else's
+        self._spark.conf.set("spark.sql.session.timeZone", "UTC")
+        # Spark's default, INT96, is read back without its zone.
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+    @property
+    def next_seq(self) -> int:
+        """See `RawTable`."""
+        return self._next_seq
+
+    @property
+    def position(self) -> ReplayId | None:
+        """See `RawTable`."""
+        return self._position
+
+    @property
+    def newest_time(self) -> float:
+        """See `RawTable`. The beginning of the newest batch's hour."""
+        return _hour_start(self._newest.path.parent) if self._newest else 0.0
+
+    @property
+    def names(self) -> Collection[str]:
+        """See `RawTable`."""
+        return self._names
+
+    def recover(self) -> None:
+        """See `RawTable`. Another writer cannot be there (lease.py).
+
+        1. Remove staging directories: nobody else writes (lease.py), and a task of a failed write
+           that still runs has a directory that no later write uses.
+        2. Flush the directories that name the newest batch. Its writer may have died between
+           rename and flush; what is acked from now on relies on it.
+        3. Read where the newest batch ends, and the newer one of the two positions.
+        """
+        try:
+            shutil.rmtree(self._staging, ignore_errors=False)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise WriteError(f"{self._staging} cannot be removed: {error}") from error
+        try:
+            newest = list(islice(self._batches_backwards(), REMEMBERED_NAMES))
+            self._newest = newest[0] if newest else None
+            self._names.clear()
+            names = (batch.name for batch in reversed(newest))
+            self._names.extend(name for name in names if name is not None)
+            if self._newest is not None:
+                sync(self._newest.path.parent)
+            sync(self.path)
+            self._next_seq = self._newest.first_seq + self._newest.rows if self._newest else 0
+            self._position = self._read_position() if self._source.kind == "topic" else None
+        except (*_READ_ERRORS, ValueError, KeyError) as error:
+            raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
+
+    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
+        """See `RawTable`. The time is the end of the rows' hour."""
+        first = _hour_name(oldest)
+        try:
+            for hour in self._hours():
+                if hour.name >= first:
+                    end = _hour_start(hour) + HOUR_SECONDS
+                    for keys in _scan_keys(_files(hour)):
+                        yield end, keys
+        except _READ_ERRORS as error:
+            raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
+
+    def stored(
+        self, keys: Collection[bytes], first: float | None, last: float | None
+    ) -> set[bytes]:
+        """See `RawTable`."""
+        earliest = HOUR_PREFIX if first is None else _hour_name(first)
+        latest = None if last is None else _hour_name(last)
+        hours = [
+            f"file://{hour}"
+            for hour in self._hours()
+            if earliest <= hour.name and (latest is None or hour.name <= latest)
+        ]
+        if not hours or not keys:
+            return set()
+        try:
+            reader = self._spark.read.options(**EXACT_PATHS, basePath=f"file://{self.path}")
+            rows = reader.schema(_KEYS).parquet(*hours)
+            return keys_among(self._spark, rows, keys)
+        except SPARK_ERRORS as error:
+            raise WriteError(
+                f"the keys of {self.path} cannot be read: {first_line(error)}"
+            ) from error
+
+    def append(
+        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+    ) -> str:
+        """See `RawTable`.
+
+        1. Stage: Spark writes into a directory of this attempt alone, outside of the table: one
+           file, on a cluster one for each 32 MiB. A failure leaves files there that no reader sees
+           and no later write touches.
+        2. Check that Spark says it is complete, and that the rows are there.
+        3. Put position and name beside them.
+        4. Flush the files and their directory.
+        5. Publish by one rename. Before it nothing is visible; after it everything is, with its
+           position.
+        6. Flush the directories on both sides; only now is the batch durable.
+
+        A failure after 5 leaves the batch in the table, which is why the caller then recovers.
+        """
+        batch = f"b{self._next_seq:019d}"
+        staged = self._staging / f"{batch}.{uuid.uuid4().hex}"
+        hour = self.path / _hour_name(now)
+        try:
+            self._stage(rows, staged)
+            _check(staged, len(rows))
+            position = position or self._position
+            if self._source.kind == "topic":
+                text = self._position_text(position)
+                (staged / POSITION_NAME).write_text(text, encoding="utf-8")
+            if name is not None:
+                (staged / _NAME).write_text(name, encoding="utf-8")
+            sync_directory_and_files(staged)
+            published = _Batch(hour / f"{_BATCH}{batch}")
+            self._publish(staged, published.path)
+        except (*SPARK_ERRORS, pa.ArrowException) as error:
+            raise WriteError(
+                f"batch {batch} of {len(rows)} events was not written to {self.path}, and none of "
+                f"it is acked: {first_line(error)}"
+            ) from error
+        self._newest = published
+        self._next_seq += len(rows)
+        self._position = position
+        if name is not None:
+            self._names.append(name)
+        return batch
+
+    def move(self, position: ReplayId) -> None:
+        """See `RawTable`."""
+        try:
+            replace_file(self.path / POSITION_NAME, self._position_text(position, self._newest))
+        except OSError as error:
+            raise WriteError(
+                f"the position of {self.path} was not written: {error.strerror}"
+            ) from error
+        self._position = position
+
+    def _stage(self, rows: pa.Table, staged: Path) -> None:
+        # Each directory that Hadoop makes costs it a process of its own, for the mode; in all a
+        # tenth of the write. Those that are there already are taken as they are.
+        (staged / _HADOOP_STAGING).mkdir(parents=True)
+        with frame_of(self._spark, rows, scratch=staged.parent) as frame:
+            # With its scheme, or a cluster's default file system would take the path. Spark does
+            # not decode it, so this is no percent-encoded URL.
+            frame.write.options(**WRITE_OPTIONS).mode("append").parquet(f"file://{staged}")
+
+    def _publish(self, staged: Path, target: Path) -> None:
+        hour = target.parent
+        if not hour.exists():
+            hour.mkdir()
+            sync(self.path)
+        os.rename(staged, target)  # refuses a target with files in it
+        sync(hour)
+        sync(staged.parent)
+
+    def _hours(self) -> list[Path]:
+        hours = sorted(path for path in self.path.iterdir() if path.name.startswith(HOUR_PREFIX))
+        for hour in hours:
+            try:
+                _hour_start(hour)
+            except ValueError as error:
+                raise WriteError(
+                    f"{hour} is not a directory that sfpubsub made: readers take it for a part of "
+                    f"the table; remove it"
+                ) from error
+        return hours
+
+    def _batches_backwards(self) -> Iterator[_Batch]:
+        for hour in reversed(self._hours()):
+            yield from reversed(_batches(hour))  # none, if a write died before filling the hour
+
+    def _position_text(self, position: ReplayId | None, after: _Batch | None = None) -> str:
+        replay_id = position.base64() if position else None
+        record = {"v": 1, "topic": self._source.name, "replay_id": replay_id}
+        return json.dumps(record | ({"batch": after.id} if after else {}))
+
+    def _read_position(self) -> ReplayId | None:
+        """Return the newer one of the newest batch's position and the one beside the batches.
+
+        The latter names the batch that it came after; a batch published since is newer.
+        """
+        beside = self.path / POSITION_NAME
+        moved = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else None
+        newest = self._newest
+        if moved is not None and (newest is None or moved.get("batch", "") >= newest.id):
+            return ReplayId.from_base64(moved["replay_id"])
+        if newest is None:
+            return None
+        own = json.loads((newest.path / POSITION_NAME).read_text(encoding="utf-8"))
+        return ReplayId.from_base64(own["replay_id"]) if own["replay_id"] is not None else None
+
+
+def _check(staged: Path, expected: int) -> None:
+    found = _Batch(staged).rows
+    if not (staged / "_SUCCESS").exists() or found != expected:
+        raise WriteError(
+            f"spark wrote {found} of {expected} events to {staged}: do its executors share this "
+            f"file system?"
+        )
+
+
+def _hour_name(time: float) -> str:
+    return HOUR_PREFIX + hour_of(time)
+
+
+def _hour_start(hour: Path) -> float:
+    return hour_start(hour.name.removeprefix(HOUR_PREFIX))
+
+
+def _batches(hour: Path) -> list[_Batch]:
+    return [_Batch(path) for path in sorted(hour.iterdir()) if path.name.startswith(_BATCH)]
+
+
+def _files(hour: Path) -> list[Path]:
+    return [file for batch in _batches(hour) for file in batch.files]
+
+
+def _scan_keys(files: Collection[Path]) -> Iterator[bytes]:
+    if not files:
+        return
+    column = pa.schema([("dedupe_key", pa.binary())])
+    keys = ds.dataset([str(file) for file in files], schema=column, format="parquet")
+    for batch in keys.to_batches():
+        yield joined_keys(batch.column(0))

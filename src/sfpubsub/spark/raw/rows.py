@@ -1,0 +1,125 @@
+"""Events read into rows of a raw table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME
+from sfpubsub.client.batch import Event
+from sfpubsub.errors import DecodeError
+from sfpubsub.spark.raw.schema import SCHEMA
+
+# Rows that become Arrow data at once. With fewer the twelve columns' own cost shows (80 µs), with
+# more the garbage collector's.
+_PIECE = 1000
+
+
+@runtime_checkable
+class Received(Protocol):
+    """What the writer needs of an `EventBatch`."""
+
+    @property
+    def received_at(self) -> float:
+        """Seconds since 1970 UTC."""
+        ...
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(slots=True)  # not frozen: there is one for each event, and that would take 1 µs more
+class Row:
+    """One event with what was read out of its payload."""
+
+    event: Event
+    key: bytes
+    """`Event.dedupe_key`."""
+    received_at: float
+    event_time: int | None
+    """Milliseconds since 1970 UTC."""
+    payload_json: str | None
+    error: DecodeError | None = None
+    """Why there is no JSON."""
+
+
+def read(event: Event, received_at: float) -> Row:
+    """Decode an event. One that cannot be decoded becomes a row without JSON."""
+    key = event.dedupe_key
+    try:
+        time, text = event.time_and_json()
+    except DecodeError as error:
+        return Row(event, key, received_at, None, None, error)
+    return Row(event, key, received_at, time, text)
+
+
+def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
+    """Return the rows as Arrow data with the columns of `SCHEMA`.
+
+    Args:
+        rows: In order of arrival.
+        first_seq: ``ingest_seq`` of the first one.
+    """
+    events = [row.event for row in rows]
+    raws = [event.raw for event in events]
+    columns = {
+        "event_id": [raw.id for raw in raws],
+        "dedupe_key": [row.key for row in rows],
+        "replay_id": [bytes(raw.replay_id) for raw in raws],
+        "topic": [event.topic for event in events],
+        "subscription": [event.subscription for event in events],
+        "schema_id": [raw.schema_id for raw in raws],
+        "event_name": [event.codec.name for event in events],
+        "event_time": [
+            None if time is None or not FIRST_TIME <= time <= LAST_TIME else time * 1000
+            for time in [row.event_time for row in rows]
+        ],
+        "received_at": [round(row.received_at * 1_000_000) for row in rows],
+        "ingest_seq": range(first_seq, first_seq + len(rows)),
+        "payload": [raw.payload for raw in raws],
+        "payload_json": [row.payload_json for row in rows],
+    }
+    return pa.Table.from_pydict(columns, schema=SCHEMA)
+
+
+class EventRows:
+    """Events read into rows while they arrive: what one write is made of. Not thread-safe.
+
+    They become Arrow data piece by piece, so that few Python objects live until the write: the
+    garbage collector goes through all there are, which took a fifth of the time.
+    """
+
+    def __init__(self) -> None:
+        self.undecodable: list[tuple[int, Row]] = []
+        """The rows without JSON, and their places."""
+        self._pieces: list[pa.Table] = []
+        self._rows: list[Row] = []
+        self._count = 0
+
+    def extend(self, events: Iterable[Event], received_at: float) -> None:
+        """Read events, which arrived after those before. See `read`."""
+        for event in events:
+            row = read(event, received_at)
+            if row.error is not None:
+                self.undecodable.append((self._count, row))
+            self._rows.append(row)
+            self._count += 1
+        if len(self._rows) >= _PIECE:
+            self._cut()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def table(self) -> pa.Table:
+        """Return all rows as Arrow data; ``ingest_seq`` means nothing yet."""
+        if self._rows or not self._pieces:
+            self._cut()
+        return pa.concat_tables(self._pieces)
+
+    def _cut(self) -> None:
+        self._pieces.append(arrow_table(self._rows, 0))
+        self._rows = []

@@ -1,0 +1,101 @@
+"""What a raw table must be able to do, in any format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+
+import pyarrow as pa
+
+from sfpubsub.types import ReplayId
+
+# Batches whose names a table remembers. A stream repeats its last batch only, so this is room for
+# as many streams that write to one table in turn.
+REMEMBERED_NAMES = 32
+
+
+class RawTable(ABC):
+    """One destination in one format. Not thread-safe.
+
+    A batch and its position are one transaction: readers see both or neither, whatever happens.
+    """
+
+    @property
+    @abstractmethod
+    def next_seq(self) -> int:
+        """The ``ingest_seq`` of the next row."""
+
+    @property
+    @abstractmethod
+    def position(self) -> ReplayId | None:
+        """Where a plain subscription resumes; None in a new table and for a managed one."""
+
+    @property
+    @abstractmethod
+    def newest_time(self) -> float:
+        """No more than the ``now`` of the newest batch, in seconds since 1970 UTC; 0 without."""
+
+    @property
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """The names of the last batches that had one; `REMEMBERED_NAMES` or more of them."""
+
+    @abstractmethod
+    def recover(self) -> None:
+        """Make an end of every write before this one, and read the table's properties again.
+
+        A write that died, failed, or is still under way in a process that was stopped, is in the
+        table when this returns, or never will be.
+
+        Raises:
+            WriteError: The table cannot be read, or another writer has taken it over.
+            ConfigurationError: The table is not ours, or another source's.
+        """
+
+    @abstractmethod
+    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
+        """Yield the dedupe keys of rows written since *oldest*, possibly of some before it.
+
+        Yields:
+            No less than the time when they were written, in seconds since 1970 UTC, and whole
+            keys one after the other. Times do not decrease.
+        """
+
+    @abstractmethod
+    def stored(
+        self, keys: Collection[bytes], first: float | None, last: float | None
+    ) -> set[bytes]:
+        """Return those of *keys* that rows written from *first* to *last* hold, or some nearby.
+
+        Args:
+            keys: Any number.
+            first: Seconds since 1970 UTC; None for the table's beginning.
+            last: Seconds since 1970 UTC; None for its end.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
+
+    @abstractmethod
+    def append(
+        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+    ) -> str:
+        """Make rows, position and name durable and visible, at once, and return the batch's id.
+
+        Args:
+            rows: At least one, numbered from `next_seq` on.
+            position: What was received last, for a plain subscription; None leaves it as it is.
+            now: Seconds since 1970 UTC; never less than `newest_time`.
+            name: Kept in `names`.
+
+        Raises:
+            WriteError: Whether the batch is in the table is unknown until `recover`.
+        """
+
+    @abstractmethod
+    def move(self, position: ReplayId) -> None:
+        """Make *position* durable without rows.
+
+        Raises:
+            WriteError: Whether it is durable is unknown until `recover`.
+        """

@@ -1,0 +1,1 @@
+"""Java, the JVM and the Spark session; nothing of tables."""

@@ -1,0 +1,54 @@
+"""Processes of this machine, each told apart from later ones with its pid.
+
+A process is its pid and its start time, so that a pid that was given out again is nobody's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine, told apart from later ones with its pid."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """Return the living process *pid*, or None."""
+        started = _started(pid)
+        return None if started is None else cls(pid, started)
+
+    def alive(self) -> bool:
+        """Whether it still runs. A zombie does not."""
+        return _started(self.pid) == self.started
+
+
+def _started(pid: int) -> str | None:
+    if os.path.exists("/proc/self/stat"):
+        return _started_linux(pid)
+    done = subprocess.run(  # noqa: S603
+        ["/bin/ps", "-o", "state=,lstart=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"LC_ALL": "C"},
+    )
+    state, _, started = done.stdout.strip().partition(" ")
+    return started.strip() if state and not state.startswith("Z") else None
+
+
+def _started_linux(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name before the last parenthesis may hold anything; state is field 3, start time field 22.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else f"{boot}/{fields[19]}"

@@ -1,0 +1,178 @@
+"""Starts a Spark session for an ingest job: quiet, on loopback, with a Java that fits.
+
+No credential goes to Spark: neither into its configuration nor into the JVM's environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.runtime.java import find_java_home
+from sfpubsub.spark.runtime.process import Process
+from sfpubsub.spark.runtime.runtimes import check_session, session_settings
+
+# One core writes (a batch is one file), one is left for the driver's own work.
+DEFAULT_MASTER = "local[2]"
+
+# Set by spark-submit, which has started the JVM already.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
+
+# What a failing Spark raises: its own errors, py4j's, and those of the sockets between Python and
+# a JVM that went away.
+SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
+
+
+@contextmanager
+def spark_session(
+    master: str | None = None,
+    *,
+    format: str = "parquet",  # noqa: A002  # Spark's own word
+    app_name: str = "sfpubsub",
+    java_options: str = "",
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """Start a session, or take the one of spark-submit, and stop it at the end.
+
+    Start it before anything of gRPC: the JVM is started by a fork, which a process with gRPC's
+    threads in it may not survive.
+
+    Args:
+        master: Spark's master URL; ``local[2]`` by default, spark-submit's own under spark-submit.
+        format: The table format that is going to be written: ``parquet`` needs nothing, for
+            ``delta`` and ``iceberg`` the session gets their jars (runtimes.py). Under spark-submit
+            they are an option of it.
+        app_name: The application's name in Spark.
+        java_options: Further options for the driver's JVM.
+        settings: Further Spark settings; they win over those made here.
+
+    Raises:
+        ConfigurationError: No Java, or the JVM or the master could not be reached; or there are no
+            jars of *format* for this PySpark, or they could not be had.
+    """
+    # py4j logs every lost connection with a traceback, part of it on the root logger itself; each
+    # reaches us as an exception as well.
+    logging.getLogger("py4j").addHandler(logging.NullHandler())
+    logging.getLogger().addFilter(_not_of_py4j)
+    submitted = _SUBMITTED in os.environ
+    if master is None and not submitted:
+        master = DEFAULT_MASTER
+    wanted = {**_settings(master, java_options), **(settings or {})}
+    if not submitted:
+        wanted.update(session_settings(format, wanted))
+    builder = SparkSession.builder.appName(app_name).config(map=dict(wanted))
+    if master is not None:
+        builder = builder.master(master)
+    environment = {} if submitted else {"JAVA_HOME": str(find_java_home())}
+    if master is not None and master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        # Executors of this machine run our Python; Spark's default is the first one on the PATH.
+        environment["PYSPARK_PYTHON"] = sys.executable
+    try:
+        with _environment(environment):
+            spark = builder.getOrCreate()
+    except SPARK_ERRORS as error:
+        if "spark.jars.packages" in wanted:
+            raise ConfigurationError(
+                f"spark did not start (master {master}): {first_line(error)}; were the jars of "
+                f"{wanted['spark.jars.packages']} to be had? they come from Maven Central once, "
+                f"and are kept in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
+            ) from error
+        java = environment.get("JAVA_HOME", "spark-submit's")
+        raise ConfigurationError(
+            f"spark did not start (master {master}, java {java}): {first_line(error)}"
+        ) from error
+    try:
+        if format != "parquet":
+            check_session(spark, format)
+        yield spark
+    finally:
+        _stop(spark)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of Spark says first, without the stack trace of the JVM."""
+    cause = getattr(error, "java_exception", None)
+    if cause is not None:
+        try:
+            return str(cause.toString()).splitlines()[0]
+        except (Py4JError, OSError):  # the exception lived in a JVM that is gone
+            pass
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _settings(master: str | None, java_options: str) -> dict[str, str]:
+    options = [java_options] if java_options else []
+    if "SPARK_CONF_DIR" not in os.environ:
+        log = Path(__file__).with_name("log4j2.properties")
+        options.append(f'"-Dlog4j2.configurationFile={log.as_uri()}"')
+    settings = {
+        "spark.ui.enabled": "false",  # a port that nobody asked for
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": " ".join(options),
+    }
+    if master is not None and master.startswith("local"):
+        # Executors of another machine must reach the driver; here nobody else may.
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+    return settings
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Start the JVM with *changes*, and without the credentials that our own settings carry."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
+        del os.environ[name]
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _stop(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except SPARK_ERRORS:
+        # The JVM is gone: what was wrong with it has been raised where it was used.
+        logging.getLogger("sfpubsub.spark").debug("spark had ended before it was stopped")
+
+
+def jvm_of(spark: SparkSession) -> Process:
+    """Return the JVM that writes for this process.
+
+    Raises:
+        ConfigurationError: The session is one of Spark Connect, or has been stopped.
+        WriteError: The JVM has ended.
+    """
+    try:
+        jvm = spark.sparkContext._jvm
+    except PySparkException as error:  # Spark Connect: its driver is another's process
+        raise ConfigurationError(
+            "the writer needs a Spark session whose driver this process started, not Spark "
+            "Connect: leave out .remote(…)"
+        ) from error
+    if jvm is None:
+        raise ConfigurationError("the Spark session has been stopped: start another one")
+    pid = int(jvm.java.lang.ProcessHandle.current().pid())
+    process = Process.of(pid)
+    if process is None:
+        raise WriteError(f"spark's JVM (pid {pid}) has ended")
+    return process

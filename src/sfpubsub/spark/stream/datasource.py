@@ -1,0 +1,92 @@
+"""The Structured Streaming source ``sfpubsub``.
+
+Spark makes a `PubSubDataSource` in several short-lived processes and pickles it, so it holds its
+options and opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+import pyspark
+
+from sfpubsub.errors import ConfigurationError
+
+
+def check_version(version: str) -> None:
+    """Make sure that PySpark can run the source.
+
+    Raises:
+        ConfigurationError: It cannot: sources written in Python can bound a batch since 4.2.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < (4, 2):
+        raise ConfigurationError(
+            f"the streaming source needs PySpark 4.2 or newer, and this is {version}: pip install "
+            f"'sfpubsub[spark]' into an environment without Iceberg, or use sfpubsub ingest"
+        )
+
+
+check_version(pyspark.__version__)  # before the imports that would fail with less of a reason
+
+from pyspark.sql.datasource import DataSource  # noqa: E402
+from pyspark.sql.types import (  # noqa: E402
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
+from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
+
+# The columns of the raw table (raw/schema.py) in Spark's types.
+_TYPES = {
+    "event_id": StringType(),
+    "dedupe_key": BinaryType(),
+    "replay_id": BinaryType(),
+    "topic": StringType(),
+    "subscription": StringType(),
+    "schema_id": StringType(),
+    "event_name": StringType(),
+    "event_time": TimestampType(),
+    "received_at": TimestampType(),
+    "ingest_seq": LongType(),
+    "payload": BinaryType(),
+    "payload_json": StringType(),
+}
+
+
+class PubSubDataSource(DataSource):
+    """Reads a topic as a stream of rows, those of the raw table.
+
+    ::
+
+        spark.dataSource.register(PubSubDataSource)
+        events = spark.readStream.format("sfpubsub").option("topic", "/data/ChangeEvents").load()
+
+    Args:
+        options: What the query says; see `SourceOptions`.
+
+    Raises:
+        ConfigurationError: One of them is of no use, or looks like a credential.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._parsed = SourceOptions.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "sfpubsub"
+
+    def schema(self) -> StructType:
+        """Return the columns of the raw table."""
+        return StructType([StructField(name, kind) for name, kind in _TYPES.items()])
+
+    def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
+        """Return what reads."""
+        return EventStreamReader(self._parsed)

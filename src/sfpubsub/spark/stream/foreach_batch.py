@@ -1,0 +1,198 @@
+"""Writes the batches of a streaming query to a raw table, each event once.
+
+For ``writeStream.foreachBatch``, which alone is not exact: Spark repeats a batch whose end it did
+not note. The table's transaction carries the name of the batch, made of the query's id and the
+batch's number, so that a repeated one is known; and the table's window of dedupe keys knows the
+events, whatever batch they come in, so that a new checkpoint doubles nothing either.
+
+What it raises is short. Spark gets the traceback as text, with every cause that is shown in it, and
+when a query is being stopped it matches a regular expression against it that is so deep on the
+trace of a Java exception that its stream thread dies. So the causes go to the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.errors import LocalProtocolError, SfPubSubError, WriteError
+from sfpubsub.spark.ingest.dedupe import DEFAULT_WINDOW
+from sfpubsub.spark.ingest.sidecars import Sisters
+from sfpubsub.spark.ingest.writer import EventWriter
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.stream.partition import GAP_EVENT
+from sfpubsub.types import Gap, ReplayId
+
+# Where Spark tells the thread that runs a batch which query it belongs to. The id is that of the
+# checkpoint: it stays the same over restarts.
+_QUERY_ID = "sql.streaming.queryId"
+
+# What Spark cancels when it stops the query.
+_JOB_GROUP = "spark.jobGroup.id"
+
+# What the JVM says of a call that was interrupted, as Spark does when it stops the query.
+_INTERRUPTIONS = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+
+_log = logging.getLogger("sfpubsub.spark")
+
+
+class ForeachBatchWriter:
+    """Takes the batches of one query of the source ``sfpubsub``. A context manager.
+
+    ::
+
+        with ForeachBatchWriter(spark, "/data/orders", topic=TOPIC) as writer:
+            query = events.writeStream.foreachBatch(writer).option("checkpointLocation", …).start()
+            query.awaitTermination()
+
+    Making it takes the table over, as `EventWriter` does, and it is given back by `close` or at the
+    end of the process. Calls may come from any thread; they wait for each other.
+
+    Args:
+        spark: A classic session: with Spark Connect the batches are handled in the server.
+        path: The table, as for `EventWriter`.
+        topic: The topic that the table belongs to.
+        format: ``parquet``, ``delta`` or ``iceberg``.
+        window: Seconds for which a dedupe key is kept in memory.
+        staging: With parquet: where to keep staging and sidecars, as for `EventWriter`.
+
+    Raises:
+        ConfigurationError: The destination is of no use or another's, or another writer lives, or
+            the session is one of Spark Connect.
+        WriteError: The table cannot be read.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str | os.PathLike[str],
+        *,
+        topic: str,
+        format: str = "parquet",  # noqa: A002  # Spark's own word
+        window: float = DEFAULT_WINDOW,
+        staging: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        with ExitStack() as unless_done:
+            self._writer = EventWriter(
+                spark, path, format=format, topic=topic, window=window, staging=staging
+            )
+            unless_done.callback(self._writer.close)
+            self._beside = Sisters(spark, self._writer.destination)
+            self._beside.open()
+            unless_done.pop_all()
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Make the rows of a batch durable and visible, at once.
+
+        1. Bring the rows here, in their order.
+        2. Make gaps durable, beside the table: they say what is missing before these rows.
+        3. Drop rows whose key came before, and publish the others with the batch's name.
+
+        Args:
+            batch: Rows with the columns of the source.
+            batch_id: Its number in the query.
+
+        Raises:
+            LocalProtocolError: It has other columns, or was not called by a streaming query.
+            WriteError: Whether the batch is in the table is unknown; Spark will repeat it.
+        """
+        context = batch.sparkSession.sparkContext
+        query_id = context.getLocalProperty(_QUERY_ID)
+        if query_id is None:
+            raise LocalProtocolError(
+                "a batch has its name from the query that it belongs to: give this object to "
+                "writeStream.foreachBatch(…)"
+            )
+        name = f"{query_id}/{batch_id}"
+        group = context.getLocalProperty(_JOB_GROUP)  # now, since the JVM may be gone afterwards
+        try:
+            self._write(batch, name)
+        except (SfPubSubError, *SPARK_ERRORS, pa.ArrowException) as error:
+            # Without its causes, which are not shown: the log has them.
+            raise _told(error, name, group) from None
+
+    def _write(self, batch: DataFrame, name: str) -> None:
+        rows = batch.toArrow()
+        with self._lock:
+            if "event_name" in rows.column_names:
+                is_gap = pc.fill_null(pc.equal(rows["event_name"], GAP_EVENT), False)
+                self._beside.keep_gaps([_gap_of(row) for row in rows.filter(is_gap).to_pylist()])
+                rows = rows.filter(pc.invert(is_gap))
+            self._writer.write_rows(rows, name=name)
+
+    def close(self) -> None:
+        """Give the table up. Does nothing the second time."""
+        with self._lock:
+            self._beside.close()
+            self._writer.close()
+
+    def __enter__(self) -> ForeachBatchWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
+    """Log all of an error, and return what Spark is told."""
+    if _is_interruption(error, group):
+        _log.info("batch %s was interrupted", name, exc_info=error)
+        # In words by which Spark knows that this is the stop that it asked for, and no failure.
+        return WriteError(
+            f"batch {name} was interrupted, and is written by the next run "
+            f"(org.apache.spark.SparkException: job group {group} was cancelled)"
+        )
+    _log.error("batch %s was not written", name, exc_info=error)
+    if isinstance(error, SfPubSubError):
+        return error
+    return WriteError(f"batch {name} was not written: {first_line(error)}")
+
+
+def _is_interruption(error: Exception, group: str | None) -> bool:
+    return any(
+        any(name in text for name in _INTERRUPTIONS)
+        or (group is not None and group in text and "cancelled" in text)
+        for text in _texts(error)
+    )
+
+
+def _texts(error: BaseException | None) -> Iterator[str]:
+    """Yield what an error and its causes say, with the traces of the JVM."""
+    while error is not None:
+        try:
+            yield str(error)
+        except SPARK_ERRORS:
+            yield ""  # the trace was in a JVM that is gone
+        error = error.__cause__ or error.__context__
+
+
+def _gap_of(row: dict[str, Any]) -> Gap:
+    said = json.loads(row["payload_json"])
+    return Gap(
+        reason=said["reason"],
+        subscription=row["subscription"],
+        after=ReplayId.from_hex(said["after"]) if said["after"] else None,
+        before=ReplayId.from_hex(said["before"]) if said["before"] else None,
+        error_code=said["error_code"],
+        rpc_id=said["rpc_id"],
+    )

@@ -1,0 +1,162 @@
+"""What travels to an executor, and how rows are made of it there.
+
+A partition holds events as they were received, and the schemas that they were written with, so an
+executor decodes them without a connection: it needs neither grpc nor a credential. The rows are
+those of the raw table, made by the same code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from sfpubsub.avro.codec import Codec, NoCodec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.errors import SchemaError
+from sfpubsub.spark.raw.rows import arrow_table, read
+from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.types import Gap, RawEvent, ReplayId, dedupe_key
+
+# ``event_name`` of the row that stands for a position given up.
+GAP_EVENT = "sfpubsub.Gap"
+
+# Of one partition, which is one task. Spark refuses 128 MiB (spark.rpc.message.maxSize), and holds
+# all of a trigger's in the driver.
+MAX_EVENTS = 10_000
+MAX_BYTES = 4 * 1024 * 1024
+
+_WIRE = pa.schema(
+    [
+        ("id", pa.string()),
+        ("schema_id", pa.string()),
+        ("replay_id", pa.binary()),
+        ("received_at", pa.float64()),
+        ("payload", pa.binary()),
+    ]
+)
+
+
+class EventPartition(InputPartition):
+    """Some events of a batch, in order.
+
+    Args:
+        topic: Where they came from.
+        first_seq: ``ingest_seq`` of the first one.
+        schemas: By id; those that the service does not know are missing.
+        data: The events, as an Arrow stream.
+        gaps: Positions given up, each with the time, in seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        first_seq: int,
+        schemas: dict[str, str],
+        data: bytes,
+        gaps: tuple[tuple[Gap, float], ...] = (),
+    ) -> None:
+        super().__init__(None)
+        self.topic = topic
+        self.first_seq = first_seq
+        self.schemas = schemas
+        self.data = data
+        self.gaps = gaps
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Decode the events; a record batch has the columns of the raw table."""
+        if self.gaps:
+            yield _gap_rows(self.topic, self.gaps)
+        table = pa.ipc.open_stream(self.data).read_all()
+        if len(table):
+            yield _event_rows(self, table)
+
+
+def pack(events: Sequence[tuple[RawEvent, float]]) -> bytes:
+    """Return events, each with the time it was received at, as an Arrow stream."""
+    raws = [raw for raw, _ in events]
+    batch = pa.record_batch(
+        [
+            pa.array([raw.id for raw in raws], pa.string()),
+            pa.array([raw.schema_id for raw in raws], pa.string()),
+            pa.array([bytes(raw.replay_id) for raw in raws], pa.binary()),
+            pa.array([received_at for _, received_at in events], pa.float64()),
+            pa.array([raw.payload for raw in raws], pa.binary()),
+        ],
+        schema=_WIRE,
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _WIRE) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def chunks(
+    events: Sequence[tuple[RawEvent, float]],
+) -> Iterator[tuple[int, Sequence[tuple[RawEvent, float]]]]:
+    """Cut a batch into what one partition may hold; yield each piece with its place."""
+    start = size = 0
+    for index, (raw, _) in enumerate(events):
+        size += len(raw.payload)
+        if index > start and (index - start >= MAX_EVENTS or size > MAX_BYTES):
+            yield start, events[start:index]
+            start, size = index, len(raw.payload)
+    if start < len(events):
+        yield start, events[start:]
+
+
+def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
+    columns = [table[name].to_pylist() for name in _WIRE.names]
+    raws = [
+        RawEvent(event_id, schema_id, payload, ReplayId(replay_id))
+        for event_id, schema_id, replay_id, _, payload in zip(*columns, strict=True)
+    ]
+    codecs = {name: _codec(name, partition.schemas.get(name)) for name in set(columns[1])}
+    batch = EventBatch(
+        subscription=partition.topic,
+        topic=partition.topic,
+        events=tuple(raws),
+        codecs=codecs,
+        first_seq=partition.first_seq,
+        received_at=0.0,  # each event has its own
+        ack=lambda first, last: None,
+    )
+    rows = [read(event, at) for event, at in zip(batch, columns[3], strict=True)]
+    return arrow_table(rows, partition.first_seq).combine_chunks().to_batches()[0]
+
+
+# As many as the client keeps (avro/schema_cache.py); a worker process outlives its tasks.
+@lru_cache(maxsize=512)
+def _codec(schema_id: str, schema_json: str | None) -> Codec:
+    if schema_json is None:
+        return NoCodec(schema_id, SchemaError(f"there is no schema {schema_id}"))
+    return Codec(schema_id, schema_json)
+
+
+def _gap_rows(topic: str, gaps: Sequence[tuple[Gap, float]]) -> pa.RecordBatch:
+    rows = []
+    for gap, at in gaps:
+        said = {
+            "reason": gap.reason,
+            "after": None if gap.after is None else gap.after.hex(),
+            "before": None if gap.before is None else gap.before.hex(),
+            "error_code": gap.error_code,
+        }
+        key = dedupe_key("", GAP_EVENT, json.dumps(said).encode())
+        rows.append(
+            {
+                "event_id": "",
+                # The same gap met again, after a crash, is the same row.
+                "dedupe_key": key,
+                "replay_id": None if gap.after is None else bytes(gap.after),
+                "topic": topic,
+                "subscription": topic,
+                "event_name": GAP_EVENT,
+                "received_at": round(at * 1_000_000),
+                "payload_json": json.dumps(said | {"rpc_id": gap.rpc_id, "message": str(gap)}),
+            }
+        )
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

@@ -1,0 +1,1 @@
+"""Tables that people query, made of raw tables."""

@@ -1,0 +1,469 @@
+"""``sfpubsub ingest``: options, words, exit codes; the client is a fake, Spark is not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pyarrow.dataset as ds
+import pytest
+from click.testing import CliRunner
+
+from sfpubsub.cli.ingest import ingest
+from sfpubsub.cli.ingest_report import EVERY, Report, summary_line
+from sfpubsub.cli.service import OPTIONS
+from sfpubsub.cli.status import read_all
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.errors import ConfigurationError, MissingExtraError, WriteError
+from sfpubsub.spark.ingest.job import IngestJob
+from sfpubsub.spark.ingest.progress import Ending, Progress
+from sfpubsub.spark.ingest.sidecars import COLUMNS
+from sfpubsub.spark.ingest.streams import Stream
+from sfpubsub.spark.raw.destination import Destination, Source
+from tests.cli.test_cli import environment
+from tests.client.test_managed import TOPIC, orders
+from tests.conftest import until
+from tests.spark.fakes import Clock, FakeSubscription
+
+# Runs the command in a process of its own, as its main thread, with a scripted subscription: a
+# number is a batch of that size, a word is done once; silence afterwards.
+RUN = """
+import os, signal, sys, time
+sys.path.insert(0, "{here}")
+from contextlib import contextmanager
+from tests.spark.fakes import FakeSubscription
+import sfpubsub.cli.ingest as command
+import sfpubsub.cli.ingest_run as runs
+from sfpubsub.errors import SfPubSubError
+
+class Subscription(FakeSubscription):
+    def next_batch(self, timeout=None):
+        if not self.script:
+            time.sleep(0.01)
+        return super().next_batch(timeout)
+
+def term(): os.kill(os.getpid(), signal.SIGTERM)
+def interrupt(): os.kill(os.getpid(), signal.SIGINT)
+def after_the_other():
+    deadline = time.monotonic() + 300
+    while every[0].script and time.monotonic() < deadline:
+        time.sleep(0.01)
+def kill_jvm():
+    from pyspark import SparkContext
+    jvm = SparkContext._gateway.proc
+    jvm.kill(); jvm.wait()
+def lose(): every[0].state = "waiting"
+def find(): every[0].state = "streaming"
+def look():
+    from pyspark import SparkContext
+    environment = open(f"/proc/{{SparkContext._gateway.proc.pid}}/environ").read()
+    assert "TOKEN" not in environment, "a credential in the JVM's environment"
+    assert os.environ["SFPUBSUB_ACCESS_TOKEN"] == "s3cret"
+
+class Client:
+    def get_topic(self, name): pass
+    def subscribe_managed(self, name, ack, max_unacked):
+        assert ack == "manual" and max_unacked > 100
+        return subscriptions.pop(0)
+    def subscribe(self, topic, replay, replay_fallback, ack, max_unacked):
+        print("start", replay.get(topic), "fallback", replay_fallback, file=sys.stderr)
+        subscription = subscriptions.pop(0)
+        subscription.topic = topic
+        return subscription
+
+subscriptions = [Subscription(script) for script in [{script}]]
+every = list(subscriptions)
+
+@contextmanager
+def connected_client(schema_store, **service):
+    yield Client()
+
+runs.connected_client = connected_client
+try:
+    command.ingest.main(sys.argv[1:], standalone_mode=True)
+except SfPubSubError as error:
+    print("error:", error, file=sys.stderr)
+    sys.exit(1)
+finally:
+    for subscription in every:
+        print("log", subscription.log, subscription.acked, file=sys.stderr)
+"""
+
+
+ROOT = str(Path(__file__).parents[3])
+
+SETTINGS = {
+    "SFPUBSUB_ACCESS_TOKEN": "s3cret",
+    "SFPUBSUB_INSTANCE_URL": "https://example.my.salesforce.com",
+    "SFPUBSUB_TENANT_ID": "00D000000000001AAA",
+}
+
+
+def run(script: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the command against subscriptions that do what *script* lists, a list for each."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            RUN.format(here=ROOT, script=script),
+            *arguments,
+        ],
+        env={**os.environ, **SETTINGS, **settings},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def ids_of(table: Path) -> list[str]:
+    return sorted(ds.dataset(table, format="parquet").to_table()["event_id"].to_pylist())
+
+
+@pytest.mark.spark
+def test_a_run_tells_what_it_did(tmp_path: Path):
+    """One JSON line on stdout, words on stderr, credentials nowhere near Spark."""
+    done = run(
+        "[2, look, lose, find, 3]",
+        *("--managed", "My_Sub", "--to", str(tmp_path / "t")),
+        *("--once", "--idle-timeout", "1", "--batch-events", "2"),
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    summary = json.loads(line)
+    assert summary == {
+        "managed": "My_Sub",
+        "to": str(tmp_path / "t"),
+        "format": "parquet",
+        "ending": "idle",
+        "error": None,
+        "received": 5,
+        "rows": 5,
+        "duplicates": 0,
+        "undecodable": 0,
+        "set_aside": 0,
+        "batches": 2,
+        "gaps": 0,
+        "position": summary["position"],
+        "committed": None,
+    }
+    assert "5 rows in 2 batches" in done.stderr
+    assert done.stderr.count("waiting: ") == done.stderr.count("receiving again") == 1
+    assert ids_of(tmp_path / "t") == [f"event-{n}" for n in range(5)]
+    noise = [line for line in done.stderr.splitlines() if "log" in line and "ack" not in line]
+    assert noise == [], "what Spark says must not bury what we say"
+
+
+@pytest.mark.spark
+def test_sigterm_writes_drains_and_ends_with_0(tmp_path: Path):
+    """And a plain subscription begins at EARLIEST in a new table."""
+    done = run("[3, term]", "--topic", "/event/Order_Event__e", "--to", str(tmp_path / "t"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ending"] == "stopped"
+    assert "start earliest" in done.stderr
+    assert "log ['write'" not in done.stderr, "the real writer wrote"
+    assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
+    assert len(ids_of(tmp_path / "t")) == 3
+
+
+@pytest.mark.spark
+def test_ctrl_c_drains_and_ends_with_130(tmp_path: Path):
+    """What was received is written and acked first; the summary is printed all the same."""
+    done = run("[3, interrupt]", "--managed", "S", "--to", str(tmp_path / "t"))
+    assert done.returncode == 130, done.stderr
+    assert json.loads(done.stdout)["rows"] == 3
+    assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
+
+
+@pytest.mark.spark
+def test_several_sources_are_several_tables_of_one_application(tmp_path: Path):
+    """A failure of one stops the other in order, is named, and decides the exit code; each source
+    has its line."""
+    done = run(
+        "[3], [2, after_the_other, SfPubSubError('it broke')]",
+        *("--managed", "My_Sub", "--topic", "/event/Order_Event__e"),
+        *("--to", str(tmp_path / "lake"), "--fallback", "earliest"),
+        *("--staging", str(tmp_path / "aside")),
+        SFPUBSUB_STATE_DIR=str(tmp_path / "state"),
+    )
+    assert done.returncode == 1, done.stderr
+    assert "error: topic /event/Order_Event__e: it broke" in done.stderr
+    assert "fallback earliest" in done.stderr
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert (first["managed"], first["ending"], first["rows"]) == ("My_Sub", "stopped", 3)
+    assert first["to"] == str(tmp_path / "lake" / "My_Sub")
+    assert (second["topic"], second["ending"]) == ("/event/Order_Event__e", "failed")
+    assert second["error"] == "topic /event/Order_Event__e: it broke"
+    assert second["to"] == str(tmp_path / "lake" / "event_Order_Event__e")
+    assert len(ids_of(tmp_path / "lake" / "My_Sub")) == 3
+    assert (tmp_path / "aside" / ".My_Sub.sfpubsub" / "_quarantine").is_dir()
+    assert sorted(path.name for path in (tmp_path / "lake").iterdir()) == [
+        "My_Sub",
+        "event_Order_Event__e",
+    ]
+    assert "managed subscription My_Sub: 3 rows in 1 batch" in done.stderr
+    assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
+    # What `sfpubsub lag` reads.
+    found, _ = read_all(tmp_path / "state")
+    mine = next(status for status in found if status.name == "My_Sub")
+    assert (mine.command, mine.kind, mine.into) == ("ingest", "managed", first["to"])
+    assert mine.acked_position == first["position"]
+    assert len(found) == 2
+
+
+def jvms_of(mark: str) -> list[int]:
+    """Java processes of a run, by a variable of its environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            program = os.readlink(process / "exe")
+            if program.endswith("java") and mark in (process / "environ").read_text():
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow)],
+)
+def test_a_signal_while_spark_starts_ends_in_order(tmp_path: Path, number: int, code: int):
+    """No traceback, and no Java process left behind; a terminal's Ctrl-C reaches all processes."""
+    mark = f"SFTEST_MARK={tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sfpubsub", "ingest", "--managed", "S", "--to", str(tmp_path / "t")],
+        env={**os.environ, **SETTINGS, **dict([mark.split("=")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr.readline() == "starting Spark\n"
+        until(lambda: jvms_of(mark), "Java", patience=300)
+        os.killpg(process.pid, number) if code else process.send_signal(number)
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == code, err
+    assert "stopping as soon as Spark has started" in err
+    assert "Traceback" not in err
+    assert out == ""
+    until(lambda: not jvms_of(mark), "the end of Java")
+    assert not (tmp_path / "t").exists(), "no table was made"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_position_that_is_refused_stops_the_job_unless_told_otherwise(run_emulator, tmp_path):
+    """Exit code 4 and no gap; with --fallback the job goes on and the gap is a row."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    arguments = ["--topic", TOPIC, "--to", str(tmp_path / "t"), "--once", "--idle-timeout", "1"]
+    assert ingest_from(emulator, *arguments).returncode == 0
+    emulator.faults.add(Fault("reset_stream"))
+    emulator.publish(TOPIC, orders(2))
+    stopped = ingest_from(emulator, *arguments)
+    assert stopped.returncode == 4, stopped.stderr
+    assert json.loads(stopped.stdout)["ending"] == "failed"
+    assert list((tmp_path / ".t.sfpubsub" / "_gaps").iterdir()) == []
+    went_on = ingest_from(emulator, *arguments, "--fallback", "earliest")
+    assert went_on.returncode == 0, went_on.stderr
+    summary = json.loads(went_on.stdout)
+    assert (summary["rows"], summary["gaps"]) == (2, 1)
+    (gap,) = (tmp_path / ".t.sfpubsub" / "_gaps").iterdir()
+    assert json.loads(gap.read_text())["reason"] == "rejected"
+    assert len(ids_of(tmp_path / "t")) == 5
+
+
+def ingest_from(emulator, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sfpubsub", "ingest", *arguments],
+        env={**os.environ, **environment(emulator)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.spark
+def test_a_jvm_that_dies_in_the_middle_ends_the_job_with_nothing_acked(tmp_path: Path):
+    """Exit code 1 and one line that says so; the same when idle and when a batch is written."""
+    writing = run("[1, kill_jvm, 2]", "--managed", "S", "--to", str(tmp_path / "t"),
+                  "--batch-events", "3")  # fmt: skip
+    assert writing.returncode == 1, writing.stderr
+    assert "not acked" in writing.stderr or "none of it is acked" in writing.stderr
+    assert "log ['leave after WriteError'] []" in writing.stderr
+    assert "Traceback" not in writing.stderr
+    assert not list((tmp_path / "t").glob("ingest_hour=*/batch=*"))
+
+
+@pytest.mark.spark
+def test_an_idle_job_whose_jvm_died_ends_too(tmp_path: Path):
+    """It could not write the next event, so it does not wait for one."""
+    idle = run("[kill_jvm]", "--managed", "S", "--to", str(tmp_path / "t"))
+    assert idle.returncode == 1, idle.stderr
+    assert "error: spark's JVM" in idle.stderr
+    assert "Traceback" not in idle.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--to", "t"],
+        ["--to", "t", "--managed", "A", "--managed", "A"],
+        ["--to", "t", "--topic", "/event/A__e", "--topic", "/Event/A__e"],
+        ["--to", "t", "--managed", ""],
+        ["--to", "t", "--managed", "A", "--fallback", "earliest"],
+        ["--managed", "A", "--to", "t", "--batch-bytes", "0"],
+        ["--managed", "A"],
+        ["--managed", "A", "--to", "t", "--format", "csv"],
+        ["--managed", "A", "--to", "t", "--format", "delta", "--staging", "s"],
+        ["--managed", "A", "--to", "t", "--max-events", "0"],
+        ["--managed", "A", "--to", "t", "--idle-timeout", "-1"],
+    ],
+)
+def test_wrong_options_are_usage_errors(arguments: list[str]):
+    """Exit code 2, before anything is started."""
+    assert CliRunner().invoke(ingest, arguments).exit_code == 2
+
+
+def test_a_wrong_destination_is_refused_before_spark_starts(tmp_path: Path, monkeypatch):
+    """And so is a format that is not there yet; nothing is made."""
+    monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
+    (tmp_path / "file").write_text("")
+    for arguments, message in (
+        (["--to", str(tmp_path / "file")], "is not a directory"),
+        (["--to", "s3a://bucket/x"], "one rename"),
+        (["--to", str(tmp_path / "file"), "--topic", "/event/B__e"], "is not a directory"),
+        (["--to", str(tmp_path / "t"), "--staging", str(tmp_path / "t" / "s")], "in the table"),
+    ):
+        result = CliRunner().invoke(ingest, ["--managed", "A", *arguments])
+        assert isinstance(result.exception, ConfigurationError)
+        assert message in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("mark", ["_table.json", "_delta_log/0.json", "metadata/v1.metadata.json"])
+def test_a_table_inside_a_table_is_refused_before_spark_starts(tmp_path: Path, monkeypatch, mark):
+    """Its files would look like the outer one's. With several sources the words say why."""
+    monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
+    table = tmp_path / "orders"
+    (table / mark).parent.mkdir(parents=True)
+    (table / mark).touch()
+    deep = str(table / "a" / "b")
+    for arguments, message in (
+        (["--to", deep], f"would be in {table}, which is a table itself: name another directory"),
+        (["--to", deep, "--format", "delta"], f"would be in {table}, which is a table itself"),
+        (["--to", str(table), "--topic", "/event/B__e"], "with several sources --to is a dir"),
+    ):
+        result = CliRunner().invoke(ingest, ["--managed", "A", *arguments])
+        assert isinstance(result.exception, ConfigurationError)
+        assert message in str(result.exception)
+    assert not (table / "a").exists()
+
+
+def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path, monkeypatch):
+    """Nothing is made, and nothing is waited for."""
+    monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    result = CliRunner().invoke(ingest, ["--managed", "A", "--to", str(tmp_path / "t")])
+    assert isinstance(result.exception, ConfigurationError)
+    assert "SFPUBSUB_ACCESS_TOKEN" in str(result.exception)
+    assert not (tmp_path / "t").exists()
+
+
+def test_without_pyspark_the_error_names_the_extra(monkeypatch):
+    """The package is optional."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(ingest, ["--managed", "A", "--to", "t"])
+    assert isinstance(result.exception, MissingExtraError)
+    assert result.exception.extra == "spark"
+
+
+def _must_not_start(*arguments, **options):
+    raise WriteError("spark was started")
+
+
+# The page.
+
+PAGE = (Path(ROOT) / "docs" / "ingest.md").read_text()
+
+
+def test_the_command_lines_of_the_page_parse():
+    """Every command that people copy uses options that exist."""
+    commands = re.findall(r"sfpubsub (ingest .*?)(?:\s#.*)?$", PAGE, re.MULTILINE)
+    lines = [line for line in commands if "--to" in line and "`" not in line]
+    assert len(lines) >= 4
+    for line in lines:
+        _, *arguments = shlex.split(line)
+        ingest.make_context("ingest", arguments).close()
+
+
+def test_the_page_names_every_option_key_and_column():
+    """What is printed, kept and asked for is documented."""
+    for option in ingest.params:
+        if option.name not in OPTIONS and option.name not in ("master", "on_undecodable"):
+            assert option.opts[0] in PAGE, f"{option.opts[0]} is not on the page"
+    for columns in COLUMNS.values():
+        for column in re.findall(r"`?(\w+)`? [A-Z]+", columns):
+            assert f"`{column}`" in PAGE, f"column {column} is not on the page"
+    subscription = FakeSubscription([])
+    stream = Stream(
+        Source("managed", "S"), IngestJob(subscription, None), subscription, subscription, list
+    )
+    record = json.loads(summary_line(stream, Destination.parse("/t", "parquet")))
+    for key in record:
+        assert f"`{key}`" in PAGE, f"key {key} is not on the page"
+    assert record["ending"] == "failed"
+    for ending in get_args(Ending):
+        assert f"`{ending}`" in PAGE
+
+
+# What people see.
+
+
+def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then(capsys):
+    """Not one a batch, and the last figures are always there. With several sources each has its
+    name."""
+    clock = Clock()
+    source, other = Source("managed", "A"), Source("topic", "/event/B__e")
+    report = Report([source, other], clock=clock)
+    for rows in range(1, 21):
+        report.progress(source, Progress(rows=rows, batches=rows))
+        clock.now += EVERY / 10
+    report.progress(other, Progress(rows=7, batches=1, undecodable=2))
+    report.say("waiting: a reason", other)
+    report.end()
+    assert capsys.readouterr().err.splitlines() == [
+        "managed subscription A: 1 row in 1 batch, 0 duplicates dropped",
+        "managed subscription A: 11 rows in 11 batches, 0 duplicates dropped",
+        "topic /event/B__e: 7 rows in 1 batch, 0 duplicates dropped, 2 not decoded",
+        "topic /event/B__e: waiting: a reason",
+        "managed subscription A: 20 rows in 20 batches, 0 duplicates dropped",
+    ]
+
+
+def test_progress_on_a_terminal_is_one_line(capsys, monkeypatch):
+    """It is updated with the sums of all sources; words begin a line of their own."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    source, other = Source("managed", "A"), Source("managed", "B")
+    report = Report([source, other])
+    report.progress(source, Progress(rows=1, batches=1))
+    report.progress(other, Progress(rows=2, batches=1))
+    report.say("receiving again", other)
+    report.end()
+    one, two = ("0 duplicates dropped", "\r\033[K")
+    assert capsys.readouterr().err == (
+        f"{two}1 row in 1 batch, {one}{two}3 rows in 2 batches, {one}\n"
+        "managed subscription B: receiving again\n"
+    )

@@ -1,0 +1,123 @@
+"""The writer and events that cannot be decoded: no row, but durable before the batch is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from sfpubsub import FileQuarantine
+from sfpubsub.errors import ConfigurationError, DecodeError, WriteError
+from sfpubsub.spark import EventWriter
+from sfpubsub.spark.ingest.progress import Progress
+from sfpubsub.spark.raw import parquet
+from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
+
+BAD = b"\xff\xff"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "orders"
+
+
+@pytest.fixture
+def kept(table: Path) -> FileQuarantine:
+    return FileQuarantine(table.parent / f".{table.name}.sfpubsub" / "_quarantine")
+
+
+@pytest.fixture
+def open_writer(spark, table: Path, kept: FileQuarantine):
+    opened: list[EventWriter] = []
+
+    def open_one(**options) -> EventWriter:
+        if opened:
+            opened[-1].close()
+        options.setdefault("topic", None if "subscription" in options else TOPIC)
+        if options.setdefault("on_undecodable", "quarantine") == "quarantine":
+            options["quarantine"] = kept
+        opened.append(EventWriter(spark, table, clock=lambda: NOW, **options))
+        return opened[-1]
+
+    yield open_one
+    if opened:
+        opened[-1].close()
+
+
+def ids_of(table: Path) -> list[str]:
+    rows = ds.dataset(table, format="parquet").to_table().to_pylist()
+    return [row["event_id"] for row in sorted(rows, key=lambda row: row["ingest_seq"])]
+
+
+def events(*numbers: int) -> list:
+    """Events of these numbers; a negative one cannot be decoded."""
+    return [raw_event(abs(n), payload=BAD if n < 0 else None) for n in numbers]
+
+
+def test_it_has_no_row_and_is_in_the_quarantine(open_writer, table, kept, caplog):
+    """Nothing is lost: each event is in one of the two. Its position is passed."""
+    result = open_writer().write(batch_of(events(0, -1, 2), received_at=NOW + 1.5))
+    assert (result.rows, result.undecodable, result.set_aside) == (2, 1, 1)
+    assert result.duplicates == 0
+    assert ids_of(table) == ["event-0", "event-2"]
+    (entry,) = kept.entries()
+    assert (entry.raw.payload, entry.raw.replay_id) == (BAD, replay_id(1))
+    assert (entry.received_at, entry.subscription) == (NOW + 1.5, TOPIC)
+    assert entry.schema_json
+    assert f"event event-1 at {replay_id(1).hex()} is quarantined" in caplog.text
+    assert Progress().after(result, None).received == 3
+
+
+def test_a_batch_of_nothing_else_moves_the_position(open_writer, table, kept):
+    """The job goes on behind it after a restart."""
+    result = open_writer().write(batch_of(events(-1, -2)))
+    assert (result.rows, result.set_aside, result.batch_id) == (0, 2, None)
+    assert open_writer().position == replay_id(2)
+    assert len(kept) == 2
+
+
+def test_it_is_durable_before_the_batch_is_and_once_however_often_it_comes(
+    open_writer, table, kept, monkeypatch
+):
+    """A write that dies between the two is repeated: one entry, one row each."""
+    writer = open_writer(subscription=MANAGED)
+    batch = batch_of(events(0, -1), topic=None)
+
+    def fail(*_arguments):
+        assert len(kept) == 1, "quarantined before the rename"
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(parquet.os, "rename", fail)
+        with pytest.raises(WriteError):
+            writer.write(batch)
+    assert not list(table.glob("ingest_hour=*/batch=*"))
+    assert open_writer(subscription=MANAGED).write(batch).rows == 1
+    again = open_writer(subscription=MANAGED).write(batch)
+    assert (again.rows, again.duplicates, again.set_aside) == (0, 1, 1)
+    assert (ids_of(table), len(kept)) == (["event-0"], 1)
+
+
+def test_a_quarantine_that_cannot_be_written_stops_the_batch(open_writer, table, kept):
+    """Nothing is published, nothing may be acked; the next write tries again."""
+    writer = open_writer()
+    kept.directory.write_text("in the way")
+    with pytest.raises(WriteError, match="none of its events is acked"):
+        writer.write(batch_of(events(0, -1)))
+    assert not list(table.glob("ingest_hour=*/batch=*"))
+    kept.directory.unlink()
+    assert writer.write(batch_of(events(0, -1))).rows == 1
+    assert len(kept) == 1
+
+
+def test_the_other_policies(open_writer, table, kept):
+    """skip counts, fail raises and writes nothing, and what goes with what is checked."""
+    with pytest.raises(DecodeError):
+        open_writer(on_undecodable="fail").write(batch_of(events(0, -1)))
+    assert not list(table.glob("ingest_hour=*/batch=*"))
+    result = open_writer(on_undecodable="skip").write(batch_of(events(0, -1)))
+    assert (result.rows, result.set_aside, len(kept)) == (1, 1, 0)
+    for options in ({"on_undecodable": "x"}, {"on_undecodable": "skip", "quarantine": kept}):
+        with pytest.raises(ConfigurationError):
+            open_writer(**options)

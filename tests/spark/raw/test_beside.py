@@ -1,0 +1,261 @@
+"""What is not a table's rows is not in the table's tree, and gets out of that of an older table."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.durable import make_directory
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark import EventWriter, read_sister
+from sfpubsub.spark.ingest.sidecars import Sisters
+from sfpubsub.spark.raw import beside, destination
+from sfpubsub.spark.raw.beside import COMMITS_NAME, GAPS_NAME, SCHEMAS_NAME, SIDECARS
+from sfpubsub.spark.raw.destination import (
+    Destination,
+    Source,
+    check_destination,
+    claim,
+    local_sidecars,
+)
+from sfpubsub.stores.schema_store import FileSchemaStore
+from tests.spark.readers import ids_of
+from tests.spark.sample_events import TOPIC as TOPIC_NAME
+from tests.spark.sample_events import batch_of
+
+TOPIC = Source("topic", TOPIC_NAME)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    made = tmp_path / "orders"
+    made.mkdir()
+    return made
+
+
+def age(table: Path) -> None:
+    """Give the table the layout that it had before: everything inside."""
+    place = table.parent / f".{table.name}.sfpubsub"
+    identity = json.loads((table / "_table.json").read_text())
+    (table / "_table.json").write_text(json.dumps({**identity, "layout": 1}))
+    for name in SIDECARS:
+        make_directory(place / name)
+        os.rename(place / name, table / name)
+    shutil.rmtree(place)
+    (table / "_staging" / "b0.dead").mkdir(parents=True)
+    (table / "_staging" / "b0.dead" / "part-0.parquet").write_text("PAR1 and then")
+
+
+def everything(table: Path) -> dict[str, str]:
+    """What readers of the sidecars find, by name; in two places it would be here twice."""
+    found = [
+        (f"{name}/{file.name}", file.read_text())
+        for name in SIDECARS
+        for place in local_sidecars(table, name)
+        for file in sorted(place.glob("*"))
+    ]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+def test_only_rows_and_what_names_their_owner_are_in_the_table(table: Path):
+    """Whatever path leads there."""
+    place = claim(table, TOPIC)
+    assert place == table.parent / ".orders.sfpubsub"
+    assert [path.name for path in table.iterdir()] == ["_table.json"]
+    link = table.parent / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(table)
+    assert Destination.parse(link, "parquet").beside == place
+    assert Destination.parse(table, "delta").beside == table, "its readers go by the log"
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a SIGKILL."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Die before step number *step* of those that change the disk."""
+    left = [step]
+
+    def dying(function: Callable) -> Callable:
+        def call(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("rename", "replace", "mkdir", "rmdir", "unlink", "fsync"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+
+
+def old_table(table: Path, *, both: bool) -> dict[str, str]:
+    """Make a table of layout 1, with sidecars; with *both* some are in their new place as well."""
+    place = claim(table, TOPIC)
+    for name in SIDECARS:
+        make_directory(place / name)
+        (place / name / "a.json").write_text(f"{name} a")
+    age(table)
+    (table / "ingest_hour=2026-11-20-23").mkdir()
+    if both:  # as a stream does that was told the old path, or the new one too early
+        for name in (SCHEMAS_NAME, GAPS_NAME):
+            make_directory(place / name)
+            (place / name / "b.json").write_text(f"{name} b")
+    return everything(table)
+
+
+def survives(table: Path, step: int) -> bool:
+    """Claim a table, and die before the step; return whether there were fewer steps than that."""
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, step)
+        try:
+            claim(table, TOPIC)
+        except Killed:
+            return False
+    return True
+
+
+def tables(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Yield new directories of a table, and the step that is to be the last."""
+    for step in count(1):
+        table = directory / str(step) / "orders"
+        table.mkdir(parents=True)
+        yield table, step
+
+
+def test_a_table_is_begun_whatever_step_is_its_last(tmp_path: Path):
+    """A start that died early does not block the next."""
+    for table, step in tables(tmp_path):
+        survived = survives(table, step)
+        place = claim(table, TOPIC)
+        assert place.is_dir()
+        assert json.loads((table / "_table.json").read_text())["layout"] == 2
+        if survived:
+            assert step > 10
+            return
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_an_old_table_is_taken_over_whatever_step_is_its_last(tmp_path: Path, both: bool):
+    """Killed before each step, everything is found at once, and a new start does the rest."""
+    for table, step in tables(tmp_path):
+        before = old_table(table, both=both)
+        survived = survives(table, step)
+        assert everything(table) == before, f"after a death before step {step}"
+        place = claim(table, TOPIC)
+        assert everything(table) == before
+        left = {path.name for path in table.iterdir()}
+        # A draft of the identity may be left, of a kill before its rename.
+        assert {name for name in left if not name.endswith(".tmp")} == {
+            "_table.json",
+            "ingest_hour=2026-11-20-23",
+        }
+        assert sorted(path.name for path in (place / COMMITS_NAME).iterdir()) == ["a.json"]
+        assert json.loads((table / "_table.json").read_text())["layout"] == 2
+        if survived:
+            assert step > 20
+            return
+
+
+def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp_path: Path):
+    """Before it is taken over, and after; the rows go on where they were."""
+    table = tmp_path / "orders"
+    place = Destination.parse(table, "parquet")
+    with EventWriter(spark, table, topic=TOPIC.name) as writer:
+        writer.write(batch_of(range(3)))
+        sidecars = Sisters(spark, place)
+        sidecars.open()
+        sidecars.keep_schemas(batch_of([0]).codecs)
+    age(table)
+
+    def ids() -> list[str]:
+        return [row["schema_id"] for row in read_sister(spark, table, "schemas").collect()]
+
+    assert ids() == ["schema-1"]
+    with EventWriter(spark, table, topic=TOPIC.name) as writer:
+        assert (writer.write(batch_of(range(5))).rows, writer.position is not None) == (2, True)
+    assert ids() == ["schema-1"]
+    assert FileSchemaStore(place.beside / SCHEMAS_NAME).get("schema-1") is not None
+    assert ids_of(table, "parquet") == [f"event-{n}" for n in range(5)]
+    assert not [path for path in table.rglob("*.parquet") if "ingest_hour=" not in str(path)]
+
+
+def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path):
+    """Readers, and later starts, need not be told again; and nothing is left behind unseen."""
+    other = tmp_path / "other"
+    place = claim(table, TOPIC, other)
+    assert place == other / ".orders.sfpubsub"
+    assert Destination.parse(table, "parquet").beside == place
+    assert claim(table, TOPIC) == place
+    third = tmp_path / "third"
+    with pytest.raises(ConfigurationError, match=f"are in {place}: leave out --staging"):
+        check_destination(table, TOPIC, staging=third)
+    third.mkdir()
+    os.rename(place, third / place.name)
+    assert claim(table, TOPIC, third) == third / place.name
+    assert Destination.parse(table, "parquet").beside == third / place.name
+
+
+def test_two_tables_do_not_share_a_directory(table: Path, tmp_path: Path):
+    """Each would remove what the other is writing. A table that is gone is in nobody's way."""
+    other = tmp_path / "other"
+    claim(table, TOPIC, other)
+    namesake = tmp_path / "more" / "orders"
+    namesake.mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=f"belongs to the table {table}"):
+        claim(namesake, TOPIC, other)
+    assert list(namesake.iterdir()) == []
+    shutil.rmtree(table)
+    claim(namesake, TOPIC, other)
+
+
+def test_staging_in_the_table_is_refused(table: Path):
+    """Readers of the tree would come upon it, hidden name or not."""
+    for inside in (table, table / ".staging"):
+        place = Destination.parse(table, "parquet", inside)
+        with pytest.raises(ConfigurationError, match="must not be in the table"):
+            place.check(TOPIC)
+
+
+def test_another_file_system_is_refused(table: Path, monkeypatch):
+    """Before Spark starts where that can be seen, else by trying; the table stays as it is."""
+    shared_memory = Path("/dev/shm")  # the one other file system of most machines
+    if shared_memory.is_dir() and shared_memory.stat().st_dev != table.stat().st_dev:
+        with pytest.raises(ConfigurationError, match=r"different file systems.*--staging"):
+            Destination.parse(table, "parquet", shared_memory / "x").check(TOPIC)
+
+    def refuse(source, target):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    # As for a directory that is mounted twice.
+    monkeypatch.setattr(beside.os, "rename", refuse)
+    with pytest.raises(ConfigurationError, match="a mount of its own, write to a directory in it"):
+        claim(table, TOPIC)
+    assert list(table.iterdir()) == []
+    assert [path.name for path in (table.parent / ".orders.sfpubsub").iterdir()] == ["table.json"]
+
+
+def test_a_parent_that_cannot_be_written_is_told(table: Path, monkeypatch):
+    """With the way out."""
+    real = os.access
+    monkeypatch.setattr(
+        destination.os, "access", lambda path, mode: path != table.parent and real(path, mode)
+    )
+    with pytest.raises(ConfigurationError, match=rf"{table.parent} is not writable.*--staging"):
+        check_destination(table, TOPIC)
+
+
+def test_staging_goes_with_parquet():
+    """Table formats have no rename."""
+    with pytest.raises(ConfigurationError, match="goes with format parquet"):
+        Destination.parse("/data/orders", "delta", "/data/staging")

@@ -1,0 +1,171 @@
+"""Destinations that are refused, and why; no Spark is needed for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw import destination
+from sfpubsub.spark.raw.destination import (
+    Destination,
+    Source,
+    check_destination,
+    check_format,
+    claim,
+    local_path,
+    make_directory,
+)
+
+TOPIC = Source("topic", "/event/A__e")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3a://bucket/x", "hdfs://host/x", "gs://b/x", "abfss://c@a/x", "dbfs:/x", "file://h/x"]
+)
+def test_a_destination_without_rename_is_refused(url: str):
+    """An object store has no atomic rename, so a batch could be seen in part."""
+    with pytest.raises(ConfigurationError, match="one rename"):
+        local_path(url)
+
+
+def test_local_forms_name_the_same_directory(tmp_path: Path, monkeypatch):
+    """A path, a relative path, and a URL of scheme file."""
+    monkeypatch.chdir(tmp_path)
+    expected = tmp_path / "a b"
+    assert local_path("a b") == local_path(tmp_path / "a b") == expected
+    assert (
+        local_path(f"file://{tmp_path}/a%20b") == local_path(f"file:{tmp_path}/a%20b") == expected
+    )
+    with pytest.raises(ConfigurationError, match="empty"):
+        local_path("")
+
+
+def test_a_file_is_no_destination(tmp_path: Path):
+    """Nor is a path below one, nor a broken link."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="is not a directory"):
+        check_destination(tmp_path / "file", TOPIC)
+    with pytest.raises(ConfigurationError, match=r"cannot be written|is not a directory"):
+        check_destination(tmp_path / "file" / "below", TOPIC)
+    with pytest.raises(ConfigurationError, match="link"):
+        check_destination(tmp_path / "link", TOPIC)
+
+
+def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
+    """It is named, before anything is started. (Root may write anywhere, so access is faked.)"""
+    monkeypatch.setattr(destination.os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigurationError, match="is not writable"):
+        check_destination(tmp_path, TOPIC)
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} is not writable"):
+        check_destination(tmp_path / "new" / "er", TOPIC)
+
+
+def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch):
+    """The system's reason is in the message."""
+
+    def refuse(*arguments, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ConfigurationError, match="Read-only file system"):
+        make_directory(tmp_path / "new")
+    monkeypatch.setattr(destination, "replace_file", refuse)
+    with pytest.raises(ConfigurationError, match="Read-only file system"):
+        claim(tmp_path, TOPIC)
+
+
+def test_checking_changes_nothing(tmp_path: Path):
+    """A destination that is only looked at stays as it is."""
+    check_destination(tmp_path / "new", TOPIC)
+    check_destination(tmp_path, TOPIC)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_was_never_written_may_change_hands(tmp_path: Path):
+    """A mistyped topic does not keep the path."""
+    claim(tmp_path, Source("topic", "/event/Typo__e"))
+    claim(tmp_path, TOPIC)
+    (tmp_path / "_position").write_text("")
+    check_destination(tmp_path, TOPIC)
+
+
+@pytest.mark.parametrize("written", ["ingest_hour=2026-11-20-23", "_position"])
+def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
+    """Another topic, or a managed subscription of any name, is refused; both are named."""
+    claim(tmp_path, TOPIC)
+    (tmp_path / written).mkdir()
+    claim(tmp_path, TOPIC)
+    other = Source("managed", "My_Sub")
+    with pytest.raises(ConfigurationError) as caught:
+        claim(tmp_path, other)
+    assert "topic /event/A__e" in str(caught.value)
+    assert "managed subscription My_Sub" in str(caught.value)
+    assert "name another destination" in str(caught.value)
+
+
+def test_a_start_that_died_early_does_not_block_the_next(tmp_path: Path):
+    """Our own first files are not a foreign directory's."""
+    (tmp_path / "_lease").write_text("")
+    (tmp_path / "_table.json.123.tmp").write_text("{")
+    claim(tmp_path, TOPIC)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"layout": 3, "format": "parquet", "topic": "x"}', "{}"]
+)
+def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
+    """A newer layout, or a damaged file, is not guessed at."""
+    (tmp_path / "_table.json").write_text(text)
+    with pytest.raises(ConfigurationError, match="not of this version"):
+        check_destination(tmp_path, TOPIC)
+
+
+def test_a_format_that_does_not_exist_names_those_that_do():
+    """Before Spark is started."""
+    with pytest.raises(ConfigurationError, match="there is parquet, delta, iceberg"):
+        check_format("csv")
+
+
+def test_table_formats_take_urls_and_catalogs(tmp_path: Path):
+    """A URL of any scheme; for iceberg a catalog's table; everything else is a directory."""
+    url = Destination.parse("s3a://bucket/a/orders/", "delta")
+    assert (url.address, url.local, url.name) == ("s3a://bucket/a/orders", None, "orders")
+    named = Destination.parse("shop.sales.orders", "iceberg")
+    assert (named.in_catalog, named.local, named.name) == (True, None, "orders")
+    assert Destination.parse("shop.sales.orders", "delta").local is not None
+    assert Destination.parse("sales.orders", "iceberg").local is not None, "no catalog is named"
+    assert Destination.parse(f"file://{tmp_path}/a%20b", "delta").local == tmp_path / "a b"
+    with pytest.raises(ConfigurationError, match="table format: delta or iceberg"):
+        Destination.parse("s3a://bucket/x", "parquet")
+
+
+def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
+    """A log of the format is left to Spark to read; anything else that is there is a stranger's."""
+    (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
+    Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
+    for other in ("iceberg", "parquet"):
+        with pytest.raises(ConfigurationError, match="not a table of sfpubsub"):
+            Destination.parse(tmp_path / "delta", other).check(TOPIC)
+    (tmp_path / "parquet").mkdir()
+    claim(tmp_path / "parquet", TOPIC)
+    with pytest.raises(ConfigurationError, match="is a parquet table of topic"):
+        Destination.parse(tmp_path / "parquet", "delta").check(TOPIC)
+
+
+def test_a_source_is_one_of_two():
+    """Neither or both would leave the position's home open."""
+    assert Source.choose("S", None) == Source("managed", "S")
+    assert Source.choose(None, "/event/A__e") == TOPIC
+    for both in (("S", "/event/A__e"), (None, None)):
+        with pytest.raises(ConfigurationError, match="either"):
+            Source.choose(*both)
+
+
+def test_new_directories_are_made(tmp_path: Path):
+    """With those above them."""
+    make_directory(tmp_path / "a" / "b")
+    assert os.path.isdir(tmp_path / "a" / "b")

@@ -1,0 +1,23 @@
+"""How rows get to Spark."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from sfpubsub.spark.raw import frames
+
+
+def test_a_task_of_a_cluster_carries_a_part_of_a_large_batch(spark: SparkSession, monkeypatch):
+    """Spark refuses tasks of 128 MiB, and a stream's largest batch has more, with its JSON."""
+    ours = spark.newSession()
+    ours.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")  # as if it were large
+    monkeypatch.setattr(ours.sparkContext, "master", "spark://elsewhere")
+    monkeypatch.setattr(frames, "_TASK_BYTES", 1000)
+    rows = pa.table({"payload": [bytes(100)] * 95})
+    with frames.frame_of(ours, rows) as frame:
+        counts = frame.groupBy(f.spark_partition_id()).count().collect()
+    assert sum(row["count"] for row in counts) == 95
+    assert max(row["count"] for row in counts) == 10
+    assert ours.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "10000"

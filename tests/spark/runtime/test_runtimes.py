@@ -1,0 +1,98 @@
+"""Which jars for which PySpark, and what is said when there are none."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.runtime import runtimes
+from sfpubsub.spark.runtime.runtimes import RUNTIMES, check_session, runtime_for, session_settings
+from tests.spark.conftest import TABLE_FORMAT
+
+DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
+ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+
+
+def test_each_pair_has_its_coordinate():
+    """By the first two numbers of PySpark's version; what was tested says with what."""
+    assert runtime_for("delta", "4.2.0").coordinate == DELTA
+    assert runtime_for("delta", "4.1.4").coordinate == DELTA.replace("4.2_", "4.1_")
+    assert runtime_for("iceberg", "4.1.4").coordinate == ICEBERG
+    assert all(r.tested is None or r.tested.startswith(f"{r.pyspark}.") for r in RUNTIMES)
+    assert all(r.coordinate == r.modules[0] for r in RUNTIMES)
+
+
+@pytest.mark.parametrize(("format_", "version"), [("iceberg", "4.2.0"), ("delta", "4.3.0")])
+def test_a_pair_without_jars_names_both_versions_and_what_to_use(format_: str, version: str):
+    """The PySpark that is there, the one to have, and the coordinate for it."""
+    with pytest.raises(ConfigurationError) as caught:
+        runtime_for(format_, version)
+    text = str(caught.value)
+    assert f"format {format_} has no jars for pyspark {version}" in text
+    known = [r for r in RUNTIMES if r.format == format_]
+    assert all(f"pyspark {r.pyspark} with {r.coordinate}" in text for r in known)
+
+
+@pytest.mark.parametrize("broken", [None, "missing", "cut off"])
+def test_jars_that_are_kept_are_not_asked_for_again(tmp_path: Path, monkeypatch, broken):
+    """All of them, whole; otherwise they come from Maven Central, without what Spark has."""
+    monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
+    (tmp_path / "jars").mkdir()
+    for module in RUNTIMES[0].modules:
+        group, artifact, version = module.split(":")
+        jar = tmp_path / "jars" / f"{group}_{artifact}-{version}.jar"
+        with zipfile.ZipFile(jar, "w") as file:
+            file.writestr("x", "x")
+    if broken == "missing":
+        jar.unlink()
+    elif broken:
+        jar.write_bytes(jar.read_bytes()[:-10])
+    settings = session_settings(
+        "delta", {"spark.jars.ivy": str(tmp_path), "spark.sql.extensions": "mine.Extension"}
+    )
+    assert ("spark.jars" in settings) == (broken is None)
+    assert settings.get("spark.jars.packages") == (None if broken is None else DELTA)
+    assert settings["spark.sql.extensions"].startswith("mine.Extension,io.delta.")
+
+
+def test_a_plain_session_is_left_alone():
+    """Parquet needs nothing."""
+    assert session_settings("parquet", {}) == {}
+
+
+def test_a_session_without_jars_is_told_the_coordinate(spark):
+    """Before anything is written: what spark-submit must be given, or where to run."""
+    missing = "delta" if TABLE_FORMAT == "iceberg" else "iceberg"
+    with pytest.raises(ConfigurationError) as caught:
+        check_session(spark, missing)
+    known = [r.coordinate for r in RUNTIMES if r.format == missing]
+    assert any(coordinate in str(caught.value) for coordinate in known)
+    check_session(spark, TABLE_FORMAT)
+
+
+class Session:
+    """A session with or without a format's classes, and without its settings."""
+
+    def __init__(self) -> None:
+        self._jvm = self.java = self.lang = self.Thread = self.conf = self
+
+    def currentThread(self) -> Session:  # noqa: N802  # Java's name
+        return self
+
+    def getContextClassLoader(self) -> Session:  # noqa: N802  # Java's name
+        return self
+
+    def loadClass(self, name: str) -> None:  # noqa: N802  # Java's name
+        pass
+
+    def get(self, key: str, default: str) -> str:
+        return default
+
+
+def test_jars_alone_are_not_enough_for_delta():
+    """Without its extension Delta fails at the first write, with a page of advice."""
+    with pytest.raises(ConfigurationError, match=r"not set up for it.*--conf spark\.sql\.ext"):
+        check_session(Session(), "delta")

@@ -1,0 +1,303 @@
+"""The promises of a streaming query into a raw table: each event once, whatever is repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+
+import sfpubsub.spark
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.errors import LocalProtocolError
+from sfpubsub.spark import ForeachBatchWriter, PubSubDataSource
+from sfpubsub.spark.raw.parquet import ParquetTable
+from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.stream import options
+from tests.conftest import until
+from tests.spark.source_world import TOPIC, orders, settings_file
+from tests.test_docs import ROOT, blocks
+
+
+class Streams:
+    """Runs queries of the source in one session, on one emulator."""
+
+    def __init__(self, spark, emulator, directory: Path) -> None:
+        self.spark = spark
+        self.emulator = emulator
+        self.directory = directory
+        self.table = directory / "table"
+        self.settings = settings_file(emulator, directory / "settings.toml")
+        spark.dataSource.register(PubSubDataSource)
+
+    def events(self, **more: str):
+        given = {
+            "topic": TOPIC,
+            "startingOffsets": "earliest",
+            "idleTimeout": "0.5",
+            "configFile": str(self.settings),
+            **more,
+        }
+        return self.spark.readStream.format("sfpubsub").options(**given).load()
+
+    def run(self, checkpoint: str, **more: str):
+        """Read what there is into the table, and end.
+
+        Spark waits 10 s for a Python process to report, which no setting changes; a machine that is
+        too busy for it gets some more tries. No batch has begun by then.
+        """
+        for _ in range(5):
+            try:
+                return self._run(checkpoint, **more)
+            except StreamingQueryException as error:
+                if "Python worker failed to connect back" not in str(error):
+                    raise
+        raise AssertionError("Spark's Python processes did not start")
+
+    def _run(self, checkpoint: str, **more: str):
+        with ForeachBatchWriter(self.spark, self.table, topic=TOPIC) as writer:
+            query = (
+                self.events(**more)
+                .writeStream.foreachBatch(writer)
+                .option("checkpointLocation", str(self.directory / checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            try:
+                assert query.awaitTermination(300), "it did not end"
+            finally:
+                query.stop()
+            return query
+
+    def start(self, take):
+        """Begin a query that ends only when it is stopped."""
+        query = self.events().writeStream.foreachBatch(take)
+        return query.option("checkpointLocation", str(self.directory / "one")).start()
+
+    def ids(self) -> list[str]:
+        """What a plain reader of the directory sees, in order."""
+        data = ds.dataset(self.table, schema=SCHEMA, format="parquet")
+        rows = data.to_table(columns=["event_id", "ingest_seq"])
+        rows = rows.sort_by("ingest_seq")
+        assert rows["ingest_seq"].to_pylist() == list(range(len(rows)))
+        return rows["event_id"].to_pylist()
+
+
+class Told:
+    """Takes batches for a writer, and keeps the text that Spark gets of an error."""
+
+    def __init__(self, writer: ForeachBatchWriter) -> None:
+        self._writer = writer
+        self.text = ""
+
+    def __call__(self, batch, number: int) -> None:
+        try:
+            self._writer(batch, number)
+        except Exception:
+            self.text = traceback.format_exc()
+            raise
+
+    def check_short(self, said: str) -> None:
+        assert said in self.text
+        assert "py4j" not in self.text.lower()
+        # A screenful: a line for each of our functions on the way.
+        assert len(self.text) < 3_000
+
+
+@pytest.fixture
+def streams(spark, run_emulator, tmp_path) -> Streams:
+    return Streams(spark, run_emulator(), tmp_path)
+
+
+def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
+    """Several batches; a batch repeated after its commit was lost; a new checkpoint on the path."""
+    published = streams.emulator.publish(TOPIC, orders(50))
+    schemas = streams.table.parent / ".table.sfpubsub" / "_schemas"
+    query = streams.run("one", maxOffsetsPerTrigger="20", schemaStore=str(schemas))
+    batches = [progress["batchId"] for progress in query.recentProgress if progress.numInputRows]
+    assert batches == [0, 1, 2]
+    assert streams.ids() == [event.event_id for event in published]
+    names = [path.read_text() for path in sorted(streams.table.glob("ingest_hour=*/batch=*/_name"))]
+    assert names == [f"{query.id}/{number}" for number in batches]
+    (schema,) = schemas.glob("*.json")  # typed tables can be derived from the rows
+    assert "Order_Event__e" in schema.read_text()
+
+    # As if it had been killed between the table's transaction and Spark's.
+    (streams.directory / "one" / "commits" / "2").unlink()
+    (streams.directory / "one" / "commits" / ".2.crc").unlink()
+    directories = sorted(streams.table.glob("ingest_hour=*/batch=*"))
+    published += streams.emulator.publish(TOPIC, orders(5, 50))
+    streams.run("one", maxOffsetsPerTrigger="20")
+    assert streams.ids() == [event.event_id for event in published]
+    assert len(sorted(streams.table.glob("ingest_hour=*/batch=*"))) == len(directories) + 1
+
+    published += streams.emulator.publish(TOPIC, orders(5, 55))
+    streams.run("two", maxOffsetsPerTrigger="40")
+    assert streams.ids() == [event.event_id for event in published]
+    by_spark = streams.spark.read.parquet(str(streams.table)).orderBy("ingest_seq").collect()
+    assert [row.event_id for row in by_spark] == streams.ids()
+
+
+def test_a_gap_is_told_beside_the_table_and_is_no_row_of_it(streams: Streams):
+    """A raw table has a row an event; what is missing is in its table of gaps."""
+    published = streams.emulator.publish(TOPIC, orders(10))
+    streams.run("one")
+    later = streams.emulator.publish(TOPIC, orders(5, 10))
+    gone = published[-1].replay_id.hex()
+    streams.emulator.faults.add(Fault(kind="age_out", replay_id=gone))
+    with pytest.raises(StreamingQueryException, match="failOnDataLoss"):
+        streams.run("one")
+    streams.run("one", failOnDataLoss="false")
+    assert streams.ids() == [event.event_id for event in published + later]
+    (gap,) = (streams.table.parent / ".table.sfpubsub" / "_gaps").glob("*.json")
+    assert json.loads(gap.read_text())["after"] == gone
+
+
+def test_a_query_goes_on_where_it_was_stopped(streams: Streams):
+    """With a processing-time trigger, over a restart from the checkpoint."""
+    published = []
+    for part in range(2):
+        published += streams.emulator.publish(TOPIC, orders(10, 10 * part))
+        with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
+            query = streams.start(writer)
+            try:
+                until(
+                    lambda: streams.table.exists() and len(streams.ids()) >= len(published),  # noqa: B023
+                    "the rows",
+                    patience=300,
+                )
+                published += streams.emulator.publish(TOPIC, orders(3, 100 + part))
+                until(lambda: len(streams.ids()) >= len(published), "more rows", patience=300)  # noqa: B023
+            finally:
+                query.stop()
+    assert streams.ids() == [event.event_id for event in published]
+
+
+@pytest.mark.parametrize("moment", ["before Spark is called", "while Spark works"])
+def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
+    streams: Streams, monkeypatch, caplog, moment: str
+):
+    """Without an error, and nothing is lost: the next query writes the batch.
+
+    With a trace of Java in what Spark is told, its stream thread died of a StackOverflowError.
+    """
+    caplog.set_level("INFO", "sfpubsub.spark")
+    published = streams.emulator.publish(TOPIC, orders(10))
+    begun, interrupted = threading.Event(), threading.Event()
+    stage = ParquetTable._stage
+
+    def wait(self, rows, staged):
+        if moment == "while Spark works":
+            work = "java_method('java.lang.Thread', 'sleep', bigint(60000)) AS slept"
+            begun.set()
+            self._spark.range(1).selectExpr(work).collect()
+        begun.set()
+        assert interrupted.wait(60.0)
+        stage(self, rows, staged)
+
+    monkeypatch.setattr(ParquetTable, "_stage", wait)
+    with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
+        query = streams.start(told := Told(writer))
+        thread = query._jsq.streamingQuery().queryExecutionThread()
+        try:
+            assert begun.wait(60.0)
+            if moment == "while Spark works":
+                tracker = streams.spark.sparkContext.statusTracker()
+                until(lambda: tracker.getJobIdsForGroup(str(query.runId)), "a job", patience=60)
+        finally:
+            stopper = threading.Thread(target=query.stop)  # returns when the query has ended
+            stopper.start()
+            if moment == "before Spark is called":
+                until(thread.isInterrupted, "the interruption", patience=60)
+            interrupted.set()
+            stopper.join(60.0)
+        assert not stopper.is_alive()
+        assert not thread.isAlive()
+        assert query.exception() is None
+        assert query.status["message"] == "Stopped", "its thread died before it could say so"
+        told.check_short("was interrupted, and is written by the next run")
+    assert "java.lang.InterruptedException" in caplog.text or "cancelled" in caplog.text
+    monkeypatch.undo()
+    streams.run("one")
+    assert streams.ids() == [event.event_id for event in published]
+
+
+def test_a_write_that_fails_is_told_in_a_line_and_logged_in_full(
+    streams: Streams, monkeypatch, caplog
+):
+    """What Spark is told has no trace of Java in it, whatever Spark said; and nothing is lost."""
+    published = streams.emulator.publish(TOPIC, orders(3))
+
+    def fail(self, rows, staged):
+        self._spark.sql("SELECT raise_error('no such luck')").collect()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ParquetTable, "_stage", fail)
+        with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
+            query = streams.start(told := Told(writer))
+            with pytest.raises(StreamingQueryException, match="no such luck"):
+                query.awaitTermination(60)
+    told.check_short("no such luck")
+    assert "the direct cause of the following" in caplog.text
+    assert "pyspark.errors" in caplog.text
+    streams.run("one")
+    assert streams.ids() == [event.event_id for event in published]
+
+
+def test_a_query_that_is_refused_ends_with_the_reason(streams: Streams):
+    """What the service said is in the error that Spark raises."""
+    streams.emulator.faults.add(Fault(kind="expire_token"))
+    with pytest.raises(StreamingQueryException, match="no longer accepts the access token"):
+        streams.run("one")
+
+
+def test_an_option_is_refused_before_anything_runs(streams: Streams):
+    """With the near name; and a credential is not repeated by Spark's error either."""
+    with pytest.raises(AnalysisException, match="did you mean startingOffsets"):
+        streams.events(startingOffset="latest")
+    with pytest.raises(AnalysisException, match="looks like a credential") as caught:
+        streams.events(accessToken="planted-4711")
+    assert "planted-4711" not in str(caught.value)
+
+
+def test_it_is_for_streaming_queries_only(streams: Streams):
+    """A batch without a query has no name, so it could be written twice."""
+    streams.emulator.publish(TOPIC, orders(1))
+    with (
+        ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer,
+        pytest.raises(LocalProtocolError, match="foreachBatch"),
+    ):
+        writer(streams.spark.range(1), 0)
+
+
+def test_the_query_of_the_page_runs(streams: Streams, monkeypatch):
+    """The example of the documentation, as it stands there."""
+    (code,) = blocks(ROOT / "docs" / "streaming-source.md", "python")
+    for path, own in {
+        "/etc/sfpubsub.toml": streams.settings,
+        "/data/orders_checkpoint": streams.directory / "checkpoint",
+        "/data/orders": streams.table,
+    }.items():
+        assert path in code
+        code = code.replace(path, str(own))
+    code = code.replace(".load()", '.option("idleTimeout", 0.5).load()')
+    published = streams.emulator.publish(TOPIC, orders(3))
+    monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: nullcontext(streams.spark), False)
+    exec(compile(code, "page", "exec"), {})
+    assert streams.ids() == [event.event_id for event in published]
+
+
+def test_the_page_names_every_option():
+    """And no other; with the defaults that hold."""
+    page = (ROOT / "docs" / "streaming-source.md").read_text()
+    table = page.split("## Options")[1].split("## ")[0]
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    assert tuple(named) == options.NAMES
+    assert f"| {options.DEFAULT_MAX_EVENTS:,} |" in table
+    assert f"| {options.DEFAULT_IDLE_TIMEOUT:.0f} |" in table
