@@ -19,7 +19,7 @@ from sfpubsub.emulator.bus import Draft
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
-from sfpubsub.spark.ingest.sidecars import Sisters, read_sister
+from sfpubsub.spark.ingest.sidecars import Sidecars, read_sidecar
 from sfpubsub.spark.ingest.streams import Stream, Streams, table_name
 from sfpubsub.spark.raw.destination import Destination, Source
 from tests.conftest import until
@@ -121,7 +121,7 @@ def run(spark, org: Org, connect) -> Iterator[Callable]:
         def stream(source: Source, place: str, format_: str) -> Stream:
             managed = source.kind == "managed"
             destination = Destination.parse(place, format_)
-            sisters = Sisters(spark, destination)
+            sidecars = Sidecars(spark, destination)
             writer = opened.enter_context(
                 EventWriter(
                     spark,
@@ -130,10 +130,10 @@ def run(spark, org: Org, connect) -> Iterator[Callable]:
                     subscription=source.name if managed else None,
                     topic=None if managed else source.name,
                     on_undecodable="quarantine",
-                    quarantine=sisters.quarantine,
+                    quarantine=sidecars.quarantine,
                 )
             )
-            sisters.open()
+            sidecars.open()
             client = connect(org.emulator)
             if managed:
                 subscription = client.subscribe_managed(source.name, ack="manual")
@@ -145,14 +145,14 @@ def run(spark, org: Org, connect) -> Iterator[Callable]:
             job = IngestJob(
                 subscription,
                 writer,
-                beside=sisters,
+                beside=sidecars,
                 batch_events=BATCH,
                 batch_seconds=PATIENCE,
             )
 
             def finish() -> None:
                 job.settle()
-                sisters.close()
+                sidecars.close()
 
             return Stream(source, job, subscription, subscription, finish)
 
@@ -228,21 +228,21 @@ def test_a_mixed_run_is_counted_to_the_last_event(
         assert done.duplicates == done.received - done.rows - done.set_aside
 
     # The tables beside them.
-    schemas = {s: read_sister(spark, place, "schemas").collect() for s, place in places.items()}
+    schemas = {s: read_sidecar(spark, place, "schemas").collect() for s, place in places.items()}
     assert (len(schemas[MANAGED]), len(schemas[TOPIC])) == (2, 1)
     for source in places:
         used = set(rows[source]["schema_id"].to_pylist())
         assert {row["schema_id"] for row in schemas[source]} == used
     # Kept once each, however often they came; without an id the position tells two of them apart,
     # and the move gave new ones.
-    kept = {s: read_sister(spark, place, "quarantine").count() for s, place in places.items()}
+    kept = {s: read_sidecar(spark, place, "quarantine").count() for s, place in places.items()}
     assert kept == {MANAGED: 2 * BAD_ORDERS + BAD_SCHEMAS, TOPIC: 2 * BAD_CHANGES}
-    gaps = {s: read_sister(spark, place, "gaps").collect() for s, place in places.items()}
+    gaps = {s: read_sidecar(spark, place, "gaps").collect() for s, place in places.items()}
     assert [gap["reason"] for gap in gaps[MANAGED]] == ["repositioned"]
     assert [gap["reason"] for gap in gaps[TOPIC]] == ["rejected"]
     assert gaps[TOPIC][0]["after"] == last_change.hex()
     for source, stream in streams.items():
-        commits = read_sister(spark, places[source], "commits").orderBy("noted_at").collect()
+        commits = read_sidecar(spark, places[source], "commits").orderBy("noted_at").collect()
         for count in ("received", "rows", "duplicates", "set_aside", "batches"):
             assert sum(row[count] for row in commits) == getattr(stream.job.progress, count), count
         assert max(row["last_seq"] or 0 for row in commits) == len(rows[source]) - 1

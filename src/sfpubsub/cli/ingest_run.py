@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
-    from sfpubsub.spark.ingest.sidecars import Sisters
+    from sfpubsub.spark.ingest.sidecars import Sidecars
     from sfpubsub.spark.ingest.streams import Stream, Streams
     from sfpubsub.spark.ingest.undecodable import OnUndecodable
     from sfpubsub.spark.ingest.writer import EventWriter
@@ -41,7 +41,7 @@ class _Open:
 
     source: Source
     writer: EventWriter
-    sisters: Sisters
+    sidecars: Sidecars
 
 
 class Run:
@@ -83,7 +83,7 @@ class Run:
             for source in self.tables:
                 _check_name(client, source)
             tables = [self._open(opened, spark, source) for source in self.tables]
-            schemas.stores = [table.sisters.schemas for table in tables]
+            schemas.stores = [table.sidecars.schemas for table in tables]
             self.streams += [self._stream(client, table) for table in tables]
             jobs = Streams(self.streams)
             opened.callback(jobs.join)  # before what they use is closed
@@ -114,24 +114,24 @@ class Run:
         return spark
 
     def _open(self, opened: ExitStack, spark: SparkSession, source: Source) -> _Open:
-        from sfpubsub.spark.ingest.sidecars import Sisters
+        from sfpubsub.spark.ingest.sidecars import Sidecars
         from sfpubsub.spark.ingest.writer import EventWriter
 
         place = self.tables[source]
-        sisters = Sisters(spark, place)
+        sidecars = Sidecars(spark, place)
         writer = EventWriter(
             spark,
             place.address,
             format=place.format,
             on_undecodable=self._on_undecodable,
-            quarantine=sisters.quarantine if self._on_undecodable == "quarantine" else None,
+            quarantine=sidecars.quarantine if self._on_undecodable == "quarantine" else None,
             subscription=source.name if source.kind == "managed" else None,
             topic=source.name if source.kind == "topic" else None,
             staging=place.staging,
         )
         opened.callback(self._close, source, writer)
-        sisters.open()
-        return _Open(source, writer, sisters)
+        sidecars.open()
+        return _Open(source, writer, sidecars)
 
     def _close(self, source: Source, writer: EventWriter) -> None:
         # After a second Ctrl-C a write may still be under way, and a lease must outlive its writes:
@@ -161,7 +161,7 @@ class Run:
         job = IngestJob(
             subscription,
             table.writer,
-            beside=table.sisters,
+            beside=table.sidecars,
             on_progress=partial(self.report.progress, source),
             on_acked=status.acked,
             on_look=look,
@@ -172,7 +172,7 @@ class Run:
             try:
                 job.settle()
             finally:
-                table.sisters.close()
+                table.sidecars.close()
 
         return Stream(source, job, subscription, _block(subscription, status), finish)
 

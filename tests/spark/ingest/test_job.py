@@ -42,7 +42,7 @@ class FakeWriter:
             raise WriteError("spark's JVM has ended")
 
 
-class FakeSisters:
+class FakeSidecars:
     """Notes the order in which things are kept, among the writes and acks."""
 
     def __init__(self, subscription: FakeSubscription) -> None:
@@ -333,17 +333,17 @@ def test_a_gap_that_ended_the_subscription_is_left_to_the_failure():
         subscription.gaps, subscription.state = (passed, ahead), "closed"
 
     subscription = FakeSubscription([refuse, 2, ReplayIdRejectedError("refused", gap=ahead)])
-    job, writer, sisters = beside(subscription, batch_events=2)
+    job, writer, sidecars = beside(subscription, batch_events=2)
     with pytest.raises(ReplayIdRejectedError):
         job.run()
-    assert sisters.gaps == [passed]
+    assert sidecars.gaps == [passed]
     assert len(writer.writes) == 1
 
 
 def test_nothing_is_put_beside_the_table_while_a_write_is_under_way():
     """Both may go to the same file system through the same Spark: one at a time."""
     subscription = FakeSubscription([])
-    job, writer, sisters = beside(subscription, batch_events=3, idle_timeout=50.0)
+    job, writer, sidecars = beside(subscription, batch_events=3, idle_timeout=50.0)
     writer.hold = threading.Event()
     during: list[int] = []
 
@@ -351,11 +351,11 @@ def test_nothing_is_put_beside_the_table_while_a_write_is_under_way():
         subscription.gaps = (Gap("repositioned", MANAGED),)
 
     def look() -> None:
-        during.append(len(sisters.gaps))
+        during.append(len(sidecars.gaps))
 
     subscription.script = [3, lose, 20.0, look, let_go(writer)]
     job.run()
-    assert (during, len(sisters.gaps)) == ([0], 1)
+    assert (during, len(sidecars.gaps)) == ([0], 1)
 
 
 # The end of ``once``.
@@ -394,9 +394,9 @@ def test_a_keepalive_that_says_nothing_yet(obstacle: str):
 
 
 def beside(subscription: FakeSubscription, **options):
-    sisters = FakeSisters(subscription)
-    job, writer = job_of(subscription, beside=sisters, **options)
-    return job, writer, sisters
+    sidecars = FakeSidecars(subscription)
+    job, writer = job_of(subscription, beside=sidecars, **options)
+    return job, writer, sidecars
 
 
 def test_schemas_are_kept_before_the_rows_that_need_them():
@@ -415,22 +415,22 @@ def test_a_gap_is_kept_before_what_came_after_it_is_written():
         subscription.gaps = (gap,)
 
     subscription = FakeSubscription([2, lose, 2, 2])
-    job, _, sisters = beside(subscription, batch_events=4, idle_timeout=1.0)
+    job, _, sidecars = beside(subscription, batch_events=4, idle_timeout=1.0)
     assert job.run().gaps == (gap,)
-    assert sisters.gaps == [gap]
+    assert sidecars.gaps == [gap]
     assert subscription.log.index("gap") < subscription.log.index("write")
 
 
 def test_a_gap_that_cannot_be_kept_stops_the_job_in_front_of_it():
     """Nothing is written, nothing is acked."""
     subscription = FakeSubscription([2, 2])
-    job, writer, sisters = beside(subscription, batch_events=4)
+    job, writer, sidecars = beside(subscription, batch_events=4)
     subscription.gaps = (Gap("repositioned", MANAGED),)
 
     def fail(_gaps):
         raise WriteError("disk full")
 
-    sisters.keep_gaps = fail
+    sidecars.keep_gaps = fail
     with pytest.raises(WriteError):
         job.run()
     assert (writer.writes, subscription.acked) == ([], [])
@@ -444,10 +444,10 @@ def test_the_position_that_a_job_stops_at_is_no_gap():
         subscription.gaps, subscription.state = (passed, ahead), "closed"
 
     subscription = FakeSubscription([2, refuse, ReplayIdRejectedError("refused", gap=ahead)])
-    job, _, sisters = beside(subscription)
+    job, _, sidecars = beside(subscription)
     with pytest.raises(ReplayIdRejectedError):
         job.run()
-    assert sisters.gaps == [passed]
+    assert sidecars.gaps == [passed]
 
 
 def test_a_commit_is_noted_after_its_receipt_and_covers_every_write_before_it():
@@ -457,12 +457,12 @@ def test_a_commit_is_noted_after_its_receipt_and_covers_every_write_before_it():
         subscription.confirmed, subscription.committed = 5, replay_id(4)
 
     subscription = FakeSubscription([3, 2, confirm, 4])
-    job, _, sisters = beside(subscription, batch_events=1, idle_timeout=1.0)
+    job, _, sidecars = beside(subscription, batch_events=1, idle_timeout=1.0)
     job.run()
     assert subscription.log[-3:] == ["schemas ['schema-1']", "write", "ack"], "not confirmed"
-    (first,) = sisters.commits
+    (first,) = sidecars.commits
     assert (first.received, first.batches, first.replay_id) == (5, 2, replay_id(4).hex())
     subscription.confirmed, subscription.committed = 9, replay_id(8)
     job.settle()
-    assert [commit.received for commit in sisters.commits] == [5, 4]
-    assert sisters.commits[1].replay_id == replay_id(8).hex()
+    assert [commit.received for commit in sidecars.commits] == [5, 4]
+    assert sidecars.commits[1].replay_id == replay_id(8).hex()

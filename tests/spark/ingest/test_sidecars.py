@@ -11,7 +11,7 @@ import pytest
 import sfpubsub.spark
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.ingest import sidecars as module
-from sfpubsub.spark.ingest.sidecars import Commit, Sisters, read_sister
+from sfpubsub.spark.ingest.sidecars import Commit, Sidecars, read_sidecar
 from sfpubsub.spark.raw.batches import EXACT_PATHS
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import HadoopFiles, LocalFiles
@@ -54,9 +54,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def local(tmp_path: Path, clock: Clock) -> Sisters:
+def local(tmp_path: Path, clock: Clock) -> Sidecars:
     """Those of a table on this machine; they need no Spark."""
-    made = Sisters(None, Destination.parse(tmp_path / "orders", "parquet"), clock=clock)
+    made = Sidecars(None, Destination.parse(tmp_path / "orders", "parquet"), clock=clock)
     made.open()
     return made
 
@@ -69,29 +69,29 @@ def lines(directory: Path) -> list[dict]:
 @pytest.mark.parametrize("place", ["local", "viewfs"])
 def test_spark_reads_all_four(spark, lake: Path, tmp_path: Path, clock: Clock, place: str):
     """As tables, while they are empty and afterwards; on this machine and elsewhere."""
-    name = f"sisters-{tmp_path.name}"
+    name = f"sidecars-{tmp_path.name}"
     here = tmp_path / "orders [1] {a}"  # no pattern
     url = str(here) if place == "local" else f"viewfs://lake/tables/{name}"
     destination = Destination.parse(url, "delta")
     assert (destination.local is None) == (place == "viewfs")
-    sisters = Sisters(spark, destination, clock=clock)
-    sisters.open()
-    assert [read_sister(spark, url, name).count() for name in NAMES] == [0, 0, 0, 0]
+    sidecars = Sidecars(spark, destination, clock=clock)
+    sidecars.open()
+    assert [read_sidecar(spark, url, name).count() for name in NAMES] == [0, 0, 0, 0]
 
-    sisters.keep_schemas({"schema-1": CODEC})
-    sisters.keep_gaps([GAP])
-    sisters.quarantine.put([BAD, BAD])
-    sisters.keep_commit(commit(3))
-    sisters.keep_commit(commit(2, first=3))
-    sisters.close()
+    sidecars.keep_schemas({"schema-1": CODEC})
+    sidecars.keep_gaps([GAP])
+    sidecars.quarantine.put([BAD, BAD])
+    sidecars.keep_commit(commit(3))
+    sidecars.keep_commit(commit(2, first=3))
+    sidecars.close()
     # What a process that died leaves, and marks of other kinds, are no rows.
     directory = here if place == "local" else lake / name
-    for sister in NAMES:
-        (directory / f"_{sister}" / "x.json.0a.tmp").write_text("{")
-        (directory / f"_{sister}" / f"{BAD.key}.done").write_text("{}")
-    (row,) = read_sister(spark, url, "schemas").collect()
+    for sidecar in NAMES:
+        (directory / f"_{sidecar}" / "x.json.0a.tmp").write_text("{")
+        (directory / f"_{sidecar}" / f"{BAD.key}.done").write_text("{}")
+    (row,) = read_sidecar(spark, url, "schemas").collect()
     assert (row["schema_id"], row["schema"]) == ("schema-1", SCHEMA_JSON)
-    (row,) = read_sister(spark, url, "gaps").collect()
+    (row,) = read_sidecar(spark, url, "gaps").collect()
     assert row.asDict() == {
         "subscription": TOPIC,
         "reason": "rejected",
@@ -101,17 +101,17 @@ def test_spark_reads_all_four(spark, lake: Path, tmp_path: Path, clock: Clock, p
         "rpc_id": "rpc-1",
         "noted_at": 1000.0,
     }
-    (row,) = read_sister(spark, url, "quarantine").collect()
+    (row,) = read_sidecar(spark, url, "quarantine").collect()
     assert (row["event_id"], row["headers"]) == ("event-1", [["key", "dmFsdWU="]])
     assert (row["payload"], row["reason"], row["schema"]) == ("/w==", BAD.reason, SCHEMA_JSON)
-    rows = read_sister(spark, url, "commits").orderBy("first_seq").collect()
+    rows = read_sidecar(spark, url, "commits").orderBy("first_seq").collect()
     assert [(row["rows"], row["last_seq"]) for row in rows] == [(3, 2), (2, 4)]
     # The columns that are documented are all that there are.
     reader = spark.read.options(**EXACT_PATHS)
     found = reader.json(f"{url}/_commits", pathGlobFilter="*.json").columns
-    assert sorted(found) == sorted(read_sister(spark, url, "commits").columns)
-    assert sisters.schemas.get("schema-1") == SCHEMA_JSON
-    assert sisters.schemas.get("schema-2") is None
+    assert sorted(found) == sorted(read_sidecar(spark, url, "commits").columns)
+    assert sidecars.schemas.get("schema-1") == SCHEMA_JSON
+    assert sidecars.schemas.get("schema-2") is None
     if place == "viewfs":  # and the same files are what people's tools read
         assert FileQuarantine(directory / "_quarantine").get(BAD.key) == BAD
 
@@ -161,7 +161,7 @@ def test_a_gap_is_one_row_however_often_it_is_met(local, clock, tmp_path: Path):
     """A job that dies before it has passed a gap meets it again, under another call's id."""
     local.keep_gaps([GAP])
     clock.now += 60
-    again = Sisters(None, Destination.parse(tmp_path / "orders", "parquet"), clock=clock)
+    again = Sidecars(None, Destination.parse(tmp_path / "orders", "parquet"), clock=clock)
     again.keep_gaps([Gap("rejected", TOPIC, replay_id(1), error_code="corrupted", rpc_id="rpc-2")])
     (row,) = lines(tmp_path / ".orders.sfpubsub" / "_gaps")
     assert (row["rpc_id"], row["noted_at"]) == ("rpc-1", 1000.0)
@@ -208,31 +208,31 @@ def test_the_quarantine_has_no_second_entry_elsewhere(spark, tmp_path: Path):
     """An event that comes again is there already, also for another writer."""
     place = Destination.parse(f"viewfs://lake/tables/q-{tmp_path.name}", "delta")
     for raw in (BAD.raw, BAD.raw, raw_event(2)):
-        sisters = Sisters(spark, place)
-        sisters.open()
-        sisters.quarantine.put([QuarantinedEvent(raw, MANAGED, TOPIC, "why", 2.0)])
-    assert read_sister(spark, place.address, "quarantine").count() == 2
+        sidecars = Sidecars(spark, place)
+        sidecars.open()
+        sidecars.quarantine.put([QuarantinedEvent(raw, MANAGED, TOPIC, "why", 2.0)])
+    assert read_sidecar(spark, place.address, "quarantine").count() == 2
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "iceberg", reason="only Iceberg has catalogs, with PySpark 4.1")
 def test_those_of_a_catalog_s_table_are_at_its_location(spark):
     """Where the catalog keeps the table, which it must have made."""
-    name = "shop.sisters.orders"
+    name = "shop.sidecars.orders"
     spark.sql(f"CREATE TABLE {name} (x INT) USING iceberg")
-    sisters = Sisters(spark, Destination.parse(name, "iceberg"))
-    assert isinstance(sisters.quarantine, Quarantine), "handed out before the table exists"
-    sisters.open()
-    sisters.keep_gaps([GAP])
-    sisters.keep_schemas({"schema-1": CODEC})
-    sisters.quarantine.put([BAD])
-    assert [read_sister(spark, name, sister).count() for sister in NAMES] == [1, 1, 1, 0]
-    assert sisters.schemas.get("schema-1") == SCHEMA_JSON
+    sidecars = Sidecars(spark, Destination.parse(name, "iceberg"))
+    assert isinstance(sidecars.quarantine, Quarantine), "handed out before the table exists"
+    sidecars.open()
+    sidecars.keep_gaps([GAP])
+    sidecars.keep_schemas({"schema-1": CODEC})
+    sidecars.quarantine.put([BAD])
+    assert [read_sidecar(spark, name, sidecar).count() for sidecar in NAMES] == [1, 1, 1, 0]
+    assert sidecars.schemas.get("schema-1") == SCHEMA_JSON
 
 
 def test_there_are_four_of_them(spark, tmp_path: Path):
     """Another name is an error that lists them."""
     with pytest.raises(ConfigurationError, match="schemas, quarantine, gaps, commits"):
-        read_sister(spark, tmp_path, "rows")
+        read_sidecar(spark, tmp_path, "rows")
 
 
 def test_the_program_of_the_page_runs(spark, local, tmp_path: Path, monkeypatch, capsys):

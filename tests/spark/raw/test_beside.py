@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark import EventWriter, read_sister
-from sfpubsub.spark.ingest.sidecars import Sisters
+from sfpubsub.spark import EventWriter, read_sidecar
+from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.raw import beside, destination
 from sfpubsub.spark.raw.beside import COMMITS_NAME, GAPS_NAME, SCHEMAS_NAME, SIDECARS
 from sfpubsub.spark.raw.destination import (
@@ -173,13 +173,13 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
     place = Destination.parse(table, "parquet")
     with EventWriter(spark, table, topic=TOPIC.name) as writer:
         writer.write(batch_of(range(3)))
-        sidecars = Sisters(spark, place)
+        sidecars = Sidecars(spark, place)
         sidecars.open()
         sidecars.keep_schemas(batch_of([0]).codecs)
     age(table)
 
     def ids() -> list[str]:
-        return [row["schema_id"] for row in read_sister(spark, table, "schemas").collect()]
+        return [row["schema_id"] for row in read_sidecar(spark, table, "schemas").collect()]
 
     assert ids() == ["schema-1"]
     with EventWriter(spark, table, topic=TOPIC.name) as writer:

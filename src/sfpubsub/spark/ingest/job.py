@@ -78,7 +78,7 @@ class Writer(Protocol):
 
 
 class Beside(Protocol):
-    """What the loop keeps beside the table: see `sfpubsub.spark.ingest.sidecars.Sisters`."""
+    """What the loop keeps beside the table: see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
 
     def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
         """Make schemas durable."""

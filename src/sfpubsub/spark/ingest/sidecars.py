@@ -1,6 +1,6 @@
 """The four tables beside a raw table: schemas, quarantine, gaps and commits.
 
-Each is a directory of JSON files, one object a line, that Spark reads as a table (`read_sister`).
+Each is a directory of JSON files, one object a line, that Spark reads as a table (`read_sidecar`).
 What they are for decides when they are written:
 
 - a *schema* is durable before a row that needs it is published;
@@ -79,7 +79,7 @@ COMMITS_A_FILE = 1000
 COMMITS_EVERY = 5.0
 
 
-class Sisters:
+class Sidecars:
     """Writes the four tables of one raw table. For one thread at a time, but for `schemas`.
 
     Args:
@@ -209,7 +209,7 @@ class Sisters:
         return files_at(self._place, name, self._spark)
 
 
-def read_sister(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
+def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
     """Read one of the tables beside a raw table. It may be empty.
 
     Args:

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import LocalProtocolError, SfPubSubError, WriteError
 from sfpubsub.spark.ingest.dedupe import DEFAULT_WINDOW
-from sfpubsub.spark.ingest.sidecars import Sisters
+from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.stream.partition import GAP_EVENT
@@ -92,7 +92,7 @@ class ForeachBatchWriter:
                 spark, path, format=format, topic=topic, window=window, staging=staging
             )
             unless_done.callback(self._writer.close)
-            self._beside = Sisters(spark, self._writer.destination)
+            self._beside = Sidecars(spark, self._writer.destination)
             self._beside.open()
             unless_done.pop_all()
 
