@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.avro.schemas import payload, schema_text, values  # noqa: E402
 
-from sfpubsub.avro.arrow import ENVELOPE, record_batches  # noqa: E402
+from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches  # noqa: E402
 from sfpubsub.avro.arrow_values import has_native, values_of  # noqa: E402
 from sfpubsub.avro.codec import Codec  # noqa: E402
 from sfpubsub.client.batch import EventBatch  # noqa: E402
@@ -52,7 +52,7 @@ class Peer:
         self.schema = fastavro.parse_schema(json.loads(schema_json))
         self.codec = codec
         self.value_schema = pa.schema(list(value_type))
-        self.event_schema = ENVELOPE.append(pa.field("value", value_type))
+        self.event_schema = EVENT_COLUMNS.append(pa.field("value", value_type))
         name = self.value_schema.field("Name").type if "Name" in value_type.names else None
         self.record_name = name.names[1] if name is not None and len(name.names) == 2 else None
 

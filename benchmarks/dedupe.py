@@ -34,7 +34,7 @@ from tests.avro.schemas import payload, values
 
 from sfpubsub.avro.json import to_json
 from sfpubsub.spark.ingest.dedupe import DEFAULT_WINDOW, KeyWindow, drop_repeats
-from sfpubsub.spark.raw.destination import Source, claim
+from sfpubsub.spark.raw.destination import Source, claim_table
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.runtime.session import spark_session
@@ -120,7 +120,7 @@ def main() -> None:
         path = Path(place, "table")
         path.mkdir()
         source = Source("managed", "benchmark")
-        table = ParquetTable(spark, path, source, claim(path, source))
+        table = ParquetTable(spark, path, source, claim_table(path, source))
         figures = {str(size): measure(table, window, size, now) for size in BATCHES}
     share = max(figure["share"] for figure in figures.values())
     print(

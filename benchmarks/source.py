@@ -35,7 +35,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 from sfpubsub.avro.codec import Codec  # noqa: E402
 from sfpubsub.avro.schema_cache import schema_id_of  # noqa: E402
 from sfpubsub.spark import PubSubDataSource, spark_session  # noqa: E402
-from sfpubsub.spark.stream.feed import Received  # noqa: E402
+from sfpubsub.spark.stream.feed import ReceivedEvent  # noqa: E402
 from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
 from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
 from sfpubsub.types import RawEvent, ReplayId  # noqa: E402
@@ -149,12 +149,12 @@ class GeneratorFeed:
     """Has the next events at once, always."""
 
     def __init__(self) -> None:
-        self._events = [Received(raw, time.time()) for raw in events(0, DISTINCT * EVENTS)]
+        self._events = [ReceivedEvent(raw, time.time()) for raw in events(0, DISTINCT * EVENTS)]
         self._place = 0
         gc.collect()
         gc.freeze()  # so many objects that live on would slow down every collection
 
-    def take(self, _timeout: float) -> list[Received]:
+    def take(self, _timeout: float) -> list[ReceivedEvent]:
         """Return the next response's events."""
         place, self._place = self._place, (self._place + RESPONSE) % len(self._events)
         return self._events[place : place + RESPONSE]

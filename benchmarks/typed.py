@@ -28,7 +28,7 @@ from tests.avro.schemas import payload, schema_text, values  # noqa: E402
 
 from sfpubsub.avro.codec import Codec  # noqa: E402
 from sfpubsub.avro.columns import BATCH, Plan, columns_of, decode_rows  # noqa: E402
-from sfpubsub.spark.raw.destination import Source, claim  # noqa: E402
+from sfpubsub.spark.raw.destination import Source, claim_table  # noqa: E402
 from sfpubsub.spark.raw.schema import SCHEMA  # noqa: E402
 from sfpubsub.spark.runtime.session import spark_session  # noqa: E402
 from sfpubsub.spark.tables.typed import Derived, TypedTables  # noqa: E402
@@ -47,7 +47,7 @@ def write_raw(path: Path, name: str) -> None:
     """Write a raw table as the writer does, without its time."""
     FileSchemaStore(path / "_schemas").put(name, schema_text(name))
     codec = Codec(name, schema_text(name))
-    claim(path, Source("topic", codec.topic))
+    claim_table(path, Source("topic", codec.topic))
     made = []
     for value in values(name, 2_000):
         if codec.is_change_event and value["ChangeEventHeader"]["changedFields"]:

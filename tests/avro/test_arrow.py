@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sfpubsub.avro import arrow, arrow_values
-from sfpubsub.avro.arrow import ENVELOPE, arrow_type, record_batches
+from sfpubsub.avro.arrow import EVENT_COLUMNS, arrow_type, record_batches
 from sfpubsub.avro.arrow_types import Shape, shape_of
 from sfpubsub.avro.arrow_values import FEW, Values, values_of
 from sfpubsub.avro.codec import Codec, NoCodec
@@ -581,7 +581,7 @@ def test_the_envelope_is_what_the_events_say(native):
     payloads = [payload("account_change", value) for value in values("account_change", 20)]
     batch = received([codec], [(0, data) for data in payloads], first_seq=40)
     (made,) = record_batches(batch, native=native)
-    assert made.schema.names == [*ENVELOPE.names, "value"]
+    assert made.schema.names == [*EVENT_COLUMNS.names, "value"]
     for row, event in zip(made.to_pylist(), batch, strict=True):
         assert row["event_id"] == event.id
         assert row["dedupe_key"] == event.dedupe_key

@@ -16,7 +16,7 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import schema_id_of
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.bus import Draft
-from sfpubsub.spark.raw.destination import Source, claim
+from sfpubsub.spark.raw.destination import Source, claim_table
 from sfpubsub.types import RawEvent, ReplayId
 
 from ..client.test_managed import NAME, TOPIC, committed, orders
@@ -94,7 +94,7 @@ def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys
     assert run(missing) == 2
     assert f"'{table}' does not exist" in capsys.readouterr().err
     table.mkdir()
-    kept = claim(table, Source("topic", TOPIC)) / "_quarantine"
+    kept = claim_table(table, Source("topic", TOPIC)) / "_quarantine"
     kept.mkdir()
     assert run(missing) == 1
     said = capsys.readouterr().err

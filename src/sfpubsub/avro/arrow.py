@@ -24,7 +24,7 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the Arrow form of events", "arrow") from missing
 
-ENVELOPE = pa.schema(
+EVENT_COLUMNS = pa.schema(
     [
         ("event_id", pa.string()),  # empty where the event has none
         ("dedupe_key", pa.binary()),
@@ -45,7 +45,7 @@ ENVELOPE = pa.schema(
 MAX_BATCH_BYTES = 64 * 2**20
 
 
-class Received(Protocol):
+class EncodedBatch(Protocol):
     """What is needed of an `EventBatch`."""
 
     @property
@@ -119,7 +119,7 @@ def arrow_type(schema_json: str) -> pa.StructType:
 
 
 def record_batches(
-    batches: Received | Iterable[Received], *, native: bool | None = None
+    batches: EncodedBatch | Iterable[EncodedBatch], *, native: bool | None = None
 ) -> ArrowEvents:
     """Turn received events into Arrow record batches, one for each schema.
 
@@ -138,7 +138,7 @@ def record_batches(
     groups: dict[str, _Group] = {}
     index = 0
     for batch in _each(batches):
-        for schema_id, offsets in _by_schema(batch.raw_events).items():
+        for schema_id, offsets in _places_by_schema(batch.raw_events).items():
             group, codec = groups.get(schema_id), batch.codecs[schema_id]
             if group is None:
                 group = groups[schema_id] = _Group(codec)
@@ -155,14 +155,14 @@ def record_batches(
     return ArrowEvents(tuple(made), tuple(rejected))
 
 
-def _each(batches: Received | Iterable[Received]) -> Iterable[Received]:
+def _each(batches: EncodedBatch | Iterable[EncodedBatch]) -> Iterable[EncodedBatch]:
     # An EventBatch can be iterated as well, over its events.
     if hasattr(batches, "raw_events"):
-        return (cast("Received", batches),)
+        return (cast("EncodedBatch", batches),)
     return batches
 
 
-def _by_schema(raws: Sequence[RawEvent]) -> dict[str, Sequence[int]]:
+def _places_by_schema(raws: Sequence[RawEvent]) -> dict[str, Sequence[int]]:
     """Return the places of events by schema id, in order of the first event of each."""
     ids = [raw.schema_id for raw in raws]
     if len(set(ids)) == 1:  # nearly always
@@ -186,7 +186,7 @@ class _Group:
         self._subscriptions: list[str] = []
         self._received: list[int] = []
 
-    def add(self, batch: Received, index: int, offsets: Sequence[int]) -> None:
+    def add(self, batch: EncodedBatch, index: int, offsets: Sequence[int]) -> None:
         """Take some events of a batch.
 
         Args:
@@ -242,7 +242,7 @@ class _Group:
             self._reject(bad, rejected)
             good = self._pick(n for n in range(len(self._raws)) if n not in bad)
         columns = [*good._envelope(value), value]
-        schema = ENVELOPE.append(pa.field("value", value.type))
+        schema = EVENT_COLUMNS.append(pa.field("value", value.type))
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _reject(self, errors: Mapping[int, DecodeError], rejected: list[Rejected]) -> None:
@@ -266,7 +266,7 @@ class _Group:
             "delivery_seq": self._seqs,
             "payload": self._payloads,
         }
-        for field in ENVELOPE:
+        for field in EVENT_COLUMNS:
             if field.name == "event_time":
                 yield _event_time(codec, value)
             else:

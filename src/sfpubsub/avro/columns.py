@@ -252,7 +252,7 @@ def decode_rows(rows: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[pa.Recor
     Yields:
         Record batches of `Plan.output`.
     """
-    for schema_id, part in _by_schema(rows):
+    for schema_id, part in _parts_by_schema(rows):
         text = plan.schemas.get(schema_id)
         if text is None:
             continue
@@ -277,7 +277,7 @@ def undecodable_rows(
         Record batches of `UNDECODABLE` and `BATCH`.
     """
     known = {schema_id: plan for plan in plans for schema_id in plan.schemas}
-    for schema_id, part in _by_schema(rows):
+    for schema_id, part in _parts_by_schema(rows):
         plan = known.get(schema_id)
         if plan is None:
             reasons = dict.fromkeys(range(len(part)), f"schema {schema_id} is not known")
@@ -292,7 +292,7 @@ def undecodable_rows(
         yield pa.RecordBatch.from_arrays(columns, schema=pa.schema([*UNDECODABLE, *BATCH]))
 
 
-def _by_schema(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+def _parts_by_schema(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
     for batch in rows:
         for schema_id in batch.column("schema_id").unique().to_pylist():
             mine = batch.filter(pc.equal(batch.column("schema_id"), schema_id))

@@ -23,7 +23,7 @@ from sfpubsub.spark.raw.destination import (
     Destination,
     Source,
     check_destination,
-    claim,
+    claim_table,
     local_sidecars,
 )
 from sfpubsub.stores.schema_store import FileSchemaStore
@@ -68,7 +68,7 @@ def everything(table: Path) -> dict[str, str]:
 
 def test_only_rows_and_what_names_their_owner_are_in_the_table(table: Path):
     """Whatever path leads there."""
-    place = claim(table, TOPIC)
+    place = claim_table(table, TOPIC)
     assert place == table.parent / ".orders.sfpubsub"
     assert [path.name for path in table.iterdir()] == ["_table.json"]
     link = table.parent / "elsewhere" / "link"
@@ -101,7 +101,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 def old_table(table: Path, *, both: bool) -> dict[str, str]:
     """Make a table of layout 1, with sidecars; with *both* some are in their new place as well."""
-    place = claim(table, TOPIC)
+    place = claim_table(table, TOPIC)
     for name in SIDECARS:
         make_directory(place / name)
         (place / name / "a.json").write_text(f"{name} a")
@@ -119,7 +119,7 @@ def survives(table: Path, step: int) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, step)
         try:
-            claim(table, TOPIC)
+            claim_table(table, TOPIC)
         except Killed:
             return False
     return True
@@ -137,7 +137,7 @@ def test_a_table_is_begun_whatever_step_is_its_last(tmp_path: Path):
     """A start that died early does not block the next."""
     for table, step in tables(tmp_path):
         survived = survives(table, step)
-        place = claim(table, TOPIC)
+        place = claim_table(table, TOPIC)
         assert place.is_dir()
         assert json.loads((table / "_table.json").read_text())["layout"] == 2
         if survived:
@@ -152,7 +152,7 @@ def test_an_old_table_is_taken_over_whatever_step_is_its_last(tmp_path: Path, bo
         before = old_table(table, both=both)
         survived = survives(table, step)
         assert everything(table) == before, f"after a death before step {step}"
-        place = claim(table, TOPIC)
+        place = claim_table(table, TOPIC)
         assert everything(table) == before
         left = {path.name for path in table.iterdir()}
         # A draft of the identity may be left, of a kill before its rename.
@@ -193,30 +193,30 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
 def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path):
     """Readers, and later starts, need not be told again; and nothing is left behind unseen."""
     other = tmp_path / "other"
-    place = claim(table, TOPIC, other)
+    place = claim_table(table, TOPIC, other)
     assert place == other / ".orders.sfpubsub"
     assert Destination.parse(table, "parquet").beside == place
-    assert claim(table, TOPIC) == place
+    assert claim_table(table, TOPIC) == place
     third = tmp_path / "third"
     with pytest.raises(ConfigurationError, match=f"are in {place}: leave out --staging"):
         check_destination(table, TOPIC, staging=third)
     third.mkdir()
     os.rename(place, third / place.name)
-    assert claim(table, TOPIC, third) == third / place.name
+    assert claim_table(table, TOPIC, third) == third / place.name
     assert Destination.parse(table, "parquet").beside == third / place.name
 
 
 def test_two_tables_do_not_share_a_directory(table: Path, tmp_path: Path):
     """Each would remove what the other is writing. A table that is gone is in nobody's way."""
     other = tmp_path / "other"
-    claim(table, TOPIC, other)
+    claim_table(table, TOPIC, other)
     namesake = tmp_path / "more" / "orders"
     namesake.mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=f"belongs to the table {table}"):
-        claim(namesake, TOPIC, other)
+        claim_table(namesake, TOPIC, other)
     assert list(namesake.iterdir()) == []
     shutil.rmtree(table)
-    claim(namesake, TOPIC, other)
+    claim_table(namesake, TOPIC, other)
 
 
 def test_staging_in_the_table_is_refused(table: Path):
@@ -240,7 +240,7 @@ def test_another_file_system_is_refused(table: Path, monkeypatch):
     # As for a directory that is mounted twice.
     monkeypatch.setattr(beside.os, "rename", refuse)
     with pytest.raises(ConfigurationError, match="a mount of its own, write to a directory in it"):
-        claim(table, TOPIC)
+        claim_table(table, TOPIC)
     assert list(table.iterdir()) == []
     assert [path.name for path in (table.parent / ".orders.sfpubsub").iterdir()] == ["table.json"]
 

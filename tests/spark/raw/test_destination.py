@@ -14,9 +14,9 @@ from sfpubsub.spark.raw.destination import (
     Source,
     check_destination,
     check_format,
-    claim,
+    claim_table,
     local_path,
-    make_directory,
+    make_table_directory,
 )
 
 TOPIC = Source("topic", "/event/A__e")
@@ -72,10 +72,10 @@ def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(ConfigurationError, match="Read-only file system"):
-        make_directory(tmp_path / "new")
+        make_table_directory(tmp_path / "new")
     monkeypatch.setattr(destination, "replace_file", refuse)
     with pytest.raises(ConfigurationError, match="Read-only file system"):
-        claim(tmp_path, TOPIC)
+        claim_table(tmp_path, TOPIC)
 
 
 def test_checking_changes_nothing(tmp_path: Path):
@@ -87,8 +87,8 @@ def test_checking_changes_nothing(tmp_path: Path):
 
 def test_a_table_that_was_never_written_may_change_hands(tmp_path: Path):
     """A mistyped topic does not keep the path."""
-    claim(tmp_path, Source("topic", "/event/Typo__e"))
-    claim(tmp_path, TOPIC)
+    claim_table(tmp_path, Source("topic", "/event/Typo__e"))
+    claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").write_text("")
     check_destination(tmp_path, TOPIC)
 
@@ -96,12 +96,12 @@ def test_a_table_that_was_never_written_may_change_hands(tmp_path: Path):
 @pytest.mark.parametrize("written", ["ingest_hour=2026-11-20-23", "_position"])
 def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
     """Another topic, or a managed subscription of any name, is refused; both are named."""
-    claim(tmp_path, TOPIC)
+    claim_table(tmp_path, TOPIC)
     (tmp_path / written).mkdir()
-    claim(tmp_path, TOPIC)
+    claim_table(tmp_path, TOPIC)
     other = Source("managed", "My_Sub")
     with pytest.raises(ConfigurationError) as caught:
-        claim(tmp_path, other)
+        claim_table(tmp_path, other)
     assert "topic /event/A__e" in str(caught.value)
     assert "managed subscription My_Sub" in str(caught.value)
     assert "name another destination" in str(caught.value)
@@ -111,7 +111,7 @@ def test_a_start_that_died_early_does_not_block_the_next(tmp_path: Path):
     """Our own first files are not a foreign directory's."""
     (tmp_path / "_lease").write_text("")
     (tmp_path / "_table.json.123.tmp").write_text("{")
-    claim(tmp_path, TOPIC)
+    claim_table(tmp_path, TOPIC)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
         with pytest.raises(ConfigurationError, match="not a table of sfpubsub"):
             Destination.parse(tmp_path / "delta", other).check(TOPIC)
     (tmp_path / "parquet").mkdir()
-    claim(tmp_path / "parquet", TOPIC)
+    claim_table(tmp_path / "parquet", TOPIC)
     with pytest.raises(ConfigurationError, match="is a parquet table of topic"):
         Destination.parse(tmp_path / "parquet", "delta").check(TOPIC)
 
@@ -167,5 +167,5 @@ def test_a_source_is_one_of_two():
 
 def test_new_directories_are_made(tmp_path: Path):
     """With those above them."""
-    make_directory(tmp_path / "a" / "b")
+    make_table_directory(tmp_path / "a" / "b")
     assert os.path.isdir(tmp_path / "a" / "b")

@@ -445,9 +445,9 @@ def test_an_event_that_cannot_be_decoded_is_a_row_without_json(world):
 
 def test_memory_is_bounded_by_bytes(world, monkeypatch):
     """A batch of large events ends before maxOffsetsPerTrigger, and partitions are small."""
-    monkeypatch.setattr(reader, "MAX_BYTES", 10_000)
-    monkeypatch.setattr(feed, "MAX_BYTES", 10_000)
-    monkeypatch.setattr(partition, "MAX_BYTES", 4_000)
+    monkeypatch.setattr(reader, "MAX_HELD_BYTES", 10_000)
+    monkeypatch.setattr(feed, "MAX_HELD_BYTES", 10_000)
+    monkeypatch.setattr(partition, "MAX_TASK_BYTES", 4_000)
     world.emulator.publish(TOPIC, [{"Notes__c": "x" * 1000, "Order_Number__c": "1"}] * 40)
     source = world.reader()
     position, total = source.initialOffset(), 0
@@ -464,7 +464,7 @@ def test_memory_is_bounded_by_bytes(world, monkeypatch):
 
 def test_a_batch_is_cut_into_partitions_that_spark_can_ship(world, monkeypatch):
     """Many events are several tasks, numbered on from one to the next."""
-    monkeypatch.setattr(partition, "MAX_EVENTS", 8)
+    monkeypatch.setattr(partition, "MAX_TASK_EVENTS", 8)
     world.publish(20)
     source = world.reader()
     begin = source.initialOffset()

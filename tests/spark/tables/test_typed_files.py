@@ -9,11 +9,11 @@ import pytest
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.tables.typed_files import claim
+from sfpubsub.spark.tables.typed_files import claim_typed
 
 
 def claim_for(path: Path, raw: Path | str, format: str = "parquet") -> None:  # noqa: A002
-    claim(path, Destination.parse(raw, format))
+    claim_typed(path, Destination.parse(raw, format))
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ class IngestJob:
             if ending is not None:
                 self._write()
                 self._finish()
-                health = self._look(self._clock())
+                health = self._take_stock(self._clock())
                 return Summary(self.progress, ending, health.gaps)
             try:
                 batch = self._subscription.next_batch(timeout=self._patience())
@@ -219,7 +219,7 @@ class IngestJob:
             if self._writing is not None and self._writing.result.done():
                 self._finish()
             if batch is None or now - self._looked >= _POLL:
-                health = self._look(now)
+                health = self._take_stock(now)
                 if batch is None:
                     self._look_at_state(health, now)
             if self._is_due(now):
@@ -228,7 +228,7 @@ class IngestJob:
                 self._writer.check()  # an idle job must not outlive its Spark unseen
                 self._checked = now
 
-    def _look(self, now: float) -> Health:
+    def _take_stock(self, now: float) -> Health:
         self._looked = now
         health = self._subscription.health()
         if self._writing is None:  # a write may put something beside the table as well

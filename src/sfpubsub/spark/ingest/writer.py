@@ -27,10 +27,10 @@ from sfpubsub.spark.ingest.dedupe import (
     drop_stored,
 )
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
-from sfpubsub.spark.raw.destination import Destination, Source, claim, make_directory
+from sfpubsub.spark.raw.destination import Destination, Source, claim_table, make_table_directory
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.raw.parquet import ParquetTable
-from sfpubsub.spark.raw.rows import EventRows, Received
+from sfpubsub.spark.raw.rows import EventRows, TimedEvents
 from sfpubsub.spark.raw.schema import check_rows, joined_keys, renumbered
 from sfpubsub.spark.raw.table import RawTable
 from sfpubsub.spark.runtime.session import jvm_of
@@ -129,7 +129,7 @@ class EventWriter:
         place.check(source)  # before anything of ours is in it
         with ExitStack() as unless_done:
             if place.local is not None:
-                make_directory(place.local)
+                make_table_directory(place.local)
                 self._lease = Lease.acquire(place.local, self._jvm.pid)
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, source)
@@ -137,7 +137,7 @@ class EventWriter:
             self._recover()
             unless_done.pop_all()
 
-    def write(self, batches: Received | Iterable[Received]) -> WriteResult:
+    def write(self, batches: TimedEvents | Iterable[TimedEvents]) -> WriteResult:
         """Make the events of *batches* durable, each once.
 
         1. Decode the events.
@@ -162,7 +162,7 @@ class EventWriter:
             LocalProtocolError: The writer was closed, or is writing in another thread.
         """
         rows = EventRows()
-        for batch in [batches] if isinstance(batches, Received) else batches:
+        for batch in [batches] if isinstance(batches, TimedEvents) else batches:
             rows.extend(batch, batch.received_at)
         return self.write_read(rows)
 
@@ -375,5 +375,5 @@ def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawT
         return IcebergTable(spark, place, source)
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
-    beside = claim(place.local, source, place.staging)
+    beside = claim_table(place.local, source, place.staging)
     return ParquetTable(spark, place.local, source, beside)

@@ -82,12 +82,12 @@ class RawBatches:
     def _listed(self, last: RawBatch | None) -> list[RawBatch]:
         # A look that takes its time can miss a batch that is published meanwhile and yet see a
         # later one. What a second look finds up to the first one's newest is all there is.
-        newest = max(self._look(last), default=None)
+        newest = max(self._list_once(last), default=None)
         if newest is None:
             return []
-        return [batch for batch in self._look(last) if batch <= newest]
+        return [batch for batch in self._list_once(last) if batch <= newest]
 
-    def _look(self, last: RawBatch | None) -> list[RawBatch]:
+    def _list_once(self, last: RawBatch | None) -> list[RawBatch]:
         root = self._table.address
         hours = [name for name in os.listdir(root) if name.startswith(HOUR_PREFIX)]
         found = []

@@ -75,7 +75,7 @@ def check_place(table: Path, staging: Path | None) -> None:
         )
     above, below = _existing(place), _existing(table)
     if above.stat().st_dev != below.stat().st_dev:
-        raise _refusal(table, place)
+        raise _other_file_system(table, place)
     if not os.access(above, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"{place} cannot be made, where the table's staging is to be: {above} is not "
@@ -111,7 +111,7 @@ def prepare(table: Path, place: Path) -> None:
     except OSError as error:
         probe.unlink()
         if error.errno == errno.EXDEV:
-            raise _refusal(table, place) from error
+            raise _other_file_system(table, place) from error
         raise
     there.unlink()
 
@@ -157,7 +157,7 @@ def _is_another(owner: Path, table: Path) -> bool:
     return owner.is_dir() and not (table.exists() and owner.samefile(table))
 
 
-def _refusal(table: Path, place: Path) -> ConfigurationError:
+def _other_file_system(table: Path, place: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{place} and {table} are on different file systems, and a batch is published by one "
         f"rename from there: name a directory of the table's own file system with --staging "

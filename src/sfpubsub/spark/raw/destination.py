@@ -237,7 +237,7 @@ def check_destination(
         raise _refusal(path, error) from error
 
 
-def claim(path: Path, source: Source, staging: Path | None = None) -> Path:
+def claim_table(path: Path, source: Source, staging: Path | None = None) -> Path:
     """Write on a table's directory whose it is, and make its place for staging and sidecars.
 
     Call under the lease. It can die at any step, and be called again:
@@ -286,7 +286,7 @@ def local_sidecars(path: Path, name: str) -> list[Path]:
     return sidecar_places(path, _recorded_staging(path), name)
 
 
-def make_directory(path: Path) -> None:
+def make_table_directory(path: Path) -> None:
     """Make the table's directory durable, with those above it.
 
     Raises:

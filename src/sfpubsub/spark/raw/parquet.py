@@ -105,7 +105,7 @@ class ParquetTable(RawTable):
         spark: The session that writes; its settings are left alone.
         path: The table's directory; exists, and is leased to this process.
         source: Whose table it is. Positions are kept for a topic.
-        place: What `sfpubsub.spark.raw.destination.claim` returned: batches are staged there.
+        place: What `sfpubsub.spark.raw.destination.claim_table` returned: batches are staged there.
     """
 
     def __init__(self, spark: SparkSession, path: Path, source: Source, place: Path) -> None:

@@ -19,7 +19,7 @@ _PIECE = 1000
 
 
 @runtime_checkable
-class Received(Protocol):
+class TimedEvents(Protocol):
     """What the writer needs of an `EventBatch`."""
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # it loads grpc, which executors need not have
 
 # Payload bytes received and not yet taken, and of one trigger. Both at once are what the source's
 # process holds, with about 400 bytes for each event.
-MAX_BYTES = 64 * 1024 * 1024
+MAX_HELD_BYTES = 64 * 1024 * 1024
 
 # Seconds that the connection may fail for. The client alone would go on for ever, and a query that
 # waits for a service out of reach looks like one whose topic is quiet. Longer than a restart of the
@@ -33,7 +33,7 @@ CONNECTION_TIMEOUT = 300.0
 _PASSED = 100_000
 
 
-class Received(NamedTuple):
+class ReceivedEvent(NamedTuple):
     """An event and when it came."""
 
     raw: RawEvent
@@ -97,11 +97,11 @@ class Feed:
             replay=start,
             replay_fallback=StartPosition.earliest() if go_on else None,
             max_pending_count=max_events,
-            max_bytes=MAX_BYTES,
+            max_bytes=MAX_HELD_BYTES,
             connection_timeout=CONNECTION_TIMEOUT,
         )
 
-    def take(self, timeout: float) -> list[Received]:
+    def take(self, timeout: float) -> list[ReceivedEvent]:
         """Return the events of the next response; none after *timeout* seconds.
 
         Raises:
@@ -122,7 +122,7 @@ class Feed:
                 self.idle += time.monotonic() - began
             return []
         self.idle = 0.0
-        return [Received(raw, batch.received_at) for raw in batch.raw_events]
+        return [ReceivedEvent(raw, batch.received_at) for raw in batch.raw_events]
 
     def gaps(self) -> list[Gap]:
         """Return the positions given up since the last time; call it after `take`.
@@ -167,13 +167,13 @@ class Horizon:
         self._seen: deque[ReplayId] = deque(maxlen=_PASSED)
         self._passed = False
 
-    def within(self, events: list[Received]) -> int | None:
+    def within(self, events: list[ReceivedEvent]) -> int | None:
         """Return how many of *events*, which come next, are from before; None if all may be.
 
         Raises:
             SfPubSubError: Its stream has failed.
         """
-        self._look()
+        self._ask_for_first()
         if self._passed:
             return 0
         if self._first is not None:
@@ -182,7 +182,7 @@ class Horizon:
                     return index
         return None
 
-    def read(self, events: list[Received]) -> None:
+    def read(self, events: list[ReceivedEvent]) -> None:
         """Note events that are done."""
         if self._first is None:
             self._seen.extend(event.raw.replay_id for event in events)
@@ -193,7 +193,7 @@ class Horizon:
             self._subscription.abort()
             self._subscription = None
 
-    def _look(self) -> None:
+    def _ask_for_first(self) -> None:
         if self._subscription is None:
             return
         batch = self._subscription.next_batch(0.0)

@@ -26,8 +26,8 @@ GAP_EVENT = "sfpubsub.Gap"
 
 # Of one partition, which is one task. Spark refuses 128 MiB (spark.rpc.message.maxSize), and holds
 # all of a trigger's in the driver.
-MAX_EVENTS = 10_000
-MAX_BYTES = 4 * 1024 * 1024
+MAX_TASK_EVENTS = 10_000
+MAX_TASK_BYTES = 4 * 1024 * 1024
 
 _WIRE = pa.schema(
     [
@@ -101,7 +101,7 @@ def chunks(
     start = size = 0
     for index, (raw, _) in enumerate(events):
         size += len(raw.payload)
-        if index > start and (index - start >= MAX_EVENTS or size > MAX_BYTES):
+        if index > start and (index - start >= MAX_TASK_EVENTS or size > MAX_TASK_BYTES):
             yield start, events[start:index]
             start, size = index, len(raw.payload)
     if start < len(events):

@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
-from sfpubsub.spark.stream.feed import MAX_BYTES, Feed, Horizon, Received, Schemas
+from sfpubsub.spark.stream.feed import MAX_HELD_BYTES, Feed, Horizon, ReceivedEvent, Schemas
 from sfpubsub.spark.stream.offsets import Offset
 from sfpubsub.spark.stream.options import SourceOptions
 from sfpubsub.spark.stream.partition import GAP_EVENT, EventPartition, chunks, pack
@@ -86,7 +86,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: PubSubClient | None = None
         self._feed: Feed | None = None
         self._base: Offset | None = None
-        self._held: list[Received] = []
+        self._held: list[ReceivedEvent] = []
         self._plan: _Plan | None = None
         self._gaps: list[tuple[Gap, float]] = []  # of the next batch, with the time
         self._planned_gaps = 0
@@ -228,7 +228,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _count(self, most: int, timeout: float) -> int:
         """Take what is there, waiting for a first event only; return how much of it fits."""
         size = sum(len(event.raw.payload) for event in self._held)
-        while len(self._held) < most and size < MAX_BYTES:
+        while len(self._held) < most and size < MAX_HELD_BYTES:
             events = self._take(0.0 if self._held else timeout)
             if not events:
                 break
@@ -240,11 +240,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         size = 0
         for count, event in enumerate(self._held[:most]):
             size += len(event.raw.payload)
-            if size > MAX_BYTES and count:
+            if size > MAX_HELD_BYTES and count:
                 return count
         return min(most, len(self._held))
 
-    def _take(self, timeout: float) -> list[Received]:
+    def _take(self, timeout: float) -> list[ReceivedEvent]:
         try:
             events = self._open_feed.take(timeout)
         except SfPubSubError as error:

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sfpubsub.spark.stream.feed import Feed, Horizon, Received
+from sfpubsub.spark.stream.feed import Feed, Horizon, ReceivedEvent
 from sfpubsub.spark.stream.offsets import Offset
 
 
 class Found(NamedTuple):
     """A batch that was read again."""
 
-    events: list[Received]
-    after: list[Received]
+    events: list[ReceivedEvent]
+    after: list[ReceivedEvent]
     """What came behind its end in the same response."""
     whole: bool
     """Whether it begins where it began, and has as many events."""
@@ -31,7 +31,7 @@ def find(
     end: Offset,
     *,
     feed: Feed,
-    take: Callable[[], list[Received]],
+    take: Callable[[], list[ReceivedEvent]],
     refused: Callable[[], bool],
     horizon: Callable[[], Horizon],
     patience: float,
@@ -51,7 +51,9 @@ def find(
         None if the events are not to be had any more.
     """
     size = end.seq - start.seq
-    held: deque[Received] = deque(maxlen=size)  # the last ones: those before the end, if it comes
+    held: deque[ReceivedEvent] = deque(
+        maxlen=size
+    )  # the last ones: those before the end, if it comes
     # Whether `held` began with the batch. Not at the start, if that option has changed since.
     begun = start.is_anchored and end.first is None
     limit: Horizon | None = None

@@ -58,7 +58,7 @@ from sfpubsub.spark.tables.typed_files import (
     STAGING_NAME,
     EventType,
     Staged,
-    claim,
+    claim_typed,
     finish,
     last_derived,
     spark_schema,
@@ -151,7 +151,7 @@ class TypedTables:
         self._lease = Lease.acquire(self.path, jvm_of(spark).pid)
         with ExitStack() as unless_done:
             unless_done.callback(self._lease.release)
-            claim(self.path, source)
+            claim_typed(self.path, source)
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()
 

@@ -166,7 +166,7 @@ def last_derived(tables: Path) -> RawBatch | None:
         raise WriteError(f"{note} cannot be read: {error}") from error
 
 
-def claim(path: Path, source: Destination) -> None:
+def claim_typed(path: Path, source: Destination) -> None:
     """Write on the directory which raw table it is derived from. Call under the lease.
 
     A claim holds from the first columns on: before that a mistyped source must not keep a path.
