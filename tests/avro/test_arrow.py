@@ -759,7 +759,7 @@ def test_a_large_batch(native):
 
 def test_a_record_batch_is_bounded_in_bytes(monkeypatch):
     """Arrow's offsets have 32 bits, so a schema's events may need several record batches."""
-    monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 10)
+    monkeypatch.setattr(arrow, "MAX_PAYLOAD_BYTES", 10)
     codec = Codec("S", event_schema("string"))
     texts = ["abc", "abc", "abc", "x" * 30, "", "y" * 9, "", "last"]
     payloads = written(event_schema("string"), *[(text,) for text in texts])

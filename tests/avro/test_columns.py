@@ -350,7 +350,7 @@ def test_every_row_is_decoded_or_has_a_reason():
 
 def test_large_rows_are_decoded_in_parts(monkeypatch):
     """Arrow's offsets of 32 bits are enough however large the rows of a batch are in sum."""
-    monkeypatch.setattr("sfpubsub.avro.columns._MAX_BYTES", 100)
+    monkeypatch.setattr("sfpubsub.avro.columns.MAX_PAYLOAD_BYTES", 100)
     text = event_schema("string")
     raws = written(text, *(("x" * 30,) for _ in range(20)))
     parts = list(decode_rows([raw_rows(*(("one", raw) for raw in raws))], plan_of(one=text)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
-from sfpubsub.avro.arrow_values import has_native, values_of
+from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, has_native, values_of
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, NoCodec
 from sfpubsub.errors import DecodeError, MissingExtraError
 from sfpubsub.types import RawEvent, dedupe_key
@@ -39,10 +39,6 @@ EVENT_COLUMNS = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-
-# Payload bytes in one record batch: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
-# symbol can be much longer than the byte that stands for it.
-MAX_BATCH_BYTES = 64 * 2**20
 
 
 class EncodedBatch(Protocol):
@@ -98,7 +94,7 @@ class ArrowEvents:
     """What `record_batches` made of the events; iterates over the record batches."""
 
     batches: tuple[pa.RecordBatch, ...]
-    """One a schema, in order of the first event of each; more where `MAX_BATCH_BYTES` is passed.
+    """One a schema, in order of the first event of each; more where `MAX_PAYLOAD_BYTES` is passed.
     A batch may have no rows, where all events of its schema were rejected; where there is no such
     schema, there is no batch."""
     rejected: tuple[Rejected, ...]
@@ -149,7 +145,7 @@ def record_batches(
     made: list[pa.RecordBatch] = []
     rejected: list[Rejected] = []
     for group in groups.values():
-        for part in group.parts(MAX_BATCH_BYTES):
+        for part in group.parts(MAX_PAYLOAD_BYTES):
             made += part.record_batch(rejected, native is not False)
     rejected.sort(key=lambda one: one.index)
     return ArrowEvents(tuple(made), tuple(rejected))

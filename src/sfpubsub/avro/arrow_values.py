@@ -33,6 +33,10 @@ except ImportError:
 # much a call as dicts cost for this many events, so halving further would save nothing.
 FEW = 16
 
+# Payload bytes decoded in one call: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
+# symbol can be much longer than the byte that stands for it.
+MAX_PAYLOAD_BYTES = 64 * 2**20
+
 # Bytes after each payload that show whether the native decoder stopped where the payload ends.
 _SEAL_BYTES = 8
 
@@ -67,7 +71,7 @@ class Values:
         """Return the values of all good payloads in their order, and why others are none.
 
         Args:
-            payloads: 64 MiB in sum at most, so that Arrow's 32-bit offsets reach.
+            payloads: `MAX_PAYLOAD_BYTES` in sum at most.
         """
         parts: list[pa.StructArray] = []
         rejected: Rejects = {}

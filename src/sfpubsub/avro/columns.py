@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, Shape, shape_of
-from sfpubsub.avro.arrow_values import Rejects, values_of
+from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, Rejects, values_of
 from sfpubsub.avro.bitmaps import change_schema
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, Times
 from sfpubsub.errors import DecodeError, MissingExtraError, SchemaError
@@ -48,10 +48,6 @@ BATCH = pa.schema([("ingest_hour", pa.string()), ("batch", pa.string())])
 
 # Header fields that list fields in bitmaps.
 _BITMAPS = ("changedFields", "nulledFields", "diffFields")
-
-# Payload bytes decoded in one call: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
-# symbol can be much longer than the byte that stands for it.
-_MAX_BYTES = 64 * 2**20
 
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -301,7 +297,7 @@ def _parts_by_schema(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.R
 
 def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     size = pc.sum(pc.binary_length(rows.column("payload"))).as_py() or 0
-    if size <= _MAX_BYTES or len(rows) == 1:
+    if size <= MAX_PAYLOAD_BYTES or len(rows) == 1:
         yield rows
         return
     middle = len(rows) // 2

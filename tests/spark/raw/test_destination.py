@@ -15,9 +15,9 @@ from sfpubsub.spark.raw.destination import (
     check_destination,
     check_format,
     claim_table,
-    local_path,
     make_table_directory,
 )
+from sfpubsub.spark.raw.paths import local_path
 
 TOPIC = Source("topic", "/event/A__e")
 

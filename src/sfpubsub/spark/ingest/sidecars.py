@@ -29,7 +29,6 @@ from pyspark.sql import DataFrame, SparkSession
 from sfpubsub.avro.codec import Codec
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.ingest.confirmations import Commit
-from sfpubsub.spark.raw.batches import EXACT_PATHS
 from sfpubsub.spark.raw.beside import (
     COMMITS_NAME,
     GAPS_NAME,
@@ -39,6 +38,7 @@ from sfpubsub.spark.raw.beside import (
 )
 from sfpubsub.spark.raw.destination import Destination, local_sidecars
 from sfpubsub.spark.raw.files import Files, files_at
+from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.stores.file_quarantine import FileQuarantine, entry_text
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.stores.schema_store import (
@@ -228,8 +228,7 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
         found = [f"{_location(spark, place)}/_{name}"]
     else:
         places = local_sidecars(place.local, f"_{name}")
-        # With its scheme, or a cluster's default file system would take the path.
-        found = [f"file://{path}" for path in places if path.is_dir()] or [f"file://{places[0]}"]
+        found = [file_url(path) for path in places if path.is_dir()] or [file_url(places[0])]
     reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
     # The quarantine has marks of other kinds beside its entries.
     return reader.json(found, pathGlobFilter="*.json")

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.destination import HOUR_PREFIX, Destination, check_raw_table
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, HOUR_PREFIX, Destination, check_raw_table
+from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.paths import EXACT_PATHS
 from sfpubsub.spark.raw.schema import ADDED_COLUMNS, SCHEMA
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
-_BATCH_PREFIX = "batch="
-
-# Spark takes a path for a pattern otherwise, and ``orders[1]`` for ``orders1``.
-EXACT_PATHS = {"__globPaths__": "false"}
+_COLUMNS = spark_schema(pa.schema([*SCHEMA, *((name, pa.string()) for name in ADDED_COLUMNS)]))
 
 
 @dataclass(frozen=True, order=True)
@@ -69,12 +67,12 @@ class RawBatches:
         """Return the rows of some batches, with the columns ``ingest_hour`` and ``batch``."""
         if self._table.format == "parquet":
             paths = [
-                f"file://{self._table.address}/{HOUR_PREFIX}{batch.hour}/{_BATCH_PREFIX}{batch.id}"
+                f"{self._table.url}/{HOUR_PREFIX}{batch.hour}/{BATCH_PREFIX}{batch.id}"
                 for batch in batches
             ]
             reader = self._spark.read.options(**EXACT_PATHS)
-            reader = reader.option("basePath", f"file://{self._table.address}")
-            return reader.schema(_spark_schema(self._spark)).parquet(*paths)
+            reader = reader.option("basePath", self._table.url)
+            return reader.schema(_COLUMNS).parquet(*paths)
         frame = self._frame()
         hours, ids = {batch.hour for batch in batches}, [batch.id for batch in batches]
         return frame.where(frame.ingest_hour.isin(*hours) & frame.batch.isin(*ids))
@@ -96,9 +94,9 @@ class RawBatches:
             if last is not None and hour < last.hour:
                 continue  # hours do not go back
             found += [
-                RawBatch(batch.removeprefix(_BATCH_PREFIX), hour)
+                RawBatch(batch.removeprefix(BATCH_PREFIX), hour)
                 for batch in os.listdir(os.path.join(root, name))
-                if batch.startswith(_BATCH_PREFIX)
+                if batch.startswith(BATCH_PREFIX)
             ]
         return found
 
@@ -111,12 +109,4 @@ class RawBatches:
     def _frame(self) -> DataFrame:
         if self._table.in_catalog:
             return self._spark.read.table(self._table.address)
-        # With its scheme, or a cluster's default file system would take the path.
-        local = self._table.local
-        place = self._table.address if local is None else f"file://{local}"
-        return self._spark.read.format(self._table.format).load(place)
-
-
-def _spark_schema(spark: SparkSession) -> StructType:
-    added = [pa.field(name, pa.string()) for name in ADDED_COLUMNS]
-    return spark.createDataFrame(pa.schema([*SCHEMA, *added]).empty_table()).schema
+        return self._spark.read.format(self._table.format).load(self._table.url)

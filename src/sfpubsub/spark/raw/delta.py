@@ -31,7 +31,7 @@ class DeltaTable(LoggedTable):
     def __init__(self, spark: SparkSession, place: Destination, source: Source) -> None:
         check_session(spark, "delta")
         super().__init__(spark, place, source)
-        self._url = place.address if place.local is None else f"file://{place.local}"
+        self._url = place.url
         self._jvm: Any = self._spark._jvm
         self._application = f"sfpubsub:{source.kind}:{source.name}"
         # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of

@@ -13,7 +13,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
 
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
@@ -29,14 +28,13 @@ from sfpubsub.spark.raw.beside import (
     sidecar_places,
 )
 from sfpubsub.spark.raw.lease import LEASE_NAME
+from sfpubsub.spark.raw.paths import SCHEME, file_url, local_path
 
 POSITION_NAME = "_position"
 HOUR_PREFIX = "ingest_hour="
+BATCH_PREFIX = "batch="
 
 FORMATS = ("parquet", "delta", "iceberg")
-
-# Spark's destinations: ``s3a://…``, ``hdfs://…``, and also ``dbfs:/…``.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 # A table of a catalog of the user's own, as Spark SQL writes it without quotes.
 _CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
@@ -114,12 +112,17 @@ class Destination:
         text = os.fspath(destination)
         if format == "iceberg" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
             return cls(format, text, None, in_catalog=True)
-        scheme = _SCHEME.match(text)
+        scheme = SCHEME.match(text)
         if format != "parquet" and scheme is not None and scheme[1] != "file":
             return cls(format, text.rstrip("/"), None)
         path = local_path(text)
         aside = None if staging is None else Path(os.path.realpath(local_path(staging)))
         return cls(format, str(path), path, staging=aside)
+
+    @property
+    def url(self) -> str:
+        """`address`, with its scheme if it is a path."""
+        return self.address if self.local is None else file_url(self.local)
 
     @property
     def name(self) -> str:
@@ -173,27 +176,6 @@ def check_raw_table(table: Destination) -> None:
         raise ConfigurationError(
             f"{table} is not a raw table of format {table.format} (it has no {mark}){hint}"
         )
-
-
-def local_path(destination: str | os.PathLike[str]) -> Path:
-    """Return the directory that *destination* names: a path, or a URL of scheme ``file``.
-
-    Raises:
-        ConfigurationError: Another scheme, or nothing at all.
-    """
-    text = os.fspath(destination)
-    if not text:
-        raise ConfigurationError("the destination is empty: name a directory")
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return Path(text).expanduser().absolute()
-    url = urlsplit(text)
-    if url.scheme == "file" and url.netloc in {"", "localhost"}:
-        return Path(unquote(url.path)).absolute()
-    raise ConfigurationError(
-        f"cannot write parquet to {text}: a batch is published by one rename, which {scheme[1]} "
-        f"does not have; use a local directory, or a table format: delta or iceberg"
-    )
 
 
 def check_format(name: str) -> None:

@@ -18,12 +18,20 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from sfpubsub.spark.raw.paths import file_url
 
 # Bytes of rows in one task of a cluster. Spark refuses 128 MiB (spark.rpc.message.maxSize),
 # and rows differ in size.
 _TASK_BYTES = 32 * 1024 * 1024
 
 _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+def spark_schema(columns: pa.Schema) -> StructType:
+    """Return columns in Spark's types. Times have a zone."""
+    return from_arrow_schema(columns)
 
 
 @contextmanager
@@ -45,8 +53,8 @@ def frame_of(
         pq.write_table(rows, path, compression="none", use_dictionary=False, write_statistics=False)
         # Told its columns, Spark does not run a job to find them out.
         yield (
-            spark.read.schema(from_arrow_schema(rows.schema))
-            .parquet(_no_pattern(f"file://{path}"))
+            spark.read.schema(spark_schema(rows.schema))
+            .parquet(_no_pattern(file_url(path)))
             .coalesce(1)
         )
 

@@ -63,7 +63,7 @@ class IcebergTable(LoggedTable):
         check_session(spark, "iceberg")
         super().__init__(spark, place, source)
         self._jvm: Any = self._spark._jvm
-        self._address = place.address if place.local is None else f"file://{place.local}"
+        self._address = place.url
         self._newest: str | None = None
         """The attempt of the state on top of which the next transaction is made."""
 

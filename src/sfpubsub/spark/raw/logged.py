@@ -38,7 +38,7 @@ from sfpubsub.spark.raw.schema import (
 )
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.raw.table import RawTable
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
 
 # Tries to begin a table. Each fails only if another writer, or somebody's compaction, committed at
@@ -72,8 +72,7 @@ class LoggedTable(RawTable):
         self._source = source
         self._writer = uuid.uuid4().hex
         self._state: State | None = None
-        self._spark = spark.newSession()  # so that these settings are nobody else's
-        self._spark.conf.set("spark.sql.session.timeZone", "UTC")
+        self._spark = own_session(spark)
 
     @property
     def _known(self) -> State:

@@ -37,16 +37,15 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.batches import EXACT_PATHS
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import HOUR_PREFIX, POSITION_NAME, Source
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, HOUR_PREFIX, POSITION_NAME, Source
 from sfpubsub.spark.raw.frames import frame_of, keys_among
+from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import HOUR_SECONDS, hour_of, hour_start, joined_keys
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
 
-_BATCH = "batch="
 _NAME = "_name"
 
 # Where Hadoop's committer of files has the tasks of a first attempt write; it removes that again.
@@ -56,6 +55,9 @@ _HADOOP_STAGING = Path("_temporary", "0", "_temporary")
 _KEYS = "dedupe_key BINARY"
 
 _READ_ERRORS = (OSError, pa.ArrowException)
+
+# Of a session that writes Parquet. Spark's default, INT96, is read back without its zone.
+SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 WRITE_OPTIONS = {
     "compression": "snappy",
@@ -76,7 +78,7 @@ class _Batch:
 
     @property
     def id(self) -> str:
-        return self.path.name.removeprefix(_BATCH)
+        return self.path.name.removeprefix(BATCH_PREFIX)
 
     @property
     def first_seq(self) -> int:
@@ -116,10 +118,7 @@ class ParquetTable(RawTable):
         self._position: ReplayId | None = None
         self._newest: _Batch | None = None
         self._names: deque[str] = deque(maxlen=REMEMBERED_NAMES)
-        self._spark = spark.newSession()  # so that these settings are nobody else's
-        self._spark.conf.set("spark.sql.session.timeZone", "UTC")
-        # Spark's default, INT96, is read back without its zone.
-        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        self._spark = own_session(spark, SETTINGS)
 
     @property
     def next_seq(self) -> int:
@@ -189,14 +188,14 @@ class ParquetTable(RawTable):
         earliest = HOUR_PREFIX if first is None else _hour_name(first)
         latest = None if last is None else _hour_name(last)
         hours = [
-            f"file://{hour}"
+            file_url(hour)
             for hour in self._hours()
             if earliest <= hour.name and (latest is None or hour.name <= latest)
         ]
         if not hours or not keys:
             return set()
         try:
-            reader = self._spark.read.options(**EXACT_PATHS, basePath=f"file://{self.path}")
+            reader = self._spark.read.options(**EXACT_PATHS, basePath=file_url(self.path))
             rows = reader.schema(_KEYS).parquet(*hours)
             return keys_among(self._spark, rows, keys)
         except SPARK_ERRORS as error:
@@ -234,7 +233,7 @@ class ParquetTable(RawTable):
             if name is not None:
                 (staged / _NAME).write_text(name, encoding="utf-8")
             sync_directory_and_files(staged)
-            published = _Batch(hour / f"{_BATCH}{batch}")
+            published = _Batch(hour / f"{BATCH_PREFIX}{batch}")
             self._publish(staged, published.path)
         except (*SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(
@@ -263,9 +262,7 @@ class ParquetTable(RawTable):
         # tenth of the write. Those that are there already are taken as they are.
         (staged / _HADOOP_STAGING).mkdir(parents=True)
         with frame_of(self._spark, rows, scratch=staged.parent) as frame:
-            # With its scheme, or a cluster's default file system would take the path. Spark does
-            # not decode it, so this is no percent-encoded URL.
-            frame.write.options(**WRITE_OPTIONS).mode("append").parquet(f"file://{staged}")
+            frame.write.options(**WRITE_OPTIONS).mode("append").parquet(file_url(staged))
 
     def _publish(self, staged: Path, target: Path) -> None:
         hour = target.parent
@@ -331,7 +328,7 @@ def _hour_start(hour: Path) -> float:
 
 
 def _batches(hour: Path) -> list[_Batch]:
-    return [_Batch(path) for path in sorted(hour.iterdir()) if path.name.startswith(_BATCH)]
+    return [_Batch(path) for path in sorted(hour.iterdir()) if path.name.startswith(BATCH_PREFIX)]
 
 
 def _files(hour: Path) -> list[Path]:

@@ -155,6 +155,14 @@ def _stop(spark: SparkSession) -> None:
         logging.getLogger("sfpubsub.spark").debug("spark had ended before it was stopped")
 
 
+def own_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Return a session of the same JVM that takes times as UTC; its settings are nobody else's."""
+    own = spark.newSession()
+    for name, value in {"spark.sql.session.timeZone": "UTC", **(settings or {})}.items():
+        own.conf.set(name, value)
+    return own
+
+
 def jvm_of(spark: SparkSession) -> Process:
     """Return the JVM that writes for this process.
 

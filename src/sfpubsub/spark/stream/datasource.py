@@ -30,33 +30,12 @@ def check_version(version: str) -> None:
 check_version(pyspark.__version__)  # before the imports that would fail with less of a reason
 
 from pyspark.sql.datasource import DataSource  # noqa: E402
-from pyspark.sql.types import (  # noqa: E402
-    BinaryType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType  # noqa: E402
 
+from sfpubsub.spark.raw.frames import spark_schema  # noqa: E402
+from sfpubsub.spark.raw.schema import SCHEMA  # noqa: E402
 from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
 from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
-
-# The columns of the raw table (raw/schema.py) in Spark's types.
-_TYPES = {
-    "event_id": StringType(),
-    "dedupe_key": BinaryType(),
-    "replay_id": BinaryType(),
-    "topic": StringType(),
-    "subscription": StringType(),
-    "schema_id": StringType(),
-    "event_name": StringType(),
-    "event_time": TimestampType(),
-    "received_at": TimestampType(),
-    "ingest_seq": LongType(),
-    "payload": BinaryType(),
-    "payload_json": StringType(),
-}
 
 
 class PubSubDataSource(DataSource):
@@ -85,7 +64,7 @@ class PubSubDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the raw table."""
-        return StructType([StructField(name, kind) for name, kind in _TYPES.items()])
+        return spark_schema(SCHEMA)
 
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
         """Return what reads."""

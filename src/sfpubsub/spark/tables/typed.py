@@ -48,20 +48,21 @@ from sfpubsub.avro.columns import (
 )
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, SchemaError, WriteError
-from sfpubsub.spark.raw.batches import EXACT_PATHS, RawBatch, RawBatches
-from sfpubsub.spark.raw.beside import SCHEMAS_NAME
-from sfpubsub.spark.raw.destination import Destination, local_path, local_sidecars
+from sfpubsub.spark.raw.batches import RawBatch, RawBatches
+from sfpubsub.spark.raw.beside import SCHEMAS_NAME, STAGING_NAME
+from sfpubsub.spark.raw.destination import Destination, local_sidecars
+from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.raw.lease import Lease
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of
+from sfpubsub.spark.raw.parquet import SETTINGS
+from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url, local_path
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own_session
 from sfpubsub.spark.tables.typed_files import (
     COLUMNS_NAME,
-    STAGING_NAME,
     EventType,
     Staged,
     claim_typed,
     finish,
     last_derived,
-    spark_schema,
 )
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 
@@ -129,10 +130,7 @@ class TypedTables:
     ) -> None:
         source = Destination.parse(raw, format)
         self.path = local_path(to)
-        self._spark = spark.newSession()  # so that these settings are nobody else's
-        self._spark.conf.set("spark.sql.session.timeZone", "UTC")
-        # Spark's default, INT96, is read back without its zone.
-        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        self._spark = own_session(spark, SETTINGS)
         self._raw = RawBatches(self._spark, source)
         self._schemas = schemas or _store_of(source)
         self._types: dict[str, EventType] = {}
@@ -215,7 +213,7 @@ class TypedTables:
             if missing:
                 left = rows.where(rows.batch.isin(missing)).mapInArrow(
                     partial(undecodable_rows, plans=[kind.plan for kind in self._types.values()]),
-                    spark_schema(self._spark, pa.schema([*UNDECODABLE, *BATCH])),
+                    spark_schema(pa.schema([*UNDECODABLE, *BATCH])),
                 )
                 staged.add(UNDECODABLE_NAME, left)
             _check(wanted, staged)
@@ -242,9 +240,7 @@ class TypedTables:
             plan = self._types[name].plan
             only = Plan({schema_id: plan.schemas[schema_id] for schema_id in ids}, plan.columns)
             mine = rows.where(rows.schema_id.isin(ids)) if len(schema_ids) > len(ids) else rows
-            typed = mine.mapInArrow(
-                partial(decode_rows, plan=only), spark_schema(self._spark, plan.output)
-            )
+            typed = mine.mapInArrow(partial(decode_rows, plan=only), spark_schema(plan.output))
             staged.add(name, typed)
         return staged
 
@@ -269,7 +265,7 @@ class TypedTables:
                 kind.add(schema_id, text, columns)
             self._names[schema_id] = name
         for kind in self._types.values():
-            kind.save(self._spark)
+            kind.save()
 
     def _type(self, name: str) -> EventType:
         if name not in self._types:
@@ -303,16 +299,16 @@ def read_typed(spark: SparkSession, tables: str | os.PathLike[str], name: str) -
         schema = StructType.fromJson(found["spark_schema"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{place} is not a typed table: {error}") from error
-    return spark.read.options(**EXACT_PATHS).schema(schema).parquet(f"file://{place}")
+    return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(place))
 
 
 def read_undecodable(spark: SparkSession, tables: str | os.PathLike[str]) -> DataFrame:
     """Return the rows that could not be decoded: the envelope, the event's name and the reason."""
-    schema = spark_schema(spark, pa.schema([*UNDECODABLE, *BATCH]))
+    schema = spark_schema(pa.schema([*UNDECODABLE, *BATCH]))
     place = local_path(tables) / UNDECODABLE_NAME
     if not place.is_dir():
         return spark.createDataFrame([], schema)
-    return spark.read.options(**EXACT_PATHS).schema(schema).parquet(f"file://{place}")
+    return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(place))
 
 
 def _store_of(source: Destination) -> SchemaStore:

@@ -19,20 +19,21 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame
 
 from sfpubsub.avro.columns import BATCH, Plan, merge
 from sfpubsub.durable import make_directory, replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.batches import RawBatch
-from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.beside import STAGING_NAME
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, HOUR_PREFIX, Destination
+from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.raw.lease import LEASE_NAME
 from sfpubsub.spark.raw.parquet import WRITE_OPTIONS
+from sfpubsub.spark.raw.paths import file_url
 
 COLUMNS_NAME = "_columns.json"
 DERIVED_NAME = "_derived"
-STAGING_NAME = "_staging"
 _IDENTITY_NAME = "_typed.json"
 _READY_NAME = "_ready"
 
@@ -67,14 +68,14 @@ class EventType:
         schemas = {**self.plan.schemas, schema_id: schema_json}
         self.plan = Plan(schemas, merge(self.plan.columns, columns))
 
-    def save(self, spark: SparkSession) -> None:
+    def save(self) -> None:
         """Make the columns durable, unless they are."""
         if self._saved == tuple(self.plan.schemas):
             return
         make_directory(self._path)
         record = {
             "schema_ids": list(self.plan.schemas),
-            "spark_schema": spark_schema(spark, self.plan.output).jsonValue(),
+            "spark_schema": spark_schema(self.plan.output).jsonValue(),
         }
         replace_file(self._path / COLUMNS_NAME, json.dumps(record))
         self._saved = tuple(self.plan.schemas)
@@ -91,12 +92,12 @@ class Staged:
         """Write the rows of one table."""
         place = self._path / name
         writer = rows.write.options(**WRITE_OPTIONS).partitionBy(*BATCH.names)
-        writer.mode("error").parquet(f"file://{place}")
+        writer.mode("error").parquet(file_url(place))
         if not (place / "_SUCCESS").exists():
             raise WriteError(f"spark did not finish {place}: do its executors share it?")
-        for batch in sorted(place.glob("ingest_hour=*/batch=*")):
+        for batch in sorted(place.glob(f"{HOUR_PREFIX}*/{BATCH_PREFIX}*")):
             count = sum(pq.read_metadata(file).num_rows for file in batch.glob("part-*.parquet"))
-            self._batches[name, batch.name.removeprefix("batch=")] = (batch, count)
+            self._batches[name, batch.name.removeprefix(BATCH_PREFIX)] = (batch, count)
 
     def rows_of(self, batch: str) -> int:
         """Return how many rows of a raw batch there are, in all tables."""
@@ -134,10 +135,10 @@ def finish(tables: Path) -> None:
     ready = tables / _READY_NAME
     if not ready.exists():
         return
-    for hour in sorted(ready.glob("*/ingest_hour=*")):
+    for hour in sorted(ready.glob(f"*/{HOUR_PREFIX}*")):
         target = tables / hour.relative_to(ready)
         make_directory(target)
-        for batch in sorted(hour.glob("batch=*")):
+        for batch in sorted(hour.glob(f"{BATCH_PREFIX}*")):
             if not (target / batch.name).exists():  # else it was derived before
                 os.rename(batch, target / batch.name)
         sync(target)  # also what was moved before a death
@@ -208,8 +209,3 @@ def _is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
         return False
     places = [str(found.get("raw")), wanted["raw"]]
     return all(map(os.path.isabs, places)) and len(set(map(os.path.realpath, places))) == 1
-
-
-def spark_schema(spark: SparkSession, columns: pa.Schema) -> StructType:
-    """Return columns as Spark's types."""
-    return spark.createDataFrame(columns.empty_table()).schema
