@@ -10,7 +10,7 @@ What they are for decides when they are written:
   that is killed leaves out its last seconds.
 
 Writing one again changes nothing: names are made of what is in the files. Decides nothing about
-events; where files are is files.py's business.
+events; where files are is raw/files.py's business.
 """
 
 from __future__ import annotations

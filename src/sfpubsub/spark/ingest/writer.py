@@ -1,8 +1,7 @@
 """Writes batches of events to a raw table, each event once.
 
 Responsible for what is new and for the order of the steps; the table's format does the transaction
-(parquet.py, delta.py, iceberg.py). Acks nothing: the caller does, after `EventWriter.write` has
-returned.
+(`sfpubsub.spark.raw`). Acks nothing: the caller does, after `EventWriter.write` has returned.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ::
 
     _typed.json                                               which raw table this is derived from
-    _lease                                                    who writes (lease.py)
+    _lease                                                    who writes (raw/lease.py)
     _derived                                                  the last raw batch that is done
     _staging/                                                 a derivation under way, or a dead one
     _ready/                                                   one that is being published
