@@ -19,9 +19,10 @@ from sfpubsub.emulator.bus import Draft
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
-from sfpubsub.spark.ingest.sidecars import Sidecars, read_sidecar
+from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.streams import Stream, Streams, table_name
 from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import read_table

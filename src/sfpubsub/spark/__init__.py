@@ -14,8 +14,8 @@ from sfpubsub.errors import MissingExtraError
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.job import IngestJob
     from sfpubsub.spark.ingest.positions import TableReplayStore
-    from sfpubsub.spark.ingest.sidecars import read_sidecar
     from sfpubsub.spark.ingest.writer import EventWriter, WriteResult
+    from sfpubsub.spark.raw.sidecar_files import read_sidecar
     from sfpubsub.spark.runtime.session import spark_session
     from sfpubsub.spark.stream.datasource import PubSubDataSource
     from sfpubsub.spark.stream.foreach_batch import ForeachBatchWriter
@@ -34,7 +34,7 @@ _HOMES = {
     "change_headers": "sfpubsub.spark.tables.changes",
     "field_changes": "sfpubsub.spark.tables.changes",
     "latest_state": "sfpubsub.spark.tables.changes",
-    "read_sidecar": "sfpubsub.spark.ingest.sidecars",
+    "read_sidecar": "sfpubsub.spark.raw.sidecar_files",
     "read_typed": "sfpubsub.spark.tables.typed",
     "read_undecodable": "sfpubsub.spark.tables.typed",
     "spark_session": "sfpubsub.spark.runtime.session",

@@ -11,10 +11,11 @@ import pytest
 import sfpubsub.spark
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.ingest import sidecars as module
-from sfpubsub.spark.ingest.sidecars import Commit, Sidecars, read_sidecar
+from sfpubsub.spark.ingest.sidecars import Commit, Sidecars
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import HadoopFiles, LocalFiles
 from sfpubsub.spark.raw.paths import EXACT_PATHS
+from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.types import Gap, RawEvent

@@ -1,7 +1,7 @@
 """The four tables beside a raw table: schemas, quarantine, gaps and commits.
 
-Each is a directory of JSON files, one object a line, that Spark reads as a table (`read_sidecar`).
-What they are for decides when they are written:
+Each is a directory of JSON files, one object a line (raw/sidecar_files.py). What they are for
+decides when they are written:
 
 - a *schema* is durable before a row that needs it is published;
 - an event in the *quarantine* is durable before its position may pass (writer.py does that);
@@ -24,10 +24,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from sfpubsub.avro.codec import Codec
-from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.ingest.confirmations import Commit
 from sfpubsub.spark.raw.beside import (
     COMMITS_NAME,
@@ -36,39 +35,13 @@ from sfpubsub.spark.raw.beside import (
     SCHEMAS_NAME,
     SIDECARS,
 )
-from sfpubsub.spark.raw.destination import Destination, local_sidecars
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import Files, files_at
-from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
-from sfpubsub.stores.file_quarantine import FileQuarantine, entry_text
-from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
-from sfpubsub.stores.schema_store import (
-    FileSchemaStore,
-    SchemaStore,
-    schema_file_name,
-    schema_in,
-    schema_text,
-)
+from sfpubsub.spark.raw.sidecar_files import SidecarQuarantine, SidecarSchemas, location_of
+from sfpubsub.stores.file_quarantine import FileQuarantine
+from sfpubsub.stores.quarantine import Quarantine
+from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 from sfpubsub.types import Gap
-
-# What Spark is told of each directory: without it an empty one is an error, and a column that is
-# null everywhere would be missing.
-COLUMNS = {
-    "schemas": "schema_id STRING, schema STRING, `check` STRING",
-    "quarantine": (
-        "subscription STRING, topic STRING, event_id STRING, replay_id STRING, schema_id STRING, "
-        "payload STRING, headers ARRAY<ARRAY<STRING>>, reason STRING, received_at DOUBLE, "
-        "delivery_seq BIGINT, schema STRING, `check` STRING"
-    ),
-    "gaps": (
-        "subscription STRING, reason STRING, after STRING, before STRING, error_code STRING, "
-        "rpc_id STRING, noted_at DOUBLE"
-    ),
-    "commits": (
-        "run STRING, subscription STRING, replay_id STRING, noted_at DOUBLE, received BIGINT, "
-        "rows BIGINT, duplicates BIGINT, set_aside BIGINT, batches BIGINT, first_seq BIGINT, "
-        "last_seq BIGINT"
-    ),
-}
 
 # Lines of one file of commits, 0.3 MB: nine files a day when a batch is written every 10 s, 170
 # when a backlog is read at two batches a second all day long.
@@ -130,14 +103,14 @@ class Sidecars:
         """The store of schemas."""
         if isinstance(self._place, Path):
             return FileSchemaStore(self._place / SCHEMAS_NAME)
-        return _Schemas(self._files(SCHEMAS_NAME))
+        return SidecarSchemas(self._files(SCHEMAS_NAME))
 
     @property
     def quarantine(self) -> Quarantine:
         """The quarantine; it may be handed out before the table exists."""
         if self._local is not None:
             return FileQuarantine(self._local / QUARANTINE_NAME)
-        return _Quarantine(lambda: self._files(QUARANTINE_NAME))
+        return SidecarQuarantine(lambda: self._files(QUARANTINE_NAME))
 
     def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
         """Make the schemas of events durable; call it before their rows are written.
@@ -202,36 +175,11 @@ class Sidecars:
     @property
     def _place(self) -> Path | str:
         if self._root is None:
-            self._root = _location(self._spark, self._destination)
+            self._root = location_of(self._spark, self._destination)
         return self._root
 
     def _files(self, name: str) -> Files:
         return files_at(self._place, name, self._spark)
-
-
-def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
-    """Read one of the tables beside a raw table. It may be empty.
-
-    Args:
-        spark: Any session.
-        table: The raw table's path or URL, or ``catalog.namespace.table``.
-        name: ``schemas``, ``quarantine``, ``gaps`` or ``commits``.
-
-    Raises:
-        ConfigurationError: There is no such table.
-    """
-    if name not in COLUMNS:
-        raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
-    # Of the formats iceberg is the one whose tables can have every kind of name.
-    place = Destination.parse(table, "iceberg")
-    if place.local is None:
-        found = [f"{_location(spark, place)}/_{name}"]
-    else:
-        places = local_sidecars(place.local, f"_{name}")
-        found = [file_url(path) for path in places if path.is_dir()] or [file_url(places[0])]
-    reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
-    # The quarantine has marks of other kinds beside its entries.
-    return reader.json(found, pathGlobFilter="*.json")
 
 
 class _CommitLog:
@@ -267,42 +215,5 @@ class _CommitLog:
             self._unwritten = 0
 
 
-class _Schemas(SchemaStore):
-    """As `FileSchemaStore`, on any file system."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-
-    def get(self, schema_id: str) -> str | None:
-        name = schema_file_name(schema_id)
-        text = self._files.read(name)
-        return None if text is None else schema_in(text, schema_id, f"{self._files.place}/{name}")
-
-    def put(self, schema_id: str, schema_json: str) -> None:
-        self._files.replace(schema_file_name(schema_id), schema_text(schema_id, schema_json))
-
-
-class _Quarantine(Quarantine):
-    """As `FileQuarantine`, on any file system; for putting only."""
-
-    def __init__(self, files: Callable[[], Files]) -> None:
-        self._open = files
-        self._files: Files | None = None
-
-    def put(self, events: Sequence[QuarantinedEvent]) -> None:
-        files = self._files = self._files or self._open()
-        for event in events:
-            name = f"{event.key}.json"
-            if files.read(name) is None:  # a file has its name only once it is whole
-                files.replace(name, entry_text(event))
-
-
 def _line(record: Mapping[str, object]) -> str:
     return json.dumps(record) + "\n"
-
-
-def _location(spark: SparkSession, destination: Destination) -> str:
-    if not destination.in_catalog:
-        return destination.address
-    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {destination.address}").collect()
-    return next(str(row["data_type"]) for row in rows if row["col_name"] == "Location")

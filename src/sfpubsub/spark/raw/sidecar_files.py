@@ -1,0 +1,106 @@
+"""The sidecars of a raw table as files: what is in them, and how they are read.
+
+Each is a directory of JSON files, one object a line, that Spark reads as a table (`read_sidecar`).
+What they are for, and when they are written, is ingest/sidecars.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.destination import Destination, local_sidecars
+from sfpubsub.spark.raw.files import Files
+from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
+from sfpubsub.stores.file_quarantine import entry_text
+from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
+from sfpubsub.stores.schema_store import SchemaStore, schema_file_name, schema_in, schema_text
+
+# What Spark is told of each directory: without it an empty one is an error, and a column that is
+# null everywhere would be missing.
+COLUMNS = {
+    "schemas": "schema_id STRING, schema STRING, `check` STRING",
+    "quarantine": (
+        "subscription STRING, topic STRING, event_id STRING, replay_id STRING, schema_id STRING, "
+        "payload STRING, headers ARRAY<ARRAY<STRING>>, reason STRING, received_at DOUBLE, "
+        "delivery_seq BIGINT, schema STRING, `check` STRING"
+    ),
+    "gaps": (
+        "subscription STRING, reason STRING, after STRING, before STRING, error_code STRING, "
+        "rpc_id STRING, noted_at DOUBLE"
+    ),
+    "commits": (
+        "run STRING, subscription STRING, replay_id STRING, noted_at DOUBLE, received BIGINT, "
+        "rows BIGINT, duplicates BIGINT, set_aside BIGINT, batches BIGINT, first_seq BIGINT, "
+        "last_seq BIGINT"
+    ),
+}
+
+
+def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
+    """Read one of the tables beside a raw table. It may be empty.
+
+    Args:
+        spark: Any session.
+        table: The raw table's path or URL, or ``catalog.namespace.table``.
+        name: ``schemas``, ``quarantine``, ``gaps`` or ``commits``.
+
+    Raises:
+        ConfigurationError: There is no such table.
+    """
+    if name not in COLUMNS:
+        raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
+    # Of the formats iceberg is the one whose tables can have every kind of name.
+    place = Destination.parse(table, "iceberg")
+    if place.local is None:
+        found = [f"{location_of(spark, place)}/_{name}"]
+    else:
+        places = local_sidecars(place.local, f"_{name}")
+        found = [file_url(path) for path in places if path.is_dir()] or [file_url(places[0])]
+    reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
+    # The quarantine has marks of other kinds beside its entries.
+    return reader.json(found, pathGlobFilter="*.json")
+
+
+def location_of(spark: SparkSession, destination: Destination) -> str:
+    """Return the URL or path of a table's directory; a catalog is asked for it."""
+    if not destination.in_catalog:
+        return destination.address
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {destination.address}").collect()
+    return next(str(row["data_type"]) for row in rows if row["col_name"] == "Location")
+
+
+class SidecarSchemas(SchemaStore):
+    """As `FileSchemaStore`, on any file system."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def get(self, schema_id: str) -> str | None:
+        """See `SchemaStore`."""
+        name = schema_file_name(schema_id)
+        text = self._files.read(name)
+        return None if text is None else schema_in(text, schema_id, f"{self._files.place}/{name}")
+
+    def put(self, schema_id: str, schema_json: str) -> None:
+        """See `SchemaStore`."""
+        self._files.replace(schema_file_name(schema_id), schema_text(schema_id, schema_json))
+
+
+class SidecarQuarantine(Quarantine):
+    """As `FileQuarantine`, on any file system; for putting only."""
+
+    def __init__(self, files: Callable[[], Files]) -> None:
+        self._open = files
+        self._files: Files | None = None
+
+    def put(self, events: Sequence[QuarantinedEvent]) -> None:
+        """See `Quarantine`."""
+        files = self._files = self._files or self._open()
+        for event in events:
+            name = f"{event.key}.json"
+            if files.read(name) is None:  # a file has its name only once it is whole
+                files.replace(name, entry_text(event))
