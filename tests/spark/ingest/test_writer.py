@@ -329,7 +329,7 @@ def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, 
 
     monkeypatch.setattr(parquet.os, "rename", record("rename", os.rename))
     sync = parquet.sync
-    for module in ("spark.parquet", "durable"):
+    for module in ("spark.raw.parquet", "durable"):
         monkeypatch.setattr(f"sfpubsub.{module}.sync", record("sync", sync))
     writer.write(batch_of(range(3)))
     batch = "b" + "0" * 19
