@@ -16,9 +16,10 @@ from .test_managed import NAME, TOPIC, committed, orders
 
 # Notes what is begun and what is done, a line each, by one write: so a kill tears no line.
 SYNC = f"""
-import os, signal, sys, time
+import logging, os, signal, sys, time
 from sfpubsub import PubSubClient
 
+logging.basicConfig(level="INFO")
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 pause = float(sys.argv[2])
 
@@ -35,9 +36,10 @@ with PubSubClient.from_env() as client:
 """
 
 ASYNC = f"""
-import asyncio, os, signal, sys
+import asyncio, logging, os, signal, sys
 from sfpubsub import AsyncPubSubClient
 
+logging.basicConfig(level="INFO")
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 pause = float(sys.argv[2])
 
@@ -65,21 +67,37 @@ class Program:
     def __init__(self, code: str, emulator, log: Path, pause: float) -> None:
         self._log = log
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(log), str(pause)],
+            [sys.executable, "-X", "faulthandler", "-c", code, str(log), str(pause)],
             env={**os.environ, **environment(emulator)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.errors = ""
 
     def noted(self, what: str) -> list[int]:
         text = self._log.read_text() if self._log.exists() else ""
         return [int(line.split()[1]) for line in text.splitlines() if line.startswith(what)]
 
+    def wait_for_error(self, text: str) -> None:
+        """Read its standard error up to a line with *text*."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.errors += line
+            if text in line:
+                return
+        pytest.fail(f"it ended without {text!r}: {self.errors}")
+
     def end(self) -> str:
         """Wait for the end; return what it printed."""
-        self.output, self.errors = self.process.communicate(timeout=PATIENCE)
-        return self.output
+        try:
+            output, errors = self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # it prints what its threads are doing
+            _, errors = self.process.communicate(timeout=PATIENCE)
+            pytest.fail(f"it did not end: {self.errors}{errors}")
+        self.errors += errors
+        return output
 
 
 @pytest.mark.parametrize("code", PROGRAMS)
@@ -135,8 +153,7 @@ def test_a_second_ctrl_c_ends_at_once(run_emulator, tmp_path, code):
     program = Program(code, emulator, tmp_path / "log", 3600)
     until(lambda: len(program.noted("begun")) == 4, "handlers")
     program.process.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        program.process.wait(0.5)  # it waits for its handlers
+    program.wait_for_error("waiting for the handlers")
     program.process.send_signal(signal.SIGINT)
     program.end()
     assert program.process.returncode == -signal.SIGINT

@@ -18,7 +18,13 @@ from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End, WaitUntil
 from sfpubsub.client.delivery import Delivery
 from sfpubsub.client.dispatch import Ack, Finish, SetAside, Start
-from sfpubsub.client.handling import RunOptions, RunSummary, Work, drained_from_within
+from sfpubsub.client.handling import (
+    RunOptions,
+    RunSummary,
+    Work,
+    drained_from_within,
+    logger,
+)
 
 AsyncHandler: TypeAlias = Callable[[Event], Awaitable[object]]
 """Does what is to be done for an event; what it returns is not looked at."""
@@ -96,6 +102,7 @@ class AsyncRunner:
 
     async def _wait_for_handlers(self) -> None:
         self._work.close()
+        logger.info("%s: waiting for the handlers that are at work", self._delivery.name)
         try:
             await self._bell.until(self._is_finished)
         except asyncio.CancelledError:  # the second one ends at once

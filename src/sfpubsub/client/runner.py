@@ -17,7 +17,13 @@ from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import End, WaitUntil
 from sfpubsub.client.delivery import Delivery
 from sfpubsub.client.dispatch import Ack, Finish, SetAside, Start, Step
-from sfpubsub.client.handling import RunOptions, RunSummary, Work, drained_from_within
+from sfpubsub.client.handling import (
+    RunOptions,
+    RunSummary,
+    Work,
+    drained_from_within,
+    logger,
+)
 
 Handler: TypeAlias = Callable[[Event], object]
 """Does what is to be done for an event; what it returns is not looked at."""
@@ -103,6 +109,7 @@ class Runner:
         try:
             with self._mutex:
                 self._work.close()
+            logger.info("%s: waiting for the handlers that are at work", self._delivery.name)
             while True:
                 changes = driver.changes
                 with self._mutex:
