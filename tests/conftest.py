@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -88,6 +90,19 @@ def connect() -> Iterator[Callable[..., PubSubClient]]:
             )
 
         yield make
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait for the end of a process; return what is left of its output and its errors.
+
+    One that does not end prints what its threads are doing, if it runs with ``-X faulthandler``.
+    """
+    try:
+        return process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        _, errors = process.communicate(timeout=PATIENCE)
+        pytest.fail(f"it did not end: {errors}")
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", patience: float = PATIENCE):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from ..cli.test_cli import environment
+from ..conftest import ended
 from .test_managed import NAME, TOPIC, orders
 
 SYNC = f"""
@@ -45,15 +46,15 @@ if child:
 def run(emulator, code: str, times: int) -> None:
     """Run the program again and again; each run has to print its events and to end."""
     for _ in range(times):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code],
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", code],
             env={**os.environ, **environment(emulator)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
-            check=False,
         )
-        assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+        output, errors = ended(process)
+        assert (process.returncode, output) == (0, "5\n"), errors
 
 
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])

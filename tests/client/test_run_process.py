@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ..cli.test_cli import environment
-from ..conftest import PATIENCE, until
+from ..conftest import ended, until
 from .test_managed import NAME, TOPIC, committed, orders
 
 # Notes what is begun and what is done, a line each, by one write: so a kill tears no line.
@@ -90,12 +90,7 @@ class Program:
 
     def end(self) -> str:
         """Wait for the end; return what it printed."""
-        try:
-            output, errors = self.process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # it prints what its threads are doing
-            _, errors = self.process.communicate(timeout=PATIENCE)
-            pytest.fail(f"it did not end: {self.errors}{errors}")
+        output, errors = ended(self.process)
         self.errors += errors
         return output
 
