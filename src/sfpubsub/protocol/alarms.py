@@ -15,6 +15,9 @@ from sfpubsub.protocol.standing import Standing
 from sfpubsub.protocol.states import State
 
 
+_NEVER = float("inf")
+
+
 class Due(enum.Enum):
     """What is to be done."""
 
@@ -57,15 +60,13 @@ class Alarms:
     def due(self, state: State) -> list[tuple[float, Due]]:
         """Return everything that is waited for in *state*, and when it is due."""
         times, found = self._timings, list[tuple[float, Due]]()
-        if state is State.STREAMING:  # looked at several times for each response
-            self._silence(found)
-            if self._outgoing.window.starving:
-                # A commit and its answer may not count for the service's 60 s.
-                found.append((self._outgoing.last_figure + times.reserve, Due.RESERVE))
-            commit_at = None if self._standing is None else self._standing.commit_at
-            if commit_at is not None:
-                found.append((commit_at, Due.COMMIT))
-            self._never_acked(found)
+        if state is State.STREAMING:
+            found += (
+                (self._silent_at, Due.SILENT),
+                (self._reserve_at, Due.RESERVE),
+                (self._commit_at, Due.COMMIT),
+                (self._never_acked_at, Due.NEVER_ACKED),
+            )
         elif state is State.WAITING:
             # Not while opening: an idle topic's first response may take the keepalive interval.
             if self._retries.give_up_at is not None:
@@ -75,20 +76,42 @@ class Alarms:
             if times.ping_interval and self._retries.reason is not None:
                 answered = times.ping_interval + times.ping_timeout  # or the pings had ended it
                 found.append((self.heard_at + times.steady + answered, Due.STEADY))
-            self._silence(found)
+            found.append((self._silent_at, Due.SILENT))
         elif state is State.PAUSED:
-            self._never_acked(found)
+            found.append((self._never_acked_at, Due.NEVER_ACKED))
         elif state in {State.SAVING, State.DRAINING, State.CLOSING}:
             found.append((self.close_by, Due.CLOSE))
         return found
 
-    def _silence(self, found: list[tuple[float, Due]]) -> None:
-        if self._outgoing.window.outstanding:
-            # A message is due only so long after something was asked for.
-            since = max(self.heard_at, self._outgoing.last_credit)
-            times = self._timings
-            found.append((since + times.keepalive + times.keepalive_margin, Due.SILENT))
+    def earliest(self, state: State) -> float:
+        """Return when the first thing is due in *state*; infinity for never."""
+        if state is State.STREAMING:  # asked after each response and ack: without a list
+            return min(
+                self._silent_at, self._reserve_at, self._commit_at, self._never_acked_at
+            )
+        return min([at for at, _ in self.due(state)], default=_NEVER)
 
-    def _never_acked(self, found: list[tuple[float, Due]]) -> None:
-        if self.full_since is not None:
-            found.append((self.full_since + self._timings.unacked_stall, Due.NEVER_ACKED))
+    @property
+    def _silent_at(self) -> float:
+        outgoing = self._outgoing
+        if not outgoing.window.outstanding:
+            return _NEVER
+        # A message is due only so long after something was asked for.
+        since = max(self.heard_at, outgoing.last_credit)
+        return since + self._timings.keepalive + self._timings.keepalive_margin
+
+    @property
+    def _reserve_at(self) -> float:
+        if not self._outgoing.window.starving:
+            return _NEVER
+        # A commit and its answer may not count for the service's 60 s.
+        return self._outgoing.last_figure + self._timings.reserve
+
+    @property
+    def _commit_at(self) -> float:
+        at = None if self._standing is None else self._standing.commit_at
+        return _NEVER if at is None else at
+
+    @property
+    def _never_acked_at(self) -> float:
+        return _NEVER if self.full_since is None else self.full_since + self._timings.unacked_stall

@@ -1,9 +1,12 @@
-"""What the protocol wants done: its outputs. A driver carries them out in order."""
+"""What the protocol wants done: its outputs. A driver carries them out in order.
+
+Those that are made for each response are named tuples, which take a third of the time to make.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.types import CommitReceipt, Gap, RawEvent, ReplayId, StartPosition
@@ -20,16 +23,14 @@ class OpenStream:
     """None for a managed subscription: the service knows where."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRequest:
+class CommitRequest(NamedTuple):
     """The commit part of a request."""
 
     request_id: str
     replay_id: ReplayId
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequest:
+class SendRequest(NamedTuple):
     """Send a further request on the open stream."""
 
     stream: int
@@ -51,8 +52,7 @@ class CancelStream:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(NamedTuple):
     """Hand events to the application, after everything handed over before."""
 
     events: tuple[RawEvent, ...]

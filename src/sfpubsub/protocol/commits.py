@@ -17,7 +17,7 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sfpubsub.config import Timings
 from sfpubsub.errors import CommitError, SfPubSubError
@@ -28,8 +28,7 @@ from sfpubsub.protocol.ledger import Entry
 from sfpubsub.types import CommitReceipt, ReplayId
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """A commit that went out."""
 
     request_id: str

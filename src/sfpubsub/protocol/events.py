@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.types import RawEvent, ReplayId
 
 
-@dataclass(frozen=True, slots=True)
-class CommitAnswer:
+class CommitAnswer(NamedTuple):
     """The service's word on one commit, or on several with the values of the newest."""
 
     request_id: str
@@ -21,8 +21,7 @@ class CommitAnswer:
     """Milliseconds since 1970 UTC."""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and there are many
     """One message of a stream."""
 
     events: tuple[RawEvent, ...] = ()

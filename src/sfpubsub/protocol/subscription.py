@@ -22,6 +22,9 @@ from sfpubsub.protocol.streams import Streams
 from sfpubsub.types import Health, ReplayId
 
 
+_NEVER = float("inf")
+
+
 class SubscriptionProtocol(Streams):
     """The brain of one subscription; its arguments are those of `streams.Streams`."""
 
@@ -137,8 +140,9 @@ class SubscriptionProtocol(Streams):
     # Time speaks.
 
     def deadline(self) -> float | None:
-        """Return when `timer` has to be called, or None."""
-        return min([at for at, _ in self._alarms.due(self.state)], default=None)
+        """Return when `timer` has to be called, or None. Calling it sooner changes nothing."""
+        at = self._alarms.earliest(self.state)
+        return None if at == _NEVER else at
 
     def timer(self, now: float, jitter: float) -> list[Command]:
         """Do one thing that is due; `deadline` tells whether there is another.
@@ -205,6 +209,8 @@ class SubscriptionProtocol(Streams):
         if self.state is not State.STREAMING:
             return []
         commit = None if self._standing is None else self._standing.next_commit(now, again=again)
+        if commit is None and self._outgoing.window.ample:
+            return []
         return self._outgoing.request(now, commit, self._room)
 
     def _answered(self, response: Response, now: float) -> list[Command]:

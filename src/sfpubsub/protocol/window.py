@@ -64,6 +64,12 @@ class Window:
         return self._send(owed)
 
     @property
+    def ample(self) -> bool:
+        """Whether so much is outstanding that `grant` answers 0, whatever the room."""
+        # More than half of what room there can be: neither 50 nor half of the room is owed.
+        return self.outstanding > WINDOW - RETURN_CREDIT_AT
+
+    @property
     def starving(self) -> bool:
         """Whether the stream would be closed by the service if nothing is requested."""
         return self.outstanding == 0 or self._dry
