@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,6 +77,8 @@ class Desk:
         """Return the ``delivery_seq`` of the events that are handed out next."""
         step = self.step(now)
         assert isinstance(step, HandOut), step
+        if step.arrival is not None:
+            assert self.queue.pop(0) is step.arrival
         return [event.delivery_seq for event in step.batch]
 
 
@@ -104,23 +107,71 @@ def test_a_response_is_taken_off_the_queue_when_it_is_ready_and_then_handed_out(
     """One batch a response, in order of arrival; then there is nothing but to wait."""
     desk = Desk()
     desk.queue = [arrival(1, b"\x02", b"\x04"), arrival(3, b"\x06")]
-    assert desk.take().acks == ()
     assert desk.hand_out() == [1, 2]
-    desk.take()
     assert desk.hand_out() == [3]
+    assert desk.queue == []
     assert desk.step() == WaitUntil(None)
 
 
 def test_an_interrupted_take_comes_again_and_hands_out_once():
     """Ctrl-C between the answer and the queue costs nothing, and repeats nothing."""
-    desk = Desk()
-    desk.queue = [arrival(1, b"\x02")]
+    desk = Desk("skip")
+    desk.queue = [arrival(1, b"\x02", BAD)]
     first = desk.step()
     assert isinstance(first, Take)
     assert desk.step() == first
-    desk.take()
+    assert desk.take().acks == (2,)
     assert desk.hand_out() == [1]
     assert desk.step() == WaitUntil(None)
+
+
+@pytest.mark.parametrize("popped", [False, True])
+def test_an_interrupted_hand_out_comes_again_and_takes_its_response_off_the_queue_once(
+    popped: bool,
+):
+    """Ctrl-C between the answer and the application, before or behind the queue."""
+    desk = Desk()
+    desk.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
+    first = desk.step()
+    assert isinstance(first, HandOut)
+    assert first.arrival is desk.queue[0]
+    if popped:
+        desk.queue.pop(0)
+    desk.consumer.interrupted()
+    assert desk.hand_out() == [1]
+    assert desk.hand_out() == [2]
+    assert desk.step() == WaitUntil(None)
+
+
+class Interrupted(deque[Any]):
+    """Ctrl-C comes while the next item is removed."""
+
+    def __init__(self, items: Sequence[Any], removed: bool) -> None:
+        super().__init__(items)
+        self._removed = removed
+
+    def popleft(self) -> Any:
+        if self._removed:
+            super().popleft()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_ctrl_c_at_any_moment_of_handing_out_neither_loses_nor_repeats_a_batch(removed: bool):
+    """Before the batch is removed, and right after it."""
+    desk = Desk()
+    desk.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
+    desk.step()
+    desk.consumer.interrupted()
+    prepared = desk.consumer._prepared
+    desk.consumer._prepared = prepared._replace(batches=Interrupted(prepared.batches, removed))
+    with pytest.raises(KeyboardInterrupt):
+        desk.step()
+    desk.consumer.interrupted()
+    left = deque(desk.consumer._prepared.batches)
+    desk.consumer._prepared = prepared._replace(batches=left)
+    assert desk.hand_out() == [1]
+    assert desk.hand_out() == [2]
 
 
 def test_what_is_in_hand_is_what_was_handed_out_last():
@@ -129,7 +180,6 @@ def test_what_is_in_hand_is_what_was_handed_out_last():
     desk.queue = [arrival(5, b"\x02", b"\x04")]
     desk.consumer.asked()
     assert desk.consumer.in_hand is None
-    desk.take()
     desk.hand_out()
     assert desk.consumer.in_hand == (5, 6)
     desk.consumer.asked()
@@ -140,9 +190,9 @@ def test_of_a_batch_that_is_given_event_by_event_only_one_is_in_hand():
     """What the application has not seen is not acked for it, and is handed out next."""
     desk = Desk()
     desk.queue = [arrival(5, b"\x02", b"\x04", b"\x06")]
-    desk.take()
     step = desk.step()
     assert isinstance(step, HandOut)
+    desk.queue.clear()
     desk.consumer.took_one(5)
     assert desk.consumer.in_hand == (5, 5)
     desk.consumer.give_back(step.batch.behind(5))
@@ -156,7 +206,6 @@ def test_a_batch_that_did_not_reach_the_application_comes_again():
     """Ctrl-C in the middle of handing out."""
     desk = Desk()
     desk.queue = [arrival(5, b"\x02")]
-    desk.take()
     desk.hand_out()
     desk.consumer.interrupted()
     assert desk.consumer.in_hand is None
@@ -165,13 +214,15 @@ def test_a_batch_that_did_not_reach_the_application_comes_again():
 
 def test_a_pause_holds_what_is_ready_and_what_waits():
     """Nothing is handed out until the application says so."""
-    desk = Desk()
-    desk.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
+    desk = Desk("skip")
+    desk.queue = [arrival(1, b"\x02", BAD), arrival(3, b"\x04")]
     desk.take()
     desk.consumer.pause(True)
     assert desk.step() == WaitUntil(None)
     desk.consumer.pause(False)
     assert desk.hand_out() == [1]
+    desk.consumer.pause(True)
+    assert desk.step() == WaitUntil(None)
 
 
 def test_a_pause_does_not_hide_the_end():
@@ -180,7 +231,6 @@ def test_a_pause_does_not_hide_the_end():
     desk.queue = [arrival(1, b"\x02")]
     desk.consumer.pause(True)
     desk.over = True
-    desk.take()
     assert desk.hand_out() == [1]
     assert desk.step() == End()
 
@@ -189,7 +239,6 @@ def test_the_end_comes_behind_everything_received():
     """A plain subscription that failed hands out its queue first."""
     desk = Desk()
     desk.queue, desk.over = [arrival(1, b"\x02")], True
-    desk.take()
     desk.hand_out()
     assert desk.step() == End()
 
@@ -218,7 +267,6 @@ def test_a_response_waits_for_its_schemas():
     assert desk.step() == FetchSchemas(("tock",))
     assert desk.step() == FetchSchemas(("tock",))  # interrupted
     desk.consumer.found({"tock": TOCK})
-    desk.take()
     assert desk.hand_out() == [1]
 
 
@@ -229,7 +277,7 @@ def test_a_schema_that_somebody_else_has_fetched_is_used():
     assert desk.step() == FetchSchemas(("tick",))
     desk.consumer.not_found(DOWN, 0.0, 0.5, over=False)
     desk.known["tick"] = TICK
-    desk.take()
+    desk.hand_out()
     assert desk.consumer.health(health(), 0, discarded=False).state == "streaming"
 
 
@@ -258,7 +306,6 @@ def test_a_found_schema_ends_the_backoff():
         desk.consumer.not_found(DOWN, 0.0, 0.5, over=False)
     assert desk.step(3.0) == FetchSchemas(("tick",))
     desk.consumer.found({"tick": TICK})
-    desk.take(3.0)
     desk.hand_out(3.0)
     assert desk.step(3.0) == FetchSchemas(("tock",))
     desk.consumer.not_found(DOWN, 3.0, 0.5, over=False)
@@ -395,7 +442,6 @@ def test_before_it_waits_for_more_everything_acked_is_stored():
     desk.queue = [arrival(2, b"\x02")]
     desk.consumer.asked()
     desk.consumer.storable(position(2))
-    desk.take(0.1)
     assert desk.hand_out(0.1) == [2]  # there is work: the position waits
     assert stored(desk, 0.2) is None
     desk.consumer.asked()

@@ -9,15 +9,16 @@ answer                    what the face does                              what i
 `FetchSchemas`            fetches them; may wait                          `found` or `not_found`
 `Quarantine`              makes the events durable; may wait              `set_aside`
 `Take`                    acks what was set aside, takes the response     nothing
-                          off the queue
+                          off the queue; there may be nothing left of it
 `Store`                   stores what `to_store` answers; may wait        `stored`
-`HandOut`                 returns the batch to the application            nothing
+`HandOut`                 takes its response off the queue if that is     `interrupted`, if so
+                          still there, returns the batch
 `WaitUntil`               waits for news, until that time at most         nothing
 `End`                     says that the subscription is over              nothing
 ========================  ==============================================  ======================
 
 A face that is interrupted (Ctrl-C, a cancelled task) before it has reported asks again and gets
-the same answer, so everything but `HandOut` may be carried out twice. A response stays at the head
+the same answer, so everything may be carried out twice. A response stays at the head
 of the queue until it is ready to be handed out, so nothing is lost in between.
 
 Positions are stored together: at once when the application asks for more and there is nothing to
@@ -60,7 +61,7 @@ class Quarantine(NamedTuple):
 
 
 class Take(NamedTuple):
-    """Ack the events that were set aside, and take the response off the queue."""
+    """Ack the events that were set aside, and take their response off the queue."""
 
     arrival: Arrival
     acks: tuple[int, ...]
@@ -75,6 +76,8 @@ class HandOut(NamedTuple):
     """Give the application its next batch."""
 
     batch: EventBatch
+    arrival: Arrival | None = None
+    """The response, if it is still on the queue, to be taken off first."""
 
 
 class WaitUntil(NamedTuple):
@@ -166,7 +169,9 @@ class Consumer:
     def interrupted(self) -> None:
         """Take back the batch that was handed out and did not reach the application."""
         batch, self._given, self.in_hand = self._given, None, None
-        self.give_back(batch)
+        ready = self._prepared.batches
+        if not (ready and ready[0] is batch):
+            self.give_back(batch)
 
     def found(self, codecs: dict[str, Codec]) -> None:
         """Take the codecs of the schemas that were fetched."""
@@ -243,17 +248,16 @@ class Consumer:
             self._prepared.batches.clear()
             return _END if over else _FOR_EVER  # how it ends is not known before
         prepared = self._prepared
-        if head is not None and head is prepared.arrival:
-            return Take(head, prepared.acks)  # interrupted before it was off the queue
+        # Interrupted before it was off the queue.
+        queued = head if head is not None and head is prepared.arrival else None
+        if queued is not None and (prepared.acks or not prepared.batches):
+            return Take(queued, prepared.acks)
         if self.is_store_due(now):
             return _STORE
         if self._paused and not over:
             return self._wait()
         if prepared.batches:
-            self._store_when_idle = False
-            self._given = batch = prepared.batches.popleft()
-            self.in_hand = (batch.first_seq, batch.first_seq + len(batch) - 1)
-            return HandOut(batch)
+            return self._hand_out(queued)
         if head is not None:
             return self._prepare(head, now, over)
         if self._unstored is not None and (over or self._store_when_idle):
@@ -261,6 +265,15 @@ class Consumer:
             return _STORE
         self._store_when_idle = False
         return _END if over else self._wait()
+
+    def _hand_out(self, arrival: Arrival | None) -> HandOut:
+        self._store_when_idle = False
+        # Noted first: an interruption in between leaves it in both places, and in neither would
+        # lose it.
+        self._given = batch = self._prepared.batches[0]
+        self._prepared.batches.popleft()
+        self.in_hand = (batch.first_seq, batch.first_seq + len(batch) - 1)
+        return HandOut(batch, arrival)
 
     def _wait(self) -> WaitUntil:
         return _FOR_EVER if self._unstored is None else WaitUntil(self._store_due)
@@ -278,22 +291,28 @@ class Consumer:
         screened = self._screened
         if screened.undecodable and self._screen.keeps and not self._is_set_aside:
             return Quarantine(screened.undecodable)
-        self._screen.count(screened.undecodable)
-        acks = tuple(event.delivery_seq for event in screened.undecodable)
+        acks: tuple[int, ...] = ()
+        if screened.undecodable:
+            self._screen.count(screened.undecodable)
+            acks = tuple([event.delivery_seq for event in screened.undecodable])
         # In one step: half of it would lose a batch, or hand it out twice.
         self._prepared = _Prepared(head, acks, deque(screened.batches))
-        return Take(head, acks)
+        return Take(head, acks) if acks else self._hand_out(head)
 
     def _has_codecs(self) -> bool:
+        missing: list[str] = []
         for schema_id in self._missing:
             codec = self._codecs.get(schema_id) or self._peek(schema_id)
-            if codec is not None:
+            if codec is None:
+                missing.append(schema_id)
+            else:
                 self._codecs[schema_id] = codec
-        self._missing = tuple(name for name in self._missing if name not in self._codecs)
-        if self._missing:
+        self._missing = tuple(missing)
+        if missing:
             return False
-        self._schema_backoff.reset()
-        self._schema_error = None
+        if self._schema_error is not None:
+            self._schema_backoff.reset()
+            self._schema_error = None
         return True
 
     def health(self, health: Health, mismatches: int, *, discarded: bool) -> Health:

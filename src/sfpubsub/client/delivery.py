@@ -163,11 +163,13 @@ class Delivery:
         """
         try:
             step = self._step()
+            if isinstance(step, HandOut):
+                if step.arrival is not None:
+                    self.driver.accept(step.arrival)
+                return step.batch
         except BaseException:  # Ctrl-C in the middle of handing out
             self._consumer.interrupted()
             raise
-        if isinstance(step, HandOut):
-            return step.batch
         if isinstance(step, End):
             return step
         now = time.monotonic()

@@ -14,7 +14,6 @@ from sfpubsub.protocol.retries import Retries
 from sfpubsub.protocol.standing import Standing
 from sfpubsub.protocol.states import State
 
-
 _NEVER = float("inf")
 
 
@@ -86,9 +85,7 @@ class Alarms:
     def earliest(self, state: State) -> float:
         """Return when the first thing is due in *state*; infinity for never."""
         if state is State.STREAMING:  # asked after each response and ack: without a list
-            return min(
-                self._silent_at, self._reserve_at, self._commit_at, self._never_acked_at
-            )
+            return min(self._silent_at, self._reserve_at, self._commit_at, self._never_acked_at)
         return min([at for at, _ in self.due(state)], default=_NEVER)
 
     @property

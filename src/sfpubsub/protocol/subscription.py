@@ -21,7 +21,6 @@ from sfpubsub.protocol.states import ALIVE, Signal, State
 from sfpubsub.protocol.streams import Streams
 from sfpubsub.types import Health, ReplayId
 
-
 _NEVER = float("inf")
 
 

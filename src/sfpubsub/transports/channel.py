@@ -244,7 +244,8 @@ class GrpcStreamCall(StreamCall, Generic[Request]):
         except RemoteProtocolError as error:
             self.cancel()
             return Failure(FailureKind.STOP, _about(self._target, error))
-        self._log(response)
+        if self._debug or not self._has_received:
+            self._log(response)
         return response
 
     def _log(self, response: Response) -> None:

@@ -48,6 +48,18 @@ from sfpubsub.types import CommitReceipt, Gap, Health, ReplayId, StartPosition
 
 logger = logging.getLogger("sfpubsub.transport")
 
+# How often this process's line was forked: compared with each response, where asking the system for
+# the process would be the costliest line.
+_generation = 0
+
+
+def _in_child() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_in_child)
+
 
 class StreamDriver:
     """Runs one `SubscriptionProtocol` over a transport. Thread-safe.
@@ -93,7 +105,8 @@ class StreamDriver:
         self._threads: list[threading.Thread] = []
         self._tickets: dict[int, Future[CommitReceipt]] = {}
         self._mailbox = Mailbox()
-        self._process = os.getpid()
+        self._process, self._generation = os.getpid(), _generation
+        self._armed: float | None = None  # when the alarm rings at the latest; None for never
         self._todo: deque[Command] = deque()  # what an interrupted `_apply` has left to the next
 
     # For the application's threads.
@@ -272,7 +285,7 @@ class StreamDriver:
     def _check_process(self) -> None:
         # A forked child has this object and none of its threads: nothing would ever happen here,
         # and a lock that another thread held at that moment is never released.
-        if os.getpid() != self._process:
+        if self._generation != _generation:
             raise LocalProtocolError(
                 f"the subscription {self._target.name} belongs to process {self._process}, which "
                 f"forked this one: make a client after the fork"
@@ -284,17 +297,34 @@ class StreamDriver:
         self._check_process()
         told: list[Command] = []
         with self._lock:
-            self._todo.extend(happened(self._clock()))
-            while self._todo:
-                command = self._todo.popleft()
+            todo = self._todo
+            todo += happened(self._clock())
+            while todo:
+                command = todo.popleft()
                 if not self._carry_out(command):
                     told.append(command)
-            self._alarm.set(self, self._protocol.deadline(), self._on_alarm)
+            self._arm()
         for command in told:
             self._tell(command)
 
+    def _arm(self) -> None:
+        # Only for an earlier time than before. A later one is set when the alarm has rung in vain:
+        # with each response the deadline moves back, and each would cost the alarm's lock.
+        deadline = self._protocol.deadline()
+        if deadline is None:
+            if self._armed is not None:
+                self._alarm.set(self, None, self._on_alarm)
+                self._armed = None
+        elif self._armed is None or deadline < self._armed:
+            self._alarm.set(self, deadline, self._on_alarm)
+            self._armed = deadline
+
     def _on_alarm(self) -> None:
-        self._guard(lambda: self._apply(lambda now: self._protocol.timer(now, self._jitter())))
+        def rung(now: float) -> list[Command]:
+            self._armed = None
+            return self._protocol.timer(now, self._jitter())
+
+        self._guard(lambda: self._apply(rung))
 
     def _carry_out(self, command: Command) -> bool:
         """Do what needs the lock; return False for what has to be told outside it."""

@@ -27,11 +27,13 @@ class Mailbox:
     """The queue of one subscription. Thread-safe."""
 
     def __init__(self) -> None:
-        # Entered by its lock: the condition's own way in can be interrupted by Ctrl-C half-way.
+        # Not a condition: waiting on one is much Python code, which Ctrl-C can interrupt half-way.
         self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
+        # A lock for each that waits, taken; its release is the news. A wait that was interrupted
+        # leaves one behind, which the next news removes.
+        self._waiting: list[threading.Lock] = []
         self._arrivals: deque[Arrival] = deque()
-        self._listener: Callable[[], None] = lambda: None
+        self._listener: Callable[[], None] | None = None
         self.count = 0
         """Changes with everything that somebody may be waiting for."""
         self.finish: Finish | None = None
@@ -67,15 +69,21 @@ class Mailbox:
 
     def _notify(self) -> None:
         self.count += 1
-        self._changed.notify_all()
-        self._listener()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for bell in waiting:
+                bell.release()
+        if self._listener is not None:
+            self._listener()
 
     # For the application.
 
     def peek(self) -> Arrival | None:
         """Return the next arrival and leave it where it is; never waits."""
-        with self._mutex:
-            return self._arrivals[0] if self._arrivals else None
+        try:
+            return self._arrivals[0]  # without the lock: one step of the interpreter
+        except IndexError:
+            return None
 
     def pop(self, arrival: Arrival) -> bool:
         """Take *arrival* off the queue; return whether it was the next one."""
@@ -87,9 +95,17 @@ class Mailbox:
 
     def wait(self, count: int, timeout: float | None) -> None:
         """Wait until `count` is not *count* any more, or for *timeout* seconds; None for ever."""
-        bound = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        bell = threading.Lock()
+        bell.acquire()
         with self._mutex:
-            self._changed.wait_for(lambda: self.count != count, bound)
+            if self.count != count:
+                return
+            self._waiting.append(bell)
+        bound = -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        if not bell.acquire(timeout=bound):
+            with self._mutex:
+                if bell in self._waiting:
+                    self._waiting.remove(bell)
 
     def listen(self, changed: Callable[[], None]) -> None:
         """Call *changed* now, and with everything that somebody may be waiting for.
