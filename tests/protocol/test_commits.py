@@ -9,7 +9,7 @@ from sfpubsub.errors import CommitError
 from sfpubsub.protocol.commands import CommitRequest, SettleCommit
 from sfpubsub.protocol.commits import Commits
 from sfpubsub.protocol.events import CommitAnswer
-from sfpubsub.protocol.ledger import Entry
+from sfpubsub.protocol.run import Entry
 from sfpubsub.types import CommitReceipt
 from tests.protocol.scripted import rid
 
@@ -17,7 +17,7 @@ TIMES = Timings(commit_interval=1200.0, commit_timeout=30.0)
 
 
 def entry(order: int) -> Entry:
-    return Entry(order, rid(order), 1, ("id", rid(order)), order)
+    return Entry(order, rid(order))
 
 
 def fresh() -> Commits:

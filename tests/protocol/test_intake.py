@@ -25,7 +25,7 @@ class Managed:
     def new_stream(self) -> None:
         self.stream += 1
         self.intake.new_stream()
-        self.ledger.new_stream(self.stream)
+        self.ledger.new_stream()
 
 
 def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:

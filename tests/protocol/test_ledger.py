@@ -9,9 +9,9 @@ from tests.protocol.scripted import event, rid
 def filled(*numbers: int) -> Ledger:
     """A ledger on stream 1 with those events; delivery_seq and number are the same."""
     ledger = Ledger()
-    ledger.new_stream(1)
+    ledger.new_stream()
     for number in numbers:
-        ledger.add_event(event(number), number)
+        ledger.add((event(number),), number)
     return ledger
 
 
@@ -33,7 +33,7 @@ def test_only_the_acked_prefix_counts() -> None:
     ledger.ack(1, 1)
 
     assert candidate(ledger) == rid(3)
-    assert ledger.newest_done is ledger.newest_done_event is ledger.candidate
+    assert ledger.newest_done == ledger.newest_done_event == ledger.candidate
 
 
 def test_acks_of_unknown_and_acked_events_change_nothing() -> None:
@@ -63,13 +63,19 @@ def test_keepalives_do_not_pile_up() -> None:
     ledger = filled(1)
     for number in range(10, 50):
         ledger.add_keepalive(rid(number))
-    assert len(ledger._open) == 2
+    assert len(ledger._runs) == 1
     ledger.ack(1, 1)
     for number in range(50, 90):
         ledger.add_keepalive(rid(number))
 
-    assert len(ledger._done) == 2
+    assert len(ledger._runs) == 1
     assert candidate(ledger) == rid(89)
+    assert ledger.candidate is not None
+    ledger.confirm(ledger.candidate.order)
+    for number in range(90, 95):
+        ledger.add_keepalive(rid(number))
+    assert len(ledger._runs) == 1
+    assert candidate(ledger) == rid(94)
 
 
 def test_a_keepalive_merged_into_a_newer_one_can_still_be_confirmed() -> None:
@@ -105,7 +111,7 @@ def test_a_position_must_be_seen_on_the_current_stream() -> None:
     """The service refuses commits of what it has not sent on this stream."""
     ledger = filled(1, 2)
     ledger.ack(1, 2)
-    ledger.new_stream(2)
+    ledger.new_stream()
     assert ledger.candidate is None
     assert ledger.is_known(event(1))
     assert candidate(ledger) == rid(1)
@@ -117,7 +123,7 @@ def test_a_position_must_be_seen_on_the_current_stream() -> None:
 def test_an_ack_between_streams_is_no_candidate() -> None:
     """Acked on stream 2, seen on stream 1 only: it waits for its redelivery."""
     ledger = filled(1)
-    ledger.new_stream(2)
+    ledger.new_stream()
     ledger.ack(1, 1)
     assert ledger.candidate is None
 
@@ -129,7 +135,7 @@ def test_a_redelivery_of_an_unacked_event_is_no_candidate() -> None:
     """Being sent again does not make an event done."""
     ledger = filled(1, 2)
     ledger.ack(2, 2)
-    ledger.new_stream(2)
+    ledger.new_stream()
     ledger.is_known(event(1))
     ledger.is_known(event(2))
 
@@ -140,8 +146,8 @@ def test_an_entry_sent_behind_newer_ones_is_not_committed_over_them() -> None:
     """A service that moved back sends the acked 5 behind the unacked 1: 5 would pass 1."""
     ledger = filled(5)
     ledger.ack(5, 5)
-    ledger.new_stream(2)
-    ledger.add_event(event(1), 6)
+    ledger.new_stream()
+    ledger.add((event(1),), 6)
     assert ledger.is_known(event(5))
     assert ledger.candidate is None
     ledger.ack(6, 6)
@@ -152,8 +158,8 @@ def test_an_entry_sent_behind_newer_ones_is_not_committed_over_them() -> None:
 def test_equal_ids_alone_are_no_redelivery() -> None:
     """Change events may have no id, and a reset stream may use positions again."""
     ledger = Ledger()
-    ledger.new_stream(1)
-    ledger.add_event(event(1, event_id=""), 1)
+    ledger.new_stream()
+    ledger.add((event(1, event_id=""),), 1)
 
     assert not ledger.is_known(event(2, event_id=""))
     assert not ledger.is_known(event(1, event_id="other"))

@@ -24,7 +24,7 @@ class Managed:
         self.new_stream()
 
     def new_stream(self) -> None:
-        self.ledger.new_stream(self.stream)
+        self.ledger.new_stream()
         self.standing.new_stream(self.stream, 0.0)
 
     def reopen(self) -> None:
@@ -38,8 +38,7 @@ class Managed:
         _, gap = self.standing.began(response, self.last)
         self.last = response.position or self.last
         for raw in response.events:
-            if not self.ledger.is_known(raw):
-                self.ledger.add_event(raw, number(raw.replay_id))
+            self.ledger.add((raw,), number(raw.replay_id))
         if response.keepalive is not None:
             self.ledger.add_keepalive(response.keepalive)
         return gap

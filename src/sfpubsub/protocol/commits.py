@@ -24,7 +24,7 @@ from sfpubsub.errors import CommitError, SfPubSubError
 from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.protocol.commands import CommitRequest, SettleCommit
 from sfpubsub.protocol.events import CommitAnswer
-from sfpubsub.protocol.ledger import Entry
+from sfpubsub.protocol.run import Entry
 from sfpubsub.types import CommitReceipt, ReplayId
 
 

@@ -85,7 +85,7 @@ class Intake:
         new, size = response.events, _size(response.events)
         self._appetite.seen(new, size)
         if self._ledger is not None:
-            new = self._note(new, self._ledger)
+            new = self._ledger.add(new, self._next_seq)
             again = len(response.events) - len(new)
             if again:
                 self.redelivered += again
@@ -104,15 +104,6 @@ class Intake:
             self.redelivered += 1
         if response.keepalive is not None:
             self.redelivering = False
-
-    def _note(self, events: tuple[RawEvent, ...], ledger: Ledger) -> tuple[RawEvent, ...]:
-        # One at a time: an event may stand twice in one response.
-        new: list[RawEvent] = []
-        for event in events:
-            if not ledger.is_known(event):
-                ledger.add_event(event, self._next_seq + len(new))
-                new.append(event)
-        return tuple(new)
 
     def _deliver(self, events: tuple[RawEvent, ...], size: int, rpc_id: str) -> Deliver:
         first_seq = self._next_seq

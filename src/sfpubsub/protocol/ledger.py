@@ -9,6 +9,9 @@ is done. Order is order of arrival; replay ids are only compared for equality.
     front ──────────────────────────────────────────────► newest
     │ done: the acked prefix, not yet confirmed │ open: starts with an unacked event │
 
+The new events of a response are kept together, as a *run* (`protocol.run`): one object a response,
+with marks for single events only where those are acked by themselves.
+
 After a reconnect the service sends again what was not committed. Such a *redelivery*, equal in
 event id and replay id to an entry, is not a new entry: the old one is bound to the new stream.
 A position counts as seen on a stream only if its entry is bound to it. Where a service that has
@@ -18,86 +21,109 @@ would pass over theirs.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 
-from sfpubsub.types import RawEvent, ReplayId
-
-Key = tuple[str, ReplayId]
-
-
-class Entry:
-    """One received position."""
-
-    __slots__ = ("acked", "key", "order", "replay_id", "seq", "stream")
-
-    def __init__(
-        self, order: int, replay_id: ReplayId, stream: int, key: Key | None, seq: int
-    ) -> None:
-        self.order = order
-        self.replay_id = replay_id
-        self.stream = stream
-        self.key = key  # None for a keepalive
-        self.seq = seq  # delivery_seq; meaningless for a keepalive
-        self.acked = key is None
+from sfpubsub.protocol.run import Entry, Run
+from sfpubsub.types import EventKey, RawEvent, ReplayId, event_keys
 
 
 class Ledger:
     """The entries of one subscription. Not thread-safe; the driver serialises."""
 
     def __init__(self) -> None:
-        self._done: deque[Entry] = deque()
-        self._open: deque[Entry] = deque()
-        self._by_key: dict[Key, Entry] = {}
-        self._by_seq: dict[int, Entry] = {}
+        self._runs: list[Run] = []
+        self._firsts: list[int] = []  # the first seq of each, to find a run by
+        self._open = 0  # index of the first run that is not all done
+        self._by_key: dict[EventKey, Run] = {}
+        self._next_seq = 0
         self._orders = 0
-        self._stream = 0
+        self._before_stream = 0  # newest order when the current stream was opened
         self._newest_seen = 0  # order of the newest entry seen on the current stream
+        self._again: dict[int, Entry] = {}  # redelivered on the current stream, by order
+        self._newest_done: Entry | None = None
+        self._done_to = 0  # order of the newest entry that ever was done
         self._candidate: Entry | None = None
+        self.unacked = 0
+        """Events delivered and not acked, wherever they stand."""
+        self.done_events = 0
+        """Events of the acked prefix: their position is not known to be committed."""
         self.confirmed_events = 0
         """Events that `confirm` has forgotten: each was acked, and its position is safe."""
 
     # What arrives.
 
-    def new_stream(self, stream: int) -> None:
-        """Bind what comes from here on to *stream*; nothing has been seen on it yet."""
-        self._stream = stream
+    def new_stream(self) -> None:
+        """Bind what comes from here on to a new stream; nothing has been seen on it yet."""
+        self._before_stream = self._orders
         self._newest_seen = 0
+        self._again.clear()
         self._candidate = None
+
+    def add(self, events: tuple[RawEvent, ...], first_seq: int) -> tuple[RawEvent, ...]:
+        """Append those of *events* that are no redeliveries, not acked.
+
+        Args:
+            events: Of one response.
+            first_seq: ``delivery_seq`` of the first new one; the others follow without a hole.
+
+        Returns:
+            The new ones.
+        """
+        keys = event_keys(events)
+        if self._add_all(keys, first_seq):
+            return events
+        # One at a time: an event may stand twice in one response.
+        new: list[RawEvent] = []
+        for event, key in zip(events, keys, strict=True):
+            if not self._is_known(key):
+                self._add_all([key], first_seq + len(new))
+                new.append(event)
+        return tuple(new)
+
+    def _add_all(self, keys: list[EventKey], first_seq: int) -> bool:
+        run = Run(self._orders + 1, first_seq, keys)
+        by_key = dict.fromkeys(keys, run)
+        if len(by_key) < len(keys) or not self._by_key.keys().isdisjoint(by_key):
+            return False
+        self._by_key.update(by_key)
+        self._append(run)
+        self._orders += len(keys)
+        self._newest_seen = self._orders
+        self._next_seq = first_seq + len(keys)
+        self.unacked += len(keys)
+        return True
+
+    def _append(self, run: Run) -> None:
+        self._runs.append(run)
+        self._firsts.append(run.first_seq)
 
     def is_known(self, event: RawEvent) -> bool:
         """Whether *event* is a redelivery of an entry; if so, the entry is seen on this stream."""
-        entry = self._by_key.get((event.id, event.replay_id))
-        if entry is None:
+        return self._is_known(*event_keys((event,)))
+
+    def _is_known(self, key: EventKey) -> bool:
+        run = self._by_key.get(key)
+        if run is None:
             return False
+        entry = run.entry(run.keys.index(key))
         if entry.order > self._newest_seen:
             self._newest_seen = entry.order
-            entry.stream = self._stream
-            self._consider(entry)
+            self._again[entry.order] = entry
+            if entry.order <= self._done_to:
+                self._candidate = entry  # newer than the one before: redeliveries go forward only
         return True
-
-    def add_event(self, event: RawEvent, seq: int) -> None:
-        """Append a new event, not acked."""
-        key = (event.id, event.replay_id)
-        entry = self._append(event.replay_id, key, seq)
-        self._by_key[key] = entry
-        self._by_seq[seq] = entry
-        self._open.append(entry)
 
     def add_keepalive(self, replay_id: ReplayId) -> None:
         """Append the position of a keepalive, acked."""
-        entry = self._append(replay_id, None, -1)
-        queue = self._open or self._done
-        # A run of keepalives says no more than its last one.
-        if queue and queue[-1].key is None:
-            queue.pop()
-        queue.append(entry)
-        if queue is self._done:
-            self._consider(entry)
-
-    def _append(self, replay_id: ReplayId, key: Key | None, seq: int) -> Entry:
         self._orders += 1
         self._newest_seen = self._orders
-        return Entry(self._orders, replay_id, self._stream, key, seq)
+        if not self._runs:
+            self._append(Run(self._orders, self._next_seq, []))
+        # In the place of one before: a run of keepalives says no more than its last one.
+        self._runs[-1].keepalive = Entry(self._orders, replay_id)
+        # Of the last run, which may have been all done before.
+        self._open = min(self._open, len(self._runs) - 1)
+        self._advance()
 
     # What the application says.
 
@@ -108,22 +134,35 @@ class Ledger:
             How many were acked by this call.
         """
         count = 0
-        for seq in range(first_seq, last_seq + 1):
-            entry = self._by_seq.pop(seq, None)
-            if entry is not None:
-                entry.acked = True
-                count += 1
-        while self._open and self._open[0].acked:
-            entry = self._open.popleft()
-            self._done.append(entry)
-            self._consider(entry)
+        index = max(0, bisect_right(self._firsts, first_seq) - 1)
+        while index < len(self._runs) and self._firsts[index] <= last_seq:
+            count += self._runs[index].ack(first_seq, last_seq)
+            index += 1
+        if count:
+            self.unacked -= count
+            self._advance()
         return count
 
-    def _consider(self, entry: Entry) -> None:
-        # Called for every entry that becomes acked prefix or is seen on the current stream.
-        if entry.stream != self._stream or (self._open and entry.order >= self._open[0].order):
+    def _advance(self) -> None:
+        """Take what is acked at the front of the open runs into the acked prefix."""
+        newest: Entry | None = None
+        while self._open < len(self._runs):
+            run = self._runs[self._open]
+            self.done_events += run.finish()
+            newest = run.newest_done or newest
+            if not run.is_done:
+                break
+            self._open += 1
+        before = self._done_to
+        if newest is None or newest.order <= before:
             return
-        self._candidate = entry  # newer than the one before: both callers go forward only
+        self._newest_done, self._done_to = newest, newest.order
+        if newest.order > self._before_stream:
+            self._candidate = newest
+        else:
+            for entry in self._again.values():  # in order
+                if before < entry.order <= newest.order:
+                    self._candidate = entry
 
     # What may be committed or stored.
 
@@ -135,48 +174,51 @@ class Ledger:
     @property
     def newest_done(self) -> Entry | None:
         """The newest entry of the acked prefix, seen on this stream or not."""
-        return self._done[-1] if self._done else None
+        return self._newest_done
 
     @property
     def newest_done_event(self) -> Entry | None:
         """The newest event of the acked prefix."""
-        return next((entry for entry in reversed(self._done) if entry.key is not None), None)
+        for run in reversed(self._runs[: self._open + 1]):
+            if run.done > run.confirmed:
+                return run.entry(run.done - 1)
+        return None
 
     @property
     def awaits_redelivery(self) -> bool:
         """Whether the current stream has not shown the newest acked event yet."""
         newest = self.newest_done_event
-        return newest is not None and newest.stream != self._stream
-
-    @property
-    def unacked(self) -> int:
-        """Events delivered and not acked, wherever they stand."""
-        return len(self._by_seq)
-
-    @property
-    def done_events(self) -> int:
-        """Acked events whose position is not known to be committed."""
-        return sum(entry.key is not None for entry in self._done)
+        if newest is None or newest.order > self._before_stream:
+            return False
+        return newest.order not in self._again
 
     def confirm(self, order: int) -> None:
         """Forget everything up to *order*: it is committed or stored."""
-        while self._done and self._done[0].order <= order:
-            entry = self._done.popleft()
-            # `is_known` comes before `add_event`, so no two entries share a key.
-            if entry.key is not None:
-                del self._by_key[entry.key]
+        gone, to = 0, min(order, self._done_to)
+        for run in self._runs:
+            for key in run.confirm(to):
+                # No two entries share a key: a redelivery is not a new entry.
+                del self._by_key[key]
                 self.confirmed_events += 1
+                self.done_events -= 1
+            if not run.is_over(to):
+                break
+            gone += 1
+        del self._runs[:gone], self._firsts[:gone]
+        self._open -= gone
+        if self._newest_done is not None and self._newest_done.order <= order:
+            self._newest_done = None
         if self._candidate is not None and self._candidate.order <= order:
             self._candidate = None
 
     # Where the service began.
 
-    def event_after(self, order: int) -> Key | None:
+    def event_after(self, order: int) -> EventKey | None:
         """Return the key of the first event behind *order*, or None when there is none."""
-        for queue in (self._done, self._open):
-            for entry in queue:
-                if entry.order > order and entry.key is not None:
-                    return entry.key
+        for run in self._runs:
+            place = max(run.confirmed, order + 1 - run.first_order)
+            if place < len(run.keys):
+                return run.keys[place]
         return None
 
     def begins_right_after(self, order: int, first: RawEvent | None) -> bool:
@@ -191,11 +233,11 @@ class Ledger:
         if first is None or expected is None:
             # Behind the ledger's end anything new may come.
             return expected is None and (first is None or not self.holds(first))
-        return expected == (first.id, first.replay_id)
+        return [expected] == event_keys((first,))
 
     def holds(self, event: RawEvent) -> bool:
         """Whether *event* is an entry."""
-        return (event.id, event.replay_id) in self._by_key
+        return event_keys((event,))[0] in self._by_key
 
     @property
     def holds_events(self) -> bool:

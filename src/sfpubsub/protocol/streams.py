@@ -176,7 +176,7 @@ class Streams:
         self._paused = None
         self._alarms.heard_at = now
         self._intake.new_stream()
-        self._ledger.new_stream(self._stream)
+        self._ledger.new_stream()
         if self._standing is not None:
             self._standing.new_stream(self._stream, now)
         num_requested = self._outgoing.open(self._stream, now, self._room)

@@ -4,12 +4,14 @@ Responsible for meaning, not behaviour: no I/O, no clock, the standard library o
 """
 
 from sfpubsub.types.events import (
+    EventKey,
     ProducerEvent,
     PublishResult,
     RawEvent,
     SchemaInfo,
     TopicInfo,
     dedupe_key,
+    event_keys,
 )
 from sfpubsub.types.health import CommitReceipt, Gap, GapReason, Health, HealthState
 from sfpubsub.types.positions import (
@@ -23,6 +25,7 @@ from sfpubsub.types.positions import (
 
 __all__ = [
     "CommitReceipt",
+    "EventKey",
     "Gap",
     "GapReason",
     "Health",
@@ -38,5 +41,6 @@ __all__ = [
     "StartPosition",
     "TopicInfo",
     "dedupe_key",
+    "event_keys",
     "start_position",
 ]

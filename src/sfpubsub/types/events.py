@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sfpubsub.types.positions import ReplayId
 
@@ -54,6 +55,16 @@ class RawEvent(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and 
     """The event's position."""
     headers: tuple[tuple[str, bytes], ...] = ()
     """``ProducerEvent.headers``; the service sets them aside for later use."""
+
+
+EventKey: TypeAlias = tuple[str, bytes]
+"""The id of an event and the bytes of its replay id: equal when the same event is sent again."""
+
+
+def event_keys(events: Iterable[RawEvent]) -> list[EventKey]:
+    """Return the key of each event."""
+    # The bytes themselves: the hash of a replay id is a call of Python code.
+    return [(event.id, event.replay_id._value) for event in events]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""The new events of one response, as the ledger keeps them: how far they are acked and confirmed.
+
+::
+
+    │ confirmed │ done: in the acked prefix │ acked: the rest up to the first unacked one │ …
+
+Acks in order move a number. Only events that are acked before an earlier one are marked one by one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sfpubsub.types import EventKey, ReplayId
+
+
+class Entry(NamedTuple):
+    """One received position."""
+
+    order: int
+    replay_id: ReplayId
+
+
+class Run:
+    """Events that came together, and the keepalive behind them. Places count from 0.
+
+    Args:
+        first_order: Of the first event; the others follow without a hole.
+        first_seq: ``delivery_seq`` of the first event; the others follow without a hole.
+        keys: Of the events; not the events, whose payloads would stay in memory.
+    """
+
+    __slots__ = (
+        "_acked",
+        "_early",
+        "confirmed",
+        "done",
+        "first_order",
+        "first_seq",
+        "keepalive",
+        "keys",
+        "newest_done",
+    )
+
+    def __init__(self, first_order: int, first_seq: int, keys: list[EventKey]) -> None:
+        self.first_order = first_order
+        self.first_seq = first_seq
+        self.keys = keys
+        self.keepalive: Entry | None = None
+        self.confirmed = 0  # events at the front that are forgotten
+        self.done = 0  # events at the front that belong to the acked prefix of the ledger
+        self.newest_done: Entry | None = None
+        self._acked = 0  # events at the front that are acked
+        self._early: set[int] | None = None  # places behind that which are acked as well
+
+    def entry(self, place: int) -> Entry:
+        """Return the entry of an event."""
+        return Entry(self.first_order + place, ReplayId(self.keys[place][1]))
+
+    def ack(self, first_seq: int, last_seq: int) -> int:
+        """Ack what of a run of events is here; return how many were not acked before."""
+        start = max(first_seq - self.first_seq, self._acked)
+        stop = min(last_seq + 1 - self.first_seq, len(self.keys))
+        if start >= stop:
+            return 0
+        if start == self._acked and not self._early:
+            self._acked = stop
+            return stop - start
+        early = self._early = self._early or set()
+        before = len(early)
+        early.update(range(start, stop))
+        count = len(early) - before
+        while self._acked in early:
+            early.remove(self._acked)
+            self._acked += 1
+        return count
+
+    def finish(self) -> int:
+        """Take what is acked at the front into the acked prefix; return how many events."""
+        count = self._acked - self.done
+        if count:
+            self.done = self._acked
+            self.newest_done = self.entry(self.done - 1)
+        if self.keepalive is not None and self.is_done:
+            self.newest_done = self.keepalive
+        return count
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it belongs to the acked prefix."""
+        return self.done == len(self.keys)
+
+    def confirm(self, order: int) -> list[EventKey]:
+        """Forget the events up to *order*, which are done; return their keys."""
+        start, stop = self.confirmed, min(order + 1 - self.first_order, len(self.keys))
+        self.confirmed = max(start, stop)
+        return self.keys[start : self.confirmed]
+
+    def is_over(self, order: int) -> bool:
+        """Whether nothing is left behind *order*."""
+        if self.keepalive is not None and self.keepalive.order > order:
+            return False
+        return self.confirmed == len(self.keys)

@@ -1,0 +1,104 @@
+"""A random walk of the ledger beside a slow and simple one: they say the same after each step.
+
+Responses of one and of many events, redeliveries of all kinds, events that stand twice in one
+response, keepalives, acks in order, out of order, across responses and repeated, confirmations of
+any order, streams that end at any moment. The seed is printed with a failure;
+`SFPUBSUB_WALK_SEED` sets another one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.types import RawEvent
+from tests.protocol.plain_ledger import PlainLedger
+from tests.protocol.scripted import event, rid
+
+SEED = int(os.environ.get("SFPUBSUB_WALK_SEED", "20260801"))
+
+
+class Walk:
+    """Both ledgers, and what an application and a service do to them."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.ledger, self.plain = Ledger(), PlainLedger()
+        self.log: list[RawEvent] = []  # everything ever received
+        self.seq = 1
+        self.new_stream()
+
+    def new_stream(self) -> None:
+        self.ledger.new_stream()
+        self.plain.new_stream()
+
+    def receive(self) -> None:
+        chance = self.chance
+        fresh = [event(len(self.log) + n) for n in range(chance.choice((0, 1, 1, 2, 5, 30)))]
+        events = list(fresh)
+        if self.log and (not fresh or chance.random() < 0.3):  # sent again, in any place
+            start = chance.randrange(len(self.log))
+            again = self.log[start : start + chance.choice((1, 3, 20))]
+            events = [*again, *fresh] if chance.random() < 0.7 else [*fresh, *again]
+        if chance.random() < 0.05:
+            events += events[-1:]
+        if not events:
+            return
+        new = self.ledger.add(tuple(events), self.seq)
+        assert new == self.plain.add(tuple(events), self.seq)
+        self.seq += len(new)
+        self.log += [one for one in new if one not in self.log]
+
+    def keepalive(self) -> None:
+        position = rid(10_000 + self.plain.orders)
+        self.ledger.add_keepalive(position)
+        self.plain.add_keepalive(position)
+
+    def ack(self) -> None:
+        open_ones = [one.seq for one in self.plain.positions if not one.acked]
+        near = open_ones[0] if open_ones else 0
+        first = near + self.chance.choice((-3, 0, 0, 0, 0, 1, 4, 40))
+        last = first + self.chance.choice((0, 0, 0, 1, 7, 50))
+        assert self.ledger.ack(first, last) == self.plain.ack(first, last)
+
+    def confirm(self) -> None:
+        ready = self.plain.prefix
+        order = self.chance.choice(ready).order if ready else 0
+        order += self.chance.choice((0, 0, 0, 0, -1, 1, 60))
+        self.ledger.confirm(order)
+        self.plain.confirm(order)
+
+    def step(self) -> None:
+        (what,) = self.chance.choices(
+            (self.receive, self.keepalive, self.ack, self.confirm, self.new_stream),
+            weights=(30, 8, 40, 12, 3),
+        )
+        what()
+        self.compare()
+
+    def compare(self) -> None:
+        ledger, facts = self.ledger, self.plain.facts()
+        assert {name: getattr(ledger, name) for name in facts} == facts
+        order = self.chance.randrange(self.plain.orders + 2)
+        assert ledger.event_after(order) == self.plain.event_after(order)
+        if self.log:
+            one = self.chance.choice(self.log)
+            held = any(position.is_event(one) for position in self.plain.positions)
+            assert ledger.holds(one) == held
+        # What is confirmed takes no memory: a run is kept for what is in it.
+        assert len(ledger._runs) <= max(1, len(self.plain.positions))
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_the_ledger_says_what_a_simple_one_says(number: int) -> None:
+    """Runs instead of entries change what it costs, and nothing else."""
+    walk = Walk(SEED + number)
+    try:
+        for _ in range(150):
+            walk.step()
+    except BaseException:
+        print(f"SFPUBSUB_WALK_SEED={SEED + number}")
+        raise
