@@ -221,10 +221,11 @@ class EventBatch:
         """Whether `Event.value` gives dates with a time as `datetime`."""
 
     def __iter__(self) -> Iterator[Event]:
+        codecs, decoded = self.codecs, self._decoded
         for place, raw in enumerate(self.raw_events):
-            event = Event(raw, self.codecs[raw.schema_id], self, self.first_seq + place)
-            if place in self._decoded:
-                event._value = self._decoded.pop(place)
+            event = Event(raw, codecs[raw.schema_id], self, self.first_seq + place)
+            if decoded and place in decoded:
+                event._value = decoded.pop(place)
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
