@@ -31,7 +31,8 @@ from sfpubsub.types import Gap, RawEvent, ReplayId, StartPosition
 C = TypeVar("C", bound=Command)
 
 NAME = "/event/Order_Event__e"
-TIMES = Timings()
+# Most scripts stand still; the pause has tests of its own.
+TIMES = Timings(commit_pause=0.0)
 
 
 def rid(number: int) -> ReplayId:
@@ -91,6 +92,7 @@ class Script:
     def __init__(
         self, start: StartPosition | None = None, *, limits: Limits | None = None, **options: Any
     ) -> None:
+        options.setdefault("timings", TIMES)
         self.protocol = self.make(NAME, start=start, limits=limits, **options)
         self.now = 1000.0
         self.stream = 0

@@ -13,7 +13,7 @@ from sfpubsub.protocol.run import Entry
 from sfpubsub.types import CommitReceipt
 from tests.protocol.scripted import rid
 
-TIMES = Timings(commit_interval=1200.0, commit_timeout=30.0)
+TIMES = Timings(commit_interval=1200.0, commit_timeout=30.0, commit_pause=0.0)
 
 
 def entry(order: int) -> Entry:

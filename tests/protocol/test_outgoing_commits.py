@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.config import Limits
+from sfpubsub.config import Limits, Timings
 from sfpubsub.errors import CommitError, LocalProtocolError
 from sfpubsub.protocol.commands import CancelStream, Command, CommitRequest, Finish, SendRequest
 from sfpubsub.protocol.events import FailureKind
@@ -50,6 +50,30 @@ def test_credit_and_commit_share_a_request() -> None:
 
     assert request.num_requested == 10
     assert request.commit is not None
+
+
+def test_commits_keep_their_distance() -> None:
+    """A busy stream does not pay a request and an answer for each response."""
+    script = streaming(timings=Timings(commit_pause=2.0))
+    script.read(events(2, 3, 4))
+    assert script.ack(2) == [], "the keepalive before it was committed just now"
+    assert positions(script.wait(1.9)) == []
+    assert script.ack(3) == []
+
+    assert script.protocol.deadline() == pytest.approx(script.now + 0.1)
+    assert positions(script.wait(0.2)) == [rid(3)], "the newest wins"
+    settle(script)
+    script.wait(2.0)
+    assert positions(script.ack(4)) == [rid(4)], "nothing was sent lately"
+
+
+def test_who_asks_for_a_commit_does_not_wait_for_the_distance() -> None:
+    """`commit` and `drain` send at once what is acked."""
+    for ask in (lambda script: script.commit()[1], lambda script: script.drain()):
+        script = streaming(timings=Timings(commit_pause=2.0))
+        script.read(events(2))
+        assert script.ack(2) == []
+        assert positions(ask(script)) == [rid(2)]
 
 
 def test_a_keepalive_is_committed() -> None:

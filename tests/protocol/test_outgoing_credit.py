@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.config import Limits
+from sfpubsub.config import Limits, Timings
 from sfpubsub.errors import StreamStalledError
 from sfpubsub.protocol.commands import CancelStream, OpenStream, SendRequest
 from sfpubsub.protocol.states import State
@@ -168,6 +168,19 @@ def test_what_is_acked_is_committed_before_a_stream_is_closed() -> None:
 
     assert of(CancelStream, commands) == [CancelStream(1)]
     assert script.protocol.health().committed == rid(3)
+
+
+def test_a_stream_about_to_be_closed_does_not_wait_to_commit() -> None:
+    """The distance between commits is no reason to have events delivered again."""
+    script = streaming(limits=Limits(max_bytes=10), timings=Timings(commit_pause=60.0))
+    script.read(events(2))
+    assert script.ack(2) == []
+    commands = script.respond(events(3, 4, size=10))
+    assert of(CancelStream, commands) == []
+    (request,) = commits(commands)
+    assert request.replay_id == rid(2)
+
+    assert of(CancelStream, script.respond(answer(request))) == [CancelStream(1)]
 
 
 def test_a_paused_subscription_opens_again_for_its_acks() -> None:

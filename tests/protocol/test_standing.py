@@ -18,7 +18,7 @@ class Managed:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.standing = Standing(NAME, self.ledger, Timings())
+        self.standing = Standing(NAME, self.ledger, Timings(commit_pause=0.0))
         self.last: ReplayId | None = None
         self.stream = 1
         self.new_stream()

@@ -149,7 +149,7 @@ def test_what_a_plain_subscription_asks_for(play: Callable[..., Played]) -> None
 
 
 def test_what_a_managed_subscription_asks_for(play: Callable[..., Played]) -> None:
-    """Its name once; commits with the credit that is due, one at a time, and again in time."""
+    """Its name once; commits with the credit that is due, one at a time, spaced, and again."""
     played = play(Target(NAME, managed=True), None, limits=Limits(max_unacked=4))
     assert played.request() == pb.ManagedFetchRequest(developer_name=NAME, num_requested=4)
     played.respond(1, 2, 3, 4, pending=0)
@@ -160,6 +160,7 @@ def test_what_a_managed_subscription_asks_for(play: Callable[..., Played]) -> No
     assert first.developer_name == ""
     played.driver.ack(4, 4)
     played.answer(first)
+    played.pass_time(Timings().commit_pause)  # the distance between two commits
     second = played.request()
     assert second.commit_replay_id_request.replay_id == rid(4)
     assert second.commit_replay_id_request.commit_request_id not in (

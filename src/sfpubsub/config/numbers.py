@@ -34,6 +34,10 @@ class Timings:
     commit_interval: float = 1200.0
     """A managed stream commits at least this often: the service closes it after 1,800 s without,
     and two thirds leave room for one lost answer and a retry."""
+    commit_pause: float = 0.1
+    """Commits of acked events keep this distance; `commit` and `drain` do not wait for it. The
+    service answers in about 1 s, so it changes little there; a server that answers at once would be
+    sent a commit for each response, which costs as much as to receive one."""
     commit_timeout: float = 30.0
     """A commit unanswered for this long counts as failed; answers take about 1 s."""
     commit_budget: float = 900.0

@@ -10,7 +10,9 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
    for a service may refuse for a while and at once. Time without a stream does not count.
 4. A commit that was sent and never answered may have been carried out. It is remembered as *maybe*
    until the next stream shows where it begins, or a later commit is confirmed.
-5. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one,
+5. Commits keep a distance of `Timings.commit_pause`, in which more is acked. Nobody who asks for
+   one waits for that.
+6. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one,
    if the service is known to stand there on this stream. Had it moved the subscription back, that
    position would pass over events.
 """
@@ -56,6 +58,7 @@ class Commits:
         self.refused = 0
         """Orders up to here were refused, and not sent again since."""
         self._last_sent = 0.0
+        self._next_at = 0.0  # when a new position may go
         self._stream = 0
         self._count = 0
         self._tickets: dict[int, int] = {}  # ticket -> order that has to be confirmed
@@ -74,11 +77,16 @@ class Commits:
         self._standing = False
         self._last_sent = now
         self._counted_to = None
-        self._retry_at = 0.0
+        self._retry_at = self._next_at = 0.0
         self.refused = 0
 
     def next_request(
-        self, candidate: Entry | None, now: float, *, again: bool = False
+        self,
+        candidate: Entry | None,
+        now: float,
+        *,
+        again: bool = False,
+        at_once: bool = False,
     ) -> CommitRequest | None:
         """Return the commit to send now, if any.
 
@@ -86,10 +94,13 @@ class Commits:
             candidate: The newest position that may be committed.
             now: The time.
             again: Do not wait after a failure.
+            at_once: Keep no distance to the last one.
         """
         if self.unanswered is not None or (now < self._retry_at and not again):
             return None
         if candidate is not None:
+            if now < self._next_at and not (again or at_once):
+                return None
             return self._send(candidate.replay_id, candidate.order, now)
         if self.receipt is not None and self._standing and now >= self._repeat_at:
             return self._send(self.receipt.replay_id, 0, now)
@@ -100,6 +111,7 @@ class Commits:
         request_id = f"{self._stream}-{self._count}"
         self.unanswered = Sent(request_id, replay_id, order, now)
         self._last_sent = now
+        self._next_at = now + self._timings.commit_pause
         if self._counted_to is None:
             self._counted_to = now
         self.refused = min(self.refused, order - 1)  # asked again, so not refused for now
@@ -187,7 +199,7 @@ class Commits:
         if self.unanswered is not None:
             return self.unanswered.at + self._timings.commit_timeout
         if candidate is not None:
-            return self._retry_at
+            return max(self._retry_at, self._next_at)
         if self.receipt is not None and self._standing:
             return self._repeat_at
         return None

@@ -124,14 +124,18 @@ class Standing:
         """Whether a commit waits for its answer."""
         return self._commits.unanswered is not None
 
-    def next_commit(self, now: float, *, again: bool = False) -> CommitRequest | None:
+    def next_commit(
+        self, now: float, *, again: bool = False, at_once: bool = False
+    ) -> CommitRequest | None:
         """Return the commit to send now, if any: that of the newest acked prefix.
 
         Args:
             now: The time.
             again: Do not wait after a failure: somebody asked for it.
+            at_once: Keep no distance to the last one: the stream is about to be left.
         """
-        return self._commits.next_request(self._ledger.candidate, now, again=again)
+        candidate = self._ledger.candidate
+        return self._commits.next_request(candidate, now, again=again, at_once=at_once)
 
     def last_commit(self, now: float, *, again: bool) -> CommitRequest | None:
         """Return the next commit of a stream that is drained: each position once more.
@@ -142,7 +146,7 @@ class Standing:
         """
         newest = self._ledger.candidate
         newer = newest is not None and newest.order > self._commits.refused
-        return self._commits.next_request(newest, now, again=again or newer)
+        return self._commits.next_request(newest, now, again=again or newer, at_once=True)
 
     def answered(self, answer: CommitAnswer, now: float) -> list[SettleCommit]:
         """Take an answer; return the callers of `commit` whose answer it is."""

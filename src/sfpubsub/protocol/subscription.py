@@ -133,7 +133,7 @@ class SubscriptionProtocol(Streams):
         if self._standing is not None and self._standing.exhausted is not None:
             return out + self._fail(self._standing.exhausted)
         # First, so that the service works on it while the application works on the events.
-        out = self._request(now) + out
+        out = self._request(now, at_once=self._appetite.overfull) + out
         return out + self._leave_when_overfull()
 
     # Time speaks.
@@ -204,10 +204,14 @@ class SubscriptionProtocol(Streams):
             return [self._open(now)]
         return self._request(now)
 
-    def _request(self, now: float, *, again: bool = False) -> list[Command]:
+    def _request(
+        self, now: float, *, again: bool = False, at_once: bool = False
+    ) -> list[Command]:
         if self.state is not State.STREAMING:
             return []
-        commit = None if self._standing is None else self._standing.next_commit(now, again=again)
+        commit = None
+        if self._standing is not None:
+            commit = self._standing.next_commit(now, again=again, at_once=at_once)
         if commit is None and self._outgoing.window.ample:
             return []
         return self._outgoing.request(now, commit, self._room)
