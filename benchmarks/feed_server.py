@@ -39,7 +39,10 @@ KINDS = {  # kind of event -> topic, schema in the corpus of the tests
 SIZES = (100, 10, 1)  # events in a response
 WINDOW = 100  # events that may be outstanding, as with the service
 FIELDS = 58  # of the change event, which has some more in the corpus
-COUNT = 200  # different events of a kind, sent again and again
+COUNT = 200  # different payloads of a kind, sent again and again
+# How often before an event comes with the same ids as one before: with fewer a client that has not
+# committed so many would take it for sent again, and drop it.
+REPEATS = 50
 # Which of the change events are CREATEs, with most fields, and not UPDATEs, with a few: so many
 # that the mean is 630 bytes.
 CREATES = (True, False, True, False, True, True, False, True)
@@ -65,7 +68,8 @@ class Feed:
 
     def __init__(self, schema_id: str, payloads: list[bytes]) -> None:
         # A message may be written in pieces: here one for each event, without what is behind them.
-        parts = [self._part(schema_id, payload) for payload in payloads] * 2
+        ids = range(REPEATS)
+        parts = [self._part(schema_id, payload) for _ in ids for payload in payloads] * 2
         # Twice, so that any 100 events in a row are a slice.
         self._wire = b"".join(parts)
         self._starts = [0, *accumulate(map(len, parts))]
@@ -84,7 +88,7 @@ class Feed:
 
     def response(self, first: int, count: int, pending: int) -> bytes:
         """Return a FetchResponse; as a ManagedFetchResponse its bytes are the same."""
-        first %= COUNT
+        first %= COUNT * REPEATS
         events = self._wire[self._starts[first] : self._starts[first + count]]
         return events + self._tails[pending]
 
