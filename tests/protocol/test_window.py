@@ -155,3 +155,15 @@ def test_the_window_is_never_exceeded(steps: list[tuple[int, int | None, int]]) 
         if not room:
             window.reserve()
         assert 0 < window.outstanding <= 100
+
+
+@given(outstanding=st.integers(1, 100), room=st.integers(0, 200))
+def test_with_ample_credit_nothing_is_granted_whatever_the_room(
+    outstanding: int, room: int
+) -> None:
+    """So the room need not be looked at; and a window that is not ample may always be granted."""
+    window = opened(outstanding)
+    if window.ample:
+        assert window.grant(room) == 0
+    else:
+        assert window.grant(100) > 0

@@ -6,6 +6,7 @@ import gc
 import queue
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -43,10 +44,18 @@ class Harness:
     """A driver over a MemoryTransport."""
 
     def __init__(
-        self, *, managed=True, limits=None, timings=QUICK, renew=None, on_gap=None, start=None
+        self,
+        *,
+        managed=True,
+        limits=None,
+        timings=QUICK,
+        renew=None,
+        on_gap=None,
+        start=None,
+        alarm=None,
     ):
         self.transport = MemoryTransport()
-        self.alarm = AlarmClock(time.monotonic)
+        self.alarm = alarm or AlarmClock(time.monotonic)
         self.gaps = []
         self.renewals = []
         start = None if managed else start or StartPosition.earliest()
@@ -173,6 +182,42 @@ def test_a_broken_stream_is_opened_again(harness):
     assert h.take() == ["id0"]
     assert h.take() == ["id1"]
     assert h.driver.health().redelivered == 1
+
+
+class CountedAlarm(AlarmClock):
+    """Counts how often a deadline is set."""
+
+    sets = 0
+
+    def set(self, *deadline):
+        self.sets += 1
+        super().set(*deadline)
+
+
+def test_a_deadline_that_moves_back_with_each_response_costs_no_alarm(harness):
+    """Its lock, and the thread that it wakes, are not for each response."""
+    h = harness(alarm=CountedAlarm(time.monotonic), start=StartPosition.earliest(), managed=False)
+    h.call.respond(Response(events(0, 1), pending=99))
+    h.take()
+    before = h.alarm.sets
+    for first in range(1, 90):
+        h.call.respond(Response(events(first, 1), pending=99))
+        h.take()
+    assert h.alarm.sets == before
+
+
+def test_a_deadline_that_has_moved_back_is_kept_all_the_same(harness):
+    """The alarm that was set first rings in vain, and is set again for the silence that counts."""
+    timings = replace(QUICK, keepalive=0.3, keepalive_margin=0.0)
+    h = harness(timings=timings, managed=False)
+    for first in range(4):
+        h.call.respond(Response(events(first, 1), pending=99))
+        h.take()
+        last = time.monotonic()
+        threading.Event().wait(0.1)
+    assert h.transport.next_call() is not h.call
+    assert time.monotonic() >= last + 0.3
+    until(lambda: h.call.cancelled)
 
 
 def test_an_expired_session_is_renewed_and_the_stream_goes_on(harness):

@@ -204,9 +204,7 @@ class SubscriptionProtocol(Streams):
             return [self._open(now)]
         return self._request(now)
 
-    def _request(
-        self, now: float, *, again: bool = False, at_once: bool = False
-    ) -> list[Command]:
+    def _request(self, now: float, *, again: bool = False, at_once: bool = False) -> list[Command]:
         if self.state is not State.STREAMING:
             return []
         commit = None

@@ -1,4 +1,4 @@
-"""One thread that calls many owners back, each at its deadline."""
+"""One thread that calls many owners back, each at its deadline; and what an owner has of it."""
 
 from __future__ import annotations
 
@@ -76,3 +76,34 @@ class AlarmClock:
                 callback()
             except Exception:  # the other owners still need this thread
                 logger.exception("internal error at a deadline")
+
+
+class Reminder:
+    """The deadline of one owner, which is asked for after everything that happens.
+
+    It mostly moves back. So the clock is only told of one that is earlier than it will ring;
+    a ring that was too early tells it of the later one. Not thread-safe; the owner serialises.
+
+    Args:
+        alarm: Rings.
+        callback: Called at the deadline or earlier; calls `rung`, and then `set`.
+    """
+
+    def __init__(self, alarm: AlarmClock, callback: Callable[[], None]) -> None:
+        self._alarm = alarm
+        self._callback = callback
+        self._at: float | None = None  # when the clock rings
+
+    def set(self, deadline: float | None) -> None:
+        """Replace the deadline; None removes it."""
+        if deadline is None:
+            if self._at is not None:
+                self._alarm.set(self, None, self._callback)
+                self._at = None
+        elif self._at is None or deadline < self._at:
+            self._alarm.set(self, deadline, self._callback)
+            self._at = deadline
+
+    def rung(self) -> None:
+        """Note that the clock has rung."""
+        self._at = None

@@ -4,7 +4,7 @@ After anything happens (a response, an ack, a deadline, the end of a call):
 
 1. hand it to the protocol with the time;
 2. carry out the returned commands in order, under the one lock that serialises the protocol;
-3. re-arm the single timer from the protocol's next deadline;
+3. re-arm the single timer from the protocol's next deadline, if that is earlier than it rings;
 4. tell the application, outside the lock;
 5. on a close command finish the call.
 
@@ -15,7 +15,6 @@ its own; batches, not events, cross to the application's thread.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 import time
@@ -41,24 +40,14 @@ from sfpubsub.protocol.commands import (
 )
 from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.protocol.subscription import SubscriptionProtocol
-from sfpubsub.transports.alarm import AlarmClock, Clock
+from sfpubsub.transports.alarm import AlarmClock, Clock, Reminder
 from sfpubsub.transports.base import Headers, StreamCall, Target, Transport
 from sfpubsub.transports.mailbox import Arrival, Mailbox
+from sfpubsub.transports.process import Home
+from sfpubsub.transports.tickets import Tickets
 from sfpubsub.types import CommitReceipt, Gap, Health, ReplayId, StartPosition
 
 logger = logging.getLogger("sfpubsub.transport")
-
-# How often this process's line was forked: compared with each response, where asking the system for
-# the process would be the costliest line.
-_generation = 0
-
-
-def _in_child() -> None:
-    global _generation
-    _generation += 1
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 class StreamDriver:
@@ -90,7 +79,6 @@ class StreamDriver:
         self._protocol = protocol
         self._transport = transport
         self._target = target
-        self._alarm = alarm
         self._renew = renew
         self._on_gap = on_gap
         self._clock = clock
@@ -103,10 +91,10 @@ class StreamDriver:
         self._call: StreamCall | None = None
         self._headers: Headers = ()  # of the last call that was made
         self._threads: list[threading.Thread] = []
-        self._tickets: dict[int, Future[CommitReceipt]] = {}
+        self._tickets = Tickets()
         self._mailbox = Mailbox()
-        self._process, self._generation = os.getpid(), _generation
-        self._armed: float | None = None  # when the alarm rings at the latest; None for never
+        self._home = Home()
+        self._reminder = Reminder(alarm, self._on_alarm)
         self._todo: deque[Command] = deque()  # what an interrupted `_apply` has left to the next
 
     # For the application's threads.
@@ -216,7 +204,7 @@ class StreamDriver:
 
         def ask(now: float) -> list[Command]:
             ticket, commands = self._protocol.commit(now)
-            self._tickets[ticket] = future
+            self._tickets.add(ticket, future)
             return commands
 
         self._apply(ask)
@@ -285,9 +273,9 @@ class StreamDriver:
     def _check_process(self) -> None:
         # A forked child has this object and none of its threads: nothing would ever happen here,
         # and a lock that another thread held at that moment is never released.
-        if self._generation != _generation:
+        if not self._home.is_here:
             raise LocalProtocolError(
-                f"the subscription {self._target.name} belongs to process {self._process}, which "
+                f"the subscription {self._target.name} belongs to process {self._home.pid}, which "
                 f"forked this one: make a client after the fork"
             )
 
@@ -303,25 +291,13 @@ class StreamDriver:
                 command = todo.popleft()
                 if not self._carry_out(command):
                     told.append(command)
-            self._arm()
+            self._reminder.set(self._protocol.deadline())
         for command in told:
             self._tell(command)
 
-    def _arm(self) -> None:
-        # Only for an earlier time than before. A later one is set when the alarm has rung in vain:
-        # with each response the deadline moves back, and each would cost the alarm's lock.
-        deadline = self._protocol.deadline()
-        if deadline is None:
-            if self._armed is not None:
-                self._alarm.set(self, None, self._on_alarm)
-                self._armed = None
-        elif self._armed is None or deadline < self._armed:
-            self._alarm.set(self, deadline, self._on_alarm)
-            self._armed = deadline
-
     def _on_alarm(self) -> None:
         def rung(now: float) -> list[Command]:
-            self._armed = None
+            self._reminder.rung()
             return self._protocol.timer(now, self._jitter())
 
         self._guard(lambda: self._apply(rung))
@@ -367,13 +343,7 @@ class StreamDriver:
             except Exception:  # the application's; it must not take the stream's thread with it
                 logger.exception("on_gap of %s raised", self._target.name)
         elif isinstance(command, SettleCommit):
-            future = self._tickets.pop(command.ticket)
-            if not future.set_running_or_notify_cancel():
-                return  # whoever asked has given up
-            if isinstance(command.outcome, SfPubSubError):
-                future.set_exception(command.outcome)
-            else:
-                future.set_result(command.outcome)
+            self._tickets.settle(command)
 
     # Threads.
 

@@ -1,0 +1,33 @@
+"""Who waits for the answer to which commit."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.protocol.commands import SettleCommit
+from sfpubsub.types import CommitReceipt
+
+
+class Tickets:
+    """The callers of `commit` of one subscription. Each ticket is settled once."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, Future[CommitReceipt]] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def add(self, ticket: int, future: Future[CommitReceipt]) -> None:
+        """Have *future* get the receipt or the error of *ticket*."""
+        self._futures[ticket] = future
+
+    def settle(self, answer: SettleCommit) -> None:
+        """Tell whoever waits."""
+        future = self._futures.pop(answer.ticket)
+        if not future.set_running_or_notify_cancel():
+            return  # whoever asked has given up
+        if isinstance(answer.outcome, SfPubSubError):
+            future.set_exception(answer.outcome)
+        else:
+            future.set_result(answer.outcome)

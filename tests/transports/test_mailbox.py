@@ -1,0 +1,76 @@
+"""Between threads: who is woken, and who is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from sfpubsub.protocol.commands import Deliver, Finish
+from sfpubsub.transports.mailbox import Arrival, Mailbox
+
+from ..conftest import PATIENCE, until
+
+
+def arrival(seq: int) -> Arrival:
+    return Arrival(Deliver((), seq, "rpc", 0), 0.0)
+
+
+def test_what_came_before_the_wait_is_not_waited_for():
+    """Who noted the count, looked, and then waits misses nothing."""
+    mailbox = Mailbox()
+    seen = mailbox.count
+    mailbox.put(arrival(1))
+    mailbox.wait(seen, None)
+    assert mailbox.peek() == arrival(1)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        lambda mailbox: mailbox.put(arrival(1)),
+        lambda mailbox: mailbox.discard(),
+        lambda mailbox: mailbox.close(Finish(None)),
+        lambda mailbox: mailbox.wake(),
+    ],
+)
+def test_everybody_who_waits_is_woken_by_any_news(news):
+    """One iterates, another one drains."""
+    mailbox = Mailbox()
+    threads = [threading.Thread(target=mailbox.wait, args=(0, None)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(mailbox._waiting) == 3)
+    news(mailbox)
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert mailbox._waiting == []
+
+
+def test_a_wait_ends_with_its_time_and_leaves_nothing_behind():
+    """Polling does not pile up."""
+    mailbox = Mailbox()
+    began = time.monotonic()
+    for timeout in (0.0, -1.0, 0.02):
+        mailbox.wait(mailbox.count, timeout)
+    assert time.monotonic() >= began + 0.02
+    assert mailbox._waiting == []
+
+
+def test_a_response_is_taken_once_and_only_from_the_front():
+    """Looking leaves it where it is."""
+    mailbox = Mailbox()
+    first, second = arrival(1), arrival(2)
+    assert mailbox.peek() is None
+    assert not mailbox.pop(first)
+    mailbox.put(first)
+    mailbox.put(second)
+    assert not mailbox.pop(second)
+    assert mailbox.peek() is first
+    assert mailbox.pop(first)
+    assert not mailbox.pop(first)
+    assert mailbox.peek() is second
+    mailbox.discard()
+    assert mailbox.peek() is None
