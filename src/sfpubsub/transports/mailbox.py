@@ -69,10 +69,8 @@ class Mailbox:
 
     def _notify(self) -> None:
         self.count += 1
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for bell in waiting:
-                bell.release()
+        while self._waiting:
+            self._waiting.pop().release()
         if self._listener is not None:
             self._listener()
 
