@@ -44,6 +44,11 @@ async def in_thread(name: str, work: Callable[[], T]) -> T:
     return future.result()
 
 
+async def next_turn() -> None:
+    """Let the other tasks of the loop have their turn."""
+    await asyncio.sleep(0)
+
+
 class Bell:
     """Wakes the tasks of the loop it was made in; rung from any thread."""
 

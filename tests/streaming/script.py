@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.commands import Command, Cut, Deliver, Lane, Renew, Report, Send, Settle
+from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.protocol import Pace, StreamingProtocol
+from sfpubsub.types import Gap
 
 CLIENT = "client-1"
 TOPIC = "/topic/Accounts"
@@ -25,38 +27,59 @@ class Script:
 
     def __init__(self, **arguments: Any) -> None:
         self.now = 100.0
-        self.pending = 0
         self.chance = 1.0
-        self.protocol = StreamingProtocol(
-            Pace(), json.dumps, lambda: self.chance, lambda: self.pending, **arguments
-        )
+        self.protocol = StreamingProtocol(Pace(), json.dumps, lambda: self.chance, **arguments)
+        self.calls: dict[object, Call] = {}
+        self.session: object = "session"
         self.out: list[Command] = []
+        self.taken: list[Any] = []
         self.flying: dict[Lane, Send] = {}
         self.sent: list[list[dict[str, Any]]] = []
 
-    def take(self, commands: list[Command]) -> list[Command]:
+    def tick(self) -> list[Command]:
+        commands = self.protocol.tick(self.now)
         for command in commands:
             if isinstance(command, Send):
                 assert command.lane not in self.flying, "two requests on one lane"
                 assert len(command.body.encode()) < 32_768
                 self.flying[command.lane] = command
+                if command.refused == self.session:
+                    self.session = f"renewed {self.session}"
+                command.session = self.session
                 self.sent.append(json.loads(command.body))
         self.out += commands
         return commands
 
     # What the application does.
 
-    def open(self, waiter: object = "open") -> None:
-        self.take(self.protocol.open(waiter, self.now))
+    def call(self, name: object) -> Call:
+        self.calls[name] = Call()
+        return self.calls[name]
 
-    def subscribe(self, name: str = TOPIC, start: int = -1, waiter: object = "", **more: Any):
-        return self.take(self.protocol.subscribe(name, start, waiter or name, self.now, **more))
+    def open(self) -> None:
+        self.protocol.open(self.call("open"), self.now)
+        self.tick()
 
-    def unsubscribe(self, name: str = TOPIC, waiter: object = "left"):
-        return self.take(self.protocol.unsubscribe(name, waiter, self.now))
+    def subscribe(
+        self, name: str = TOPIC, start: int = -1, waiter: object = "", *, rewind: bool = False
+    ) -> None:
+        call = self.call(waiter or name)
+        self.protocol.channels.subscribe(name, start, call, rewind=rewind)
+        self.tick()
+
+    def unsubscribe(self, name: str = TOPIC, waiter: object = "left") -> None:
+        self.protocol.channels.unsubscribe(name, self.call(waiter))
+        self.tick()
 
     def close(self) -> None:
-        self.take(self.protocol.close(self.now))
+        self.protocol.close(self.now)
+        self.tick()
+
+    def read(self, count: int) -> None:
+        """Take messages out of the queue."""
+        for _ in range(count):
+            self.taken.append(self.protocol.items.popleft())
+        self.tick()
 
     # What the server does.
 
@@ -64,10 +87,14 @@ class Script:
         return json.loads(self.flying[lane].body)
 
     def answer(self, lane: Lane, *messages: Any) -> list[Command]:
-        return self.take(self.protocol.answered(self.flying.pop(lane), messages, self.now))
+        return self.land(lane, messages)
 
-    def fail(self, lane: Lane, error: SfPubSubError = BROKEN):
-        return self.take(self.protocol.failed(self.flying.pop(lane), error, self.now))
+    def fail(self, lane: Lane, error: SfPubSubError = BROKEN) -> list[Command]:
+        return self.land(lane, error)
+
+    def land(self, lane: Lane, outcome: Any) -> list[Command]:
+        self.protocol.landed(self.flying.pop(lane), outcome, self.now)
+        return self.tick()
 
     def well(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
         """Say yes to everything on a lane, with other messages before it."""
@@ -122,14 +149,11 @@ class Script:
         """Let time pass, to the next deadline if nothing else is said."""
         deadline = self.protocol.deadline
         if seconds is None:
-            assert deadline is not None
+            assert deadline < math.inf
             self.now = max(self.now, deadline)
         else:
             self.now += seconds
-        return self.take(self.protocol.tick(self.now))
-
-    def renewed(self, error: SfPubSubError | None = None) -> list[Command]:
-        return self.take(self.protocol.renewed(error, self.now))
+        return self.tick()
 
     # What came out.
 
@@ -137,36 +161,30 @@ class Script:
         return [command for command in self.out if isinstance(command, kind)]
 
     @property
+    def queued(self) -> list[StreamingMessage | SfPubSubError]:
+        return [*self.taken, *self.protocol.items]
+
+    @property
     def ids(self) -> list[int | None]:
-        return [
-            item.replay_id
-            for command in self.of(Deliver)
-            for item in command.items
-            if isinstance(item, StreamingMessage)
-        ]
+        return [item.replay_id for item in self.queued if isinstance(item, StreamingMessage)]
 
     @property
     def errors(self) -> list[SfPubSubError]:
-        return [
-            item
-            for command in self.of(Deliver)
-            for item in command.items
-            if isinstance(item, SfPubSubError)
-        ]
+        return [item for item in self.queued if isinstance(item, SfPubSubError)]
 
     @property
     def gaps(self) -> list[tuple[str, str]]:
-        return [(command.gap.reason, command.gap.subscription) for command in self.of(Report)]
+        return [(gap.reason, gap.subscription) for gap in self.of(Gap)]
 
     @property
     def renewals(self) -> int:
-        return len(self.of(Renew))
+        """For how many sessions another one was asked for."""
+        return len({command.refused for command in self.of(Send)} - {None})
 
     def outcome(self, waiter: object) -> Any:
         """None while it waits, "done", or its error."""
-        found = [command for command in self.of(Settle) if command.waiter == waiter]
-        assert len(found) <= 1, "told twice"
-        return None if not found else found[0].error or "done"
+        call = self.calls[waiter]
+        return (call.error or "done") if call.is_done else None
 
     @property
     def positions(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 
 from sfpubsub import errors
 from sfpubsub.streaming import BayeuxError
-from sfpubsub.streaming.bayeux import Advice, reconnect_of
+from sfpubsub.streaming.bayeux import advice_of
 from sfpubsub.streaming.failures import Next, concerns_session, error_for, what_next
 
 BUSY = "503::Server is too busy. Please try your request again later."
@@ -47,18 +47,15 @@ def test_an_odd_extension_is_no_reason(ext):
     assert found.reason == "403::Handshake denied"
 
 
-def test_advice_is_merged():
-    """M10, M7: an answer changes the parts that it names, and its times are milliseconds."""
-    advice = Advice().merged({"reconnect": "retry", "interval": 3, "timeout": 110_000})
-    assert advice == Advice(interval=0.003, timeout=110.0)
-    assert advice.merged({"reconnect": "retry", "interval": 5}).timeout == 110.0
-    assert advice.merged(None) == advice
-    assert advice.merged({"interval": -1, "timeout": "x"}) == advice
-    assert advice.merged({"interval": True}) == advice
-    assert advice.merged({"multiple-clients": True}).is_shared
-    assert advice.merged({"multiple-clients": True}).merged({"interval": 1}).is_shared
-    assert reconnect_of({"advice": {"reconnect": "sideways"}}) == "none"
-    assert reconnect_of({"advice": "none"}) is None
+def test_advice_is_read_as_far_as_it_has_the_form():
+    """M7: times are milliseconds; what is odd is not believed, and names nothing."""
+    given = {"reconnect": "retry", "interval": 3, "timeout": 110_000, "multiple-clients": True}
+    assert advice_of({"advice": given}) == {**given, "interval": 0.003, "timeout": 110.0}
+    for odd in (-1, "x", True, None, float("inf"), float("nan"), 1e30):
+        assert advice_of({"advice": {"interval": odd, "timeout": 500}}) == {"timeout": 0.5}
+    assert advice_of({"advice": {"reconnect": "sideways"}}) == {"reconnect": "none"}
+    assert advice_of({"advice": {"multiple-clients": 1}}) == {"multiple-clients": False}
+    assert advice_of({"advice": "none"}) == advice_of({}) == {}
 
 
 ERRORS = [

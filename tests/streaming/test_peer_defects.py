@@ -21,7 +21,7 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.streaming import AsyncStreamingClient, StreamingMessage
-from sfpubsub.streaming.commands import Lane
+from sfpubsub.streaming.bayeux import Lane
 
 from ..conftest import until
 from .conftest import TOPIC, numbered
@@ -144,7 +144,7 @@ def test_m09_a_failed_sign_in_is_not_hidden():
     script = Script().connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none")
     refused = AuthenticationError("invalid_grant: the user is locked out")
-    script.renewed(refused)
+    script.fail(ASK, refused)
     assert script.errors == [refused]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -16,7 +17,7 @@ from sfpubsub.errors import (
     StreamError,
     StreamUnavailableError,
 )
-from sfpubsub.streaming.commands import Cut, Lane, Send
+from sfpubsub.streaming.bayeux import Cut, Lane, Send
 from sfpubsub.streaming.protocol import Pace, State
 
 from .script import BROKEN, CLIENT, TOPIC, Script, event
@@ -91,7 +92,6 @@ def test_opening_renews_a_token_that_has_expired_once():
     script.open()
     script.no(ASK, "403::Handshake denied", "none", "401::Authentication invalid")
     assert script.renewals == 1
-    script.renewed()
     script.no(ASK, "403::Handshake denied", "none", "401::Authentication invalid")
     assert script.renewals == 1
     assert type(script.outcome("open")) is AuthenticationError
@@ -185,8 +185,7 @@ def test_a_subscribe_carries_the_position_of_the_path():
     script.well(ASK)
     assert script.outcome(f"{TOPIC}?Name='a'") == "done"
     script.well(POLL, event(8, f"{TOPIC}?Name='a'"), event(9))
-    (deliver,) = [c for c in script.out if getattr(c, "items", None)]
-    assert {item.subscription for item in deliver.items} == {f"{TOPIC}?Name='a'"}
+    assert {item.subscription for item in script.queued} == {f"{TOPIC}?Name='a'"}
 
 
 @pytest.mark.parametrize("name", ["", "topic/X", "/", "/meta/x", "/service/x"])
@@ -229,7 +228,7 @@ def test_requests_stay_below_the_limit():
     assert all(script.outcome(name) == "done" for name in names)
     with pytest.raises(LocalProtocolError, match="too long"):
         script.subscribe(f"/u/long?{'x' * 33_000}")
-    assert script.protocol.subscriptions == {"/u/first", *names}
+    assert script.protocol.channels.names == {"/u/first", *names}
 
 
 def test_events_that_overtake_the_answer_wait_for_it():
@@ -273,7 +272,7 @@ def test_a_refused_subscribe_is_told_to_its_caller(error, kind):
     assert type(script.outcome(TOPIC)) is kind
     assert script.renewals == 0
     assert script.errors == []
-    assert script.protocol.subscriptions == set()
+    assert script.protocol.channels.names == set()
     if kind is ReplayIdRejectedError:
         gap = script.outcome(TOPIC).gap
         assert bytes(gap.after) == (7).to_bytes(8, "big")
@@ -295,7 +294,7 @@ def test_unsubscribing():
     script.unsubscribe(TOPIC, "refused")
     script.no(ASK, "500::no")
     assert type(script.outcome("refused")) is StreamError
-    assert script.protocol.subscriptions == {TOPIC}
+    assert script.protocol.channels.names == {TOPIC}
 
 
 @pytest.mark.parametrize("stage", ["between", "flying", "queued"])
@@ -407,7 +406,7 @@ def test_without_a_fallback_a_refused_resumption_is_told_to_the_reader():
     script.answer(ASK, no, yes)
     (error,) = script.errors
     assert type(error) is ReplayIdRejectedError
-    assert script.protocol.subscriptions == {OTHER}
+    assert script.protocol.channels.names == {OTHER}
     assert script.protocol.state is State.CONNECTED
 
 
@@ -484,7 +483,7 @@ def test_an_unknown_client_is_not_shaken_hands_with_in_a_loop():
     """At once the first time, with delays when it goes on."""
     script = Script().connected(TOPIC)
     script.no(POLL, UNKNOWN, "handshake")
-    assert script.protocol.state is State.HANDSHAKING
+    assert script.protocol.state is State.OPENING
     script.well(ASK)
     script.no(POLL, UNKNOWN, "handshake")
     assert script.protocol.state is State.WAITING
@@ -516,7 +515,6 @@ def test_a_revoked_token_is_renewed_once():
     script.well(POLL, event(5))
     script.no(POLL, "401::Authentication invalid", "none")
     assert script.renewals == 1
-    script.renewed()
     script.well(ASK)
     script.well(POLL)
     assert script.positions == {TOPIC: 5}
@@ -535,7 +533,6 @@ def test_a_token_that_was_of_use_is_renewed_again(use):
     for number in (1, 2):
         script.no(POLL, "401::Authentication invalid", "none")
         assert script.renewals == number
-        script.renewed()
         script.well(ASK)
         script.well(POLL)
         script.well(ASK)
@@ -552,7 +549,6 @@ def test_a_refused_subscribe_about_the_token_is_renewed_as_well():
     script.no(ASK, "401::Authentication invalid")
     script.land_cut()
     assert script.renewals == 1
-    script.renewed()
     script.well(ASK)
     script.well(POLL)
     assert script.positions == {TOPIC: 7}
@@ -564,15 +560,14 @@ def test_a_failed_sign_in_is_told():
     """M9: the error itself; one that may pass is tried again."""
     script = Script(connection_timeout=None).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none")
-    script.renewed(StreamUnavailableError("the login host is down"))
+    script.fail(ASK, StreamUnavailableError("the login host is down"))
     assert script.errors == []
     script.wait()
-    assert script.renewals == 2
+    assert script.flying[ASK].refused == "session"
     refused = AuthenticationError("invalid_grant")
-    script.renewed(refused)
+    script.fail(ASK, refused)
     assert script.errors == [refused]
     assert script.protocol.state is State.STOPPED
-    assert script.renewed() == []
 
 
 def test_an_end_that_the_server_wants_is_told():
@@ -594,7 +589,7 @@ def test_an_error_that_no_retry_cures_ends_it():
     script.fail(POLL, StreamUnavailableError("certificate", retryable=False))
     assert len(script.errors) == 1
     assert script.outcome(OTHER) is script.errors[0]
-    assert script.protocol.deadline is None
+    assert script.protocol.deadline == math.inf
 
 
 # The outage.
@@ -644,7 +639,7 @@ def test_a_subscribe_does_not_outlast_the_timeout():
         if ASK in script.flying:
             script.fail(ASK)
     assert type(script.outcome(TOPIC)) is StreamUnavailableError
-    assert script.protocol.subscriptions == set()
+    assert script.protocol.channels.names == set()
 
 
 def test_the_answer_of_a_subscribe_that_was_given_up_is_ignored():
@@ -656,7 +651,7 @@ def test_the_answer_of_a_subscribe_that_was_given_up_is_ignored():
     script.wait(0.0)
     assert type(script.outcome(OTHER)) is StreamUnavailableError
     script.well(ASK)
-    assert script.protocol.subscriptions == {TOPIC}
+    assert script.protocol.channels.names == {TOPIC}
 
 
 # The queue.
@@ -665,13 +660,12 @@ def test_the_answer_of_a_subscribe_that_was_given_up_is_ignored():
 def test_polling_rests_while_the_queue_is_full():
     """I2: no connect is sent until there is room; the bound is the limit and one answer."""
     script = Script(max_pending_count=5).connected(TOPIC)
-    script.pending = 3
-    script.well(POLL, event(1), event(2))
+    script.well(POLL, *map(event, range(6)))
     assert POLL not in script.flying
-    script.pending = 5
-    assert script.protocol.deadline is None
-    script.pending = 4
-    script.take(script.protocol.tick(script.now))
+    assert script.protocol.deadline == math.inf
+    script.read(1)
+    assert POLL not in script.flying
+    script.read(1)
     assert POLL in script.flying
 
 
@@ -680,7 +674,7 @@ def test_a_session_that_died_during_the_rest_is_replaced():
     script = Script(max_pending_count=1).connected(TOPIC)
     script.well(POLL, event(1), event(2))
     script.now += 3600.0
-    script.take(script.protocol.tick(script.now))
+    script.read(2)
     script.no(POLL, UNKNOWN, "handshake")
     script.reconnect()
     assert script.positions == {TOPIC: 2}
@@ -690,8 +684,7 @@ def test_a_session_that_died_during_the_rest_is_replaced():
 def test_the_queue_can_be_without_a_bound(most):
     """I1: 0 and less."""
     script = Script(max_pending_count=most).connected(TOPIC)
-    script.pending = 10_000
-    script.well(POLL, event(1))
+    script.well(POLL, *map(event, range(10_000)))
     assert POLL in script.flying
 
 
@@ -769,12 +762,12 @@ def test_a_bug_of_the_driver_ends_it():
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     bug = StreamUnavailableError("a bug", retryable=False)
-    script.take(script.protocol.abort(bug, script.now))
+    script.protocol.stop(bug)
     assert script.errors == [bug]
     assert script.outcome(OTHER) is bug
     assert script.protocol.state is State.STOPPED
     script.now += 1000.0
-    assert script.take(script.protocol.tick(script.now)) == []
+    assert script.tick() == []
 
 
 # A walk.

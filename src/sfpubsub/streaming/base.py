@@ -1,4 +1,7 @@
-"""What both faces of the streaming client share: settings, the queue, positions. Waits for nothing.
+"""What both faces of the streaming client share, which is all but waiting.
+
+What waits is written once, as coroutines over `_until` and `_stored`. Those of the asyncio face
+wait in the loop; those of the other one wait in the caller's thread, and never suspend.
 
 A position is kept when its message is handed out (automatic policy), or when the application says
 so (manual). It only moves forward, in order of arrival.
@@ -10,9 +13,10 @@ import json
 import logging
 import random
 import re
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
+from itertools import count
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from sfpubsub.auth.http import HttpClient
@@ -22,10 +26,23 @@ from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, Stat
 from sfpubsub.config import Settings
 from sfpubsub.config.settings import STREAMING_API_VERSION
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from sfpubsub.stores.replay_store import AnyStore
-from sfpubsub.streaming.driver import Items, StreamingDriver
+from sfpubsub.stores.replay_store import (
+    AnyStore,
+    AsyncReplayStore,
+    MappingReplayStore,
+    ReplayStore,
+    is_async,
+)
+from sfpubsub.streaming.bayeux import Call
+from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.positions import ReplaySource, ReplayStart, as_number, as_store
+from sfpubsub.streaming.positions import (
+    NEW_EVENTS,
+    ReplaySource,
+    ReplayStart,
+    as_number,
+    as_replay_id,
+)
 from sfpubsub.streaming.protocol import Pace, State, StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.tooling.pushtopics import GenericChannels
@@ -41,7 +58,7 @@ _OLDEST = 37.0  # earlier versions have no replay and are refused, or treated as
 Face = TypeVar("Face", bound="StreamingBase")
 
 
-class StreamingBase:
+class StreamingBase(ABC):
     """A client of the Streaming API; see the two faces."""
 
     _AWAITS = False  # whether the face can await a store
@@ -71,21 +88,35 @@ class StreamingBase:
                 f"API version {api_version!r} is not {_OLDEST} or later, which the Streaming API "
                 f"needs for replay"
             )
+        if is_async(replay) and not self._AWAITS:
+            raise ConfigurationError(
+                f"{type(replay).__name__} is an async store, which only AsyncStreamingClient can "
+                f"await"
+            )
+        store = MappingReplayStore(replay) if isinstance(replay, MutableMapping) else replay
+        has_store = isinstance(store, (ReplayStore, AsyncReplayStore))
+        self._store = cast("AnyStore", store) if has_store else None
+        self._start = NEW_EVENTS if has_store else as_number(cast("ReplayStart", replay))
+        self._keeps = has_store and replay_policy == "automatic"
         provider = StaticSession(session) if isinstance(session, Session) else session
         is_shared = isinstance(provider, CurrentSession)
         self._sessions = cast("CurrentSession", provider) if is_shared else CurrentSession(provider)
-        self._store = as_store(replay, awaits=self._AWAITS)
-        self._start = -1 if self._store is not None else as_number(cast("ReplayStart", replay))
-        self._fallback = None if replay_fallback is None else as_number(replay_fallback)
-        self._keeps = replay_policy == "automatic" and self._store is not None
-        self._timeout = connection_timeout
-        self._most = max_pending_count
-        self._dumps, self._loads = json_dumps, json_loads
-        self._version = api_version
-        self._pace = pace or Pace()
+        network: dict[str, Any] = {"ca_file": ca_file, "proxy": proxy, "insecure": insecure}
+        org = OrgClient(self._sessions, HttpClient(**network))
+        self._channels = GenericChannels(org, api_version)
+        self._protocol = partial(
+            StreamingProtocol,
+            pace or Pace(),
+            json_dumps,
+            random.random,
+            connection_timeout=connection_timeout,
+            max_pending_count=max_pending_count,
+            fallback=None if replay_fallback is None else as_number(replay_fallback),
+            order=count(1),  # for good: a message of before a close and open is the older one
+        )
+        self._transport = partial(LongPolling, f"/cometd/{api_version}", **network)
+        self._loads = json_loads
         self._on_gap = on_gap
-        self._network = {"ca_file": ca_file, "proxy": proxy, "insecure": insecure}
-        self._http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._driver: StreamingDriver | None = None
         self._kept: dict[str, int] = {}  # order of arrival of the newest position in the store
 
@@ -120,12 +151,13 @@ class StreamingBase:
     @property
     def subscriptions(self) -> set[str]:
         """The channels that are subscribed, with their filters."""
-        return set() if self._driver is None or self.closed else self._driver.protocol.subscriptions
+        driver = self._driver
+        return set() if driver is None or self.closed else driver.protocol.channels.names
 
     @property
     def pending_count(self) -> int:
         """Messages that were fetched and not yet handed out; errors among them count as well."""
-        return 0 if self._driver is None else len(self._driver.items)
+        return 0 if self._driver is None else len(self._driver.protocol.items)
 
     @property
     def has_pending_messages(self) -> bool:
@@ -140,64 +172,112 @@ class StreamingBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
 
-    # For the faces.
+    # What the faces wait with.
 
-    def _make_driver(self, notify: Callable[[], None]) -> StreamingDriver:
+    @abstractmethod
+    def _new_bell(self) -> Callable[[], None]:
+        """Make what `_until` waits for; return what rings it, from any thread."""
+
+    @abstractmethod
+    async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
+        """Wait until *condition* holds after a ring, or for *timeout* seconds."""
+
+    @abstractmethod
+    async def _stored(self, call: Callable[[], Any]) -> Any:
+        """Return what a call of the store returns, awaited if need be."""
+
+    # What they do.
+
+    async def _open(self) -> None:
         if not self.closed:
             raise LocalProtocolError("the client is open already")
-        items: Items = deque()
-        protocol = StreamingProtocol(
-            self._pace,
-            self._dumps,
-            random.random,
-            items.__len__,
-            connection_timeout=self._timeout,
-            max_pending_count=self._most,
-            fallback=self._fallback,
+        self._driver = driver = StreamingDriver(
+            self._protocol(),
+            self._sessions,
+            self._transport(),
+            self._loads,
+            self._new_bell(),
+            self._on_gap,
         )
-        transport = LongPolling(f"/cometd/{self._version}", **self._network)
-        self._kept.clear()
-        self._driver = StreamingDriver(
-            protocol, items, self._sessions, transport, self._loads, notify, self._on_gap
-        )
-        return self._driver
+        driver.start()
+        try:
+            await self._ask(driver.protocol.open)
+        except BaseException:  # interrupted or cancelled: nobody would close it
+            driver.step(driver.protocol.close)
+            raise
 
-    def _opened(self) -> StreamingDriver:
-        if self._driver is None or self.closed:
-            raise LocalProtocolError("the client is closed: open it first")
-        return self._driver
+    async def _close(self) -> None:
+        driver = self._driver
+        if driver is not None:
+            driver.step(driver.protocol.close)
+            await self._until(lambda: driver.over)
 
-    def _subscribe(self, channel: str, start: ReplayStart | None, *, rewind: bool) -> Future[None]:
-        driver = self._opened()
+    async def _subscribe(self, channel: str, replay: ReplayStart | None) -> None:
         if channel.startswith(("/event/", "/data/")):
             logger.info(
                 "%s can be read through the Pub/Sub API as well, which is the newer one: see "
                 "PubSubClient.subscribe",
                 channel,
             )
+        channels = self._opened().protocol.channels
+        start, store = replay, self._store
+        if start is None and store is not None:
+            start = await self._stored(partial(store.get, channel))
         number = self._start if start is None else as_number(start, channel)
-        return driver.ask(driver.protocol.subscribe, channel, number, rewind=rewind)
+        rewind = replay is not None
+        await self._ask(lambda call, _now: channels.subscribe(channel, number, call, rewind=rewind))
 
-    def _unsubscribe(self, channel: str) -> Future[None]:
-        driver = self._opened()
-        return driver.ask(driver.protocol.unsubscribe, channel)
+    async def _unsubscribe(self, channel: str) -> None:
+        channels = self._opened().protocol.channels
+        await self._ask(lambda call, _now: channels.unsubscribe(channel, call))
 
-    def _check_not_over(self) -> None:
+    async def _ask(self, input_: Callable[[Call, float], None]) -> None:
+        """Have the protocol do something, and wait until it is done."""
+        driver, call = self._opened(), Call()
+        driver.step(partial(input_, call))
+        await self._until(lambda: call.is_done or driver.over)
+        if call.error is not None:
+            raise call.error
+        if not call.is_done:  # it ended just before
+            self._opened()
+
+    def _opened(self) -> StreamingDriver:
+        if self._driver is None or self.closed:
+            raise LocalProtocolError("the client is closed: open it first")
+        return self._driver
+
+    async def _receive(self, timeout: float | None) -> StreamingMessage | None:
+        message = await self._next(timeout)
         # In this order: what was put in before the end is seen.
-        if (self._driver is None or self._driver.over) and not self.has_pending_messages:
+        is_over = message is None and (self._driver is None or self._driver.over)
+        if is_over and not self.has_pending_messages:
             raise LocalProtocolError("the client is closed and there are no pending messages")
+        return message
 
-    def _marks(self, message: StreamingMessage) -> bool:
-        """Whether the message's position goes into the store."""
-        if message.replay_id is None:
+    async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
+        driver = self._driver
+        if driver is None:
+            return None
+        items = driver.protocol.items
+        if not items:
+            await self._until(lambda: bool(items or driver.over), timeout)
+            if not items:
+                return None
+        head = items[0]
+        if not isinstance(head, StreamingMessage):
+            driver.take()
+            raise head
+        if self._keeps and head.replay_id is not None:  # first: if it fails, it is still there
+            await self._ack(head)
+        driver.take()
+        return head
+
+    async def _ack(self, message: StreamingMessage) -> None:
+        name, number = message.subscription, message.replay_id
+        if number is None:
             raise RemoteProtocolError(
-                f"an event of {message.subscription} came without a replay id, and so it has no "
-                f"position to keep"
+                f"an event of {name} came without a replay id, and so it has no position to keep"
             )
-        return message.delivery_seq > self._kept.get(message.subscription, 0)
-
-    def _marked(self, message: StreamingMessage) -> None:
-        self._kept[message.subscription] = message.delivery_seq
-
-    def _channels(self) -> GenericChannels:
-        return GenericChannels(OrgClient(self._sessions, self._http), self._version)
+        if self._store is not None and message.delivery_seq > self._kept.get(name, 0):
+            await self._stored(partial(self._store.set, name, as_replay_id(number)))
+            self._kept[name] = message.delivery_seq

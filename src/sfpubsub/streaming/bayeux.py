@@ -1,13 +1,20 @@
-"""What Bayeux messages say, as far as it is not about one subscription. No I/O, no clock, no state.
+"""Bayeux messages, the requests that carry them, and the calls that wait for them. No I/O.
 
 The rules are those of the Bayeux protocol 1.0 and of Salesforce's Streaming API on top of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.types import Gap
+
+if TYPE_CHECKING:
+    from sfpubsub.streaming.subscriptions import Channel
 
 HANDSHAKE = "/meta/handshake"
 CONNECT = "/meta/connect"
@@ -19,43 +26,79 @@ DISCONNECT = "/meta/disconnect"
 # Size Exceeded".
 MAX_REQUEST = 32_767
 
+# The longest time that a server's advice is believed, in milliseconds: a day. Salesforce holds a
+# connect for 110 s; Infinity is a number as well.
+_LONGEST = 86_400_000
+
 Message = dict[str, Any]
 
-T = TypeVar("T")
+
+class Lane(enum.Enum):
+    """Two requests may be in flight: one connect, and one of everything else."""
+
+    POLL = "poll"
+    ASK = "ask"
+
+
+@dataclass(eq=False)
+class Send:
+    """A request: send it, and hand its answer or its failure back together with this."""
+
+    lane: Lane
+    body: str
+    timeout: float
+    """Seconds that the exchange may take."""
+    due: float
+    """When the protocol cuts it; later than the timeout if a session must be fetched first."""
+    asked: Sequence[tuple[Message, Channel | None]]
+    """Its messages, each with the subscription that it is about."""
+    refused: Any = None
+    """The session that the server refused: send the request with another one."""
+    session: Any = None
+    """The session it was sent with. The driver says so."""
+    is_cut: bool = False
+    """Whether its answer no longer matters. One that is not on its way yet stays unsent."""
 
 
 @dataclass(frozen=True)
-class Advice:
-    """What the server wants of its client."""
+class Cut:
+    """Break the connection of a request; its failure is told as any other."""
 
-    interval: float = 0.0
-    """Seconds to wait before the next connect; milliseconds on the wire."""
-    timeout: float | None = None
-    """Seconds that the server may hold a connect; None while it has not said."""
-    is_shared: bool = False
-    """Whether the server sees several clients behind the cookies: then it holds no connect."""
-
-    def merged(self, given: object) -> Advice:
-        """Return this advice with the parts that an answer's ``advice`` names."""
-        if not isinstance(given, Mapping):
-            return self
-        return Advice(
-            _seconds(given.get("interval"), self.interval),
-            _seconds(given.get("timeout"), self.timeout),
-            given.get("multiple-clients", self.is_shared) is True,
-        )
+    request: Send
 
 
-def _seconds(milliseconds: Any, before: T) -> float | T:
-    is_time = type(milliseconds) in (int, float) and milliseconds >= 0
-    return milliseconds / 1000 if is_time else before
+# What the protocol wants done, in order; a gap is to be reported.
+Command: TypeAlias = Send | Cut | Gap
 
 
-def reconnect_of(response: Message) -> str | None:
-    """Return what an answer advises: ``retry``, ``handshake``, ``none``; None if it does not say.
+class Call:
+    """What a caller waits for: an opening, a subscribe or an unsubscribe."""
 
-    An unknown word counts as ``none``.
+    error: SfPubSubError | None = None
+    is_done = False
+
+    def settle(self, error: SfPubSubError | None = None) -> None:
+        """Say that it is done, or why it cannot be."""
+        self.error = error
+        self.is_done = True  # last: other threads look at it
+
+
+def advice_of(reply: Message) -> dict[str, Any]:
+    """Return what an answer advises, as far as it has the form; times in seconds.
+
+    The keys are those of the wire. A ``reconnect`` that is unknown counts as ``none``.
     """
-    advice = response.get("advice")
-    word = advice.get("reconnect") if isinstance(advice, Mapping) else None
-    return word if word in ("retry", "handshake", None) else "none"
+    given = reply.get("advice")
+    if not isinstance(given, Mapping):
+        return {}
+    found: dict[str, Any] = {
+        key: time / 1000
+        for key in ("interval", "timeout")
+        if type(time := given.get(key, -1)) in (int, float) and 0 <= time <= _LONGEST
+    }
+    if "multiple-clients" in given:
+        found["multiple-clients"] = given["multiple-clients"] is True
+    if "reconnect" in given:
+        word = given["reconnect"]
+        found["reconnect"] = word if word in ("retry", "handshake") else "none"
+    return found

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from typing import Any, TypeVar
 
-from sfpubsub.errors import SfPubSubError
-from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.streaming.base import StreamingBase
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.positions import ReplayStart, as_replay_id
+from sfpubsub.streaming.positions import ReplayStart
+
+T = TypeVar("T")
 
 
 class StreamingClient(StreamingBase):
@@ -48,7 +47,7 @@ class StreamingClient(StreamingBase):
         ConfigurationError: An argument is wrong.
     """
 
-    _news: threading.Event
+    _news: threading.Condition
 
     def open(self) -> None:
         """Sign in and connect.
@@ -59,15 +58,12 @@ class StreamingClient(StreamingBase):
             StreamUnavailableError: The server cannot be reached, or is too busy.
             SfPubSubError: The server refuses otherwise.
         """
-        news = threading.Event()
-        driver = self._make_driver(news.set)
-        self._news = news
-        driver.open().result()
+        _finished(self._open())
 
     def close(self) -> None:
         """Say goodbye to the server. What was fetched can still be received."""
+        _finished(self._close())
         if self._driver is not None:
-            self._driver.close()
             self._driver.join()
 
     def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
@@ -89,10 +85,7 @@ class StreamingClient(StreamingBase):
             QuotaExceededError: A limit of the org is reached.
             StreamUnavailableError: There was no connection for ``connection_timeout``.
         """
-        start = replay
-        if start is None and isinstance(self._store, ReplayStore):
-            start = self._store.get(channel)
-        self._subscribe(channel, start, rewind=replay is not None).result()
+        _finished(self._subscribe(channel, replay))
 
     def unsubscribe(self, channel: str) -> None:
         """Unsubscribe; of a channel that is not subscribed there is nothing to do.
@@ -100,7 +93,7 @@ class StreamingClient(StreamingBase):
         Raises:
             LocalProtocolError: The client is closed.
         """
-        self._unsubscribe(channel).result()
+        _finished(self._unsubscribe(channel))
 
     def receive(self, timeout: float | None = None) -> StreamingMessage | None:
         """Return the next message.
@@ -121,10 +114,7 @@ class StreamingClient(StreamingBase):
             LocalProtocolError: The client is closed, and everything was received.
             SfPubSubError: The server ended the connection, or refused a channel.
         """
-        message = self._next(timeout)
-        if message is None:
-            self._check_not_over()
-        return message
+        return _finished(self._receive(timeout))
 
     def ack(self, message: StreamingMessage) -> None:
         """Keep a message's position in the store, unless a later one is kept.
@@ -132,9 +122,7 @@ class StreamingClient(StreamingBase):
         Raises:
             RemoteProtocolError: It has none.
         """
-        if isinstance(self._store, ReplayStore) and self._marks(message):
-            self._store.set(message.subscription, as_replay_id(message.replay_id or 0))
-            self._marked(message)
+        _finished(self._ack(message))
 
     @contextmanager
     def handling(self, message: StreamingMessage) -> Iterator[StreamingMessage]:
@@ -157,34 +145,16 @@ class StreamingClient(StreamingBase):
             TopicNotFoundError: There is no such generic channel.
             SfPubSubError: As `sfpubsub.auth.rest.OrgClient` raises.
         """
-        return self._channels().push(channel, payload, user_ids)
-
-    def _next(self, timeout: float | None) -> StreamingMessage | None:
-        driver = self._driver
-        if driver is None:
-            return None
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not driver.items:
-            self._news.clear()
-            rest = None if deadline is None else deadline - time.monotonic()
-            if driver.items or driver.over or (rest is not None and rest <= 0):
-                break
-            self._news.wait(rest)
-        message = driver.head()
-        if message is not None:
-            if self._keeps:
-                self.ack(message)  # first: if it fails, the message is still there
-            driver.take()
-        return message
+        return self._channels.push(channel, payload, user_ids)
 
     def __iter__(self) -> Iterator[StreamingMessage]:
-        while (message := self._next(None)) is not None:
+        while (message := _finished(self._next())) is not None:
             yield message
             driver = self._driver
             if driver is None or self._keeps:
                 continue
             # With nothing to keep, straight from the queue, which costs a fraction.
-            items, take = driver.items, driver.take
+            items, take = driver.protocol.items, driver.take
             while items and isinstance(head := items[0], StreamingMessage):
                 take()
                 yield head
@@ -193,14 +163,31 @@ class StreamingClient(StreamingBase):
         self.open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except SfPubSubError:
-            if exc is None:
-                raise
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def _new_bell(self) -> Callable[[], None]:
+        self._news = news = threading.Condition()
+
+        def ring() -> None:
+            with news:
+                news.notify_all()
+
+        return ring
+
+    async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
+        with self._news:
+            self._news.wait_for(condition, timeout)
+
+    async def _stored(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of this face, which waits in this thread and never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it has suspended")

@@ -1,8 +1,7 @@
 """What a refusal of the Streaming API means: which of our errors it is, and what to do next.
 
-Two tables. The second is driven by ``advice.reconnect`` first and by the code second, because codes
-are overloaded: 401 is a bad token at Salesforce and an unknown client elsewhere, 403 an unknown
-client, a forbidden channel or a limit.
+By a table, and by ``advice.reconnect`` before it, because codes are overloaded: 401 is a bad token
+at Salesforce and an unknown client elsewhere, 403 an unknown client, a forbidden channel, a limit.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     TopicNotFoundError,
 )
-from sfpubsub.streaming.bayeux import Message, reconnect_of
+from sfpubsub.streaming.bayeux import Message, advice_of
 from sfpubsub.types import Gap
 
 _ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
-_UNKNOWN = r".*(unknown client|has not completed handshake|session_unknown)"
 _ENDED = (StreamUnavailableError, "the session with the server has ended")
 
-# What an error begins with, our error, what to do. The first row that fits. Salesforce
-# documentation, Streaming API error codes; the number of spaces differs between its pages.
+# What an error begins with, our error, the cure. The first row that fits. Salesforce documentation,
+# Streaming API error codes; the number of spaces differs between its pages.
 _ERRORS: tuple[tuple[str, type[SfPubSubError], str], ...] = (
     (
         r"400:.*replayid .*was invalid",
@@ -49,7 +47,7 @@ _ERRORS: tuple[tuple[str, type[SfPubSubError], str], ...] = (
         "something between here and the org drops cookies or changes requests",
     ),
     (r"400:", LocalProtocolError, "check the channel's name"),
-    (rf"40[13]:{_UNKNOWN}", *_ENDED),
+    (r"40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
     (r"401:", SessionExpiredError, "the access token is not accepted: sign in anew"),
     (r"402:", *_ENDED),
     (
@@ -94,6 +92,33 @@ class BayeuxError(StreamError):
         return found if found and isinstance(found, str) else self.error
 
 
+class Next(enum.Enum):
+    """What to do after a refusal. The first two are what an advice may say."""
+
+    RETRY = "retry"
+    """Send it again after a delay."""
+    HANDSHAKE = "handshake"
+    """Make another session with the server; the token is good."""
+    RENEW = "renew"
+    """Renew the token once, then make another session."""
+    WAIT = "wait"
+    """The server is busy or a limit is reached: make another session after a long delay."""
+    STOP = "stop"
+    """Tell the user."""
+
+
+_NEXT = {
+    SessionExpiredError: Next.RENEW,
+    StreamUnavailableError: Next.HANDSHAKE,
+    QuotaExceededError: Next.WAIT,
+}
+
+
+def _row(text: str) -> tuple[type[SfPubSubError], str]:
+    flags = re.IGNORECASE | re.DOTALL
+    return next((kind, cure) for start, kind, cure in _ERRORS if re.match(start, text, flags))
+
+
 def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> SfPubSubError:
     """Return the error for a refusal, with the server's own words as its cause.
 
@@ -102,53 +127,29 @@ def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> SfPubS
         refusal: The answer; its reason decides.
         gap: Of a `ReplayIdRejectedError`.
     """
-    kind, cure = _kind(refusal)
     said = refusal.reason
-    if said != refusal.error:
-        said = f"{said} ({refusal.error})"
-    message = f"{what} was refused: {said[:400] or 'no reason given'}; {cure}"
+    kind, cure = _row(said)
+    shown = said if said == refusal.error else f"{said} ({refusal.error})"
+    message = f"{what} was refused: {shown[:400] or 'no reason given'}; {cure}"
     details: dict[str, Any] = {"gap": gap} if kind is ReplayIdRejectedError else {}
-    code = BayeuxError({"error": refusal.reason}).error_code
-    error = kind(message, error_code=code, **details)
+    error = kind(message, error_code=BayeuxError({"error": said}).error_code, **details)
     error.__cause__ = refusal
     return error
 
 
-def _kind(refusal: BayeuxError) -> tuple[type[SfPubSubError], str]:
-    return next(
-        (kind, cure)
-        for start, kind, cure in _ERRORS
-        if re.match(start, refusal.reason, re.IGNORECASE | re.DOTALL)
-    )
-
-
-def is_replay_refused(refusal: BayeuxError) -> bool:
-    """Whether the position was refused: the one refusal that a fallback is for."""
-    return _kind(refusal)[0] is ReplayIdRejectedError
-
-
-class Next(enum.Enum):
-    """What to do after a handshake or connect was refused."""
-
-    RETRY = "send it again after a delay"
-    HANDSHAKE = "make another session with the server; the token is good"
-    RENEW = "renew the token once, then make another session"
-    WAIT = "the server is busy or a limit is reached: make another session after a long delay"
-    STOP = "tell the user"
-
-
 def what_next(refusal: BayeuxError) -> Next:
     """Decide by the advice first, then by the code; the reason goes before the error."""
-    reconnect, said = reconnect_of(refusal.response), (refusal.reason, refusal.error)
     if refusal.reason.startswith("503:"):
         return Next.WAIT  # the error beside it may say 401, and a sign-in would be wasted
+    reconnect = advice_of(refusal.response).get("reconnect")
     if reconnect in ("retry", "handshake"):
-        return Next.RETRY if reconnect == "retry" else Next.HANDSHAKE
-    if reconnect is None and any(re.match(_UNKNOWN, text, re.IGNORECASE) for text in said):
+        return Next(reconnect)
+    steps = [_NEXT.get(_row(said)[0], Next.STOP) for said in (refusal.reason, refusal.error)]
+    if Next.HANDSHAKE in steps and reconnect is None:
         return Next.HANDSHAKE
-    if any(text.startswith("401:") for text in said):
+    if Next.RENEW in steps:
         return Next.RENEW
-    return Next.WAIT if _kind(refusal)[0] is QuotaExceededError else Next.STOP
+    return Next.WAIT if steps[0] is Next.WAIT else Next.STOP
 
 
 def concerns_session(refusal: BayeuxError) -> bool:

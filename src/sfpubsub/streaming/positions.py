@@ -10,14 +10,8 @@ from collections.abc import MutableMapping
 from typing import Any, TypeAlias
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.stores.replay_store import (
-    AnyStore,
-    AsyncReplayStore,
-    MappingReplayStore,
-    ReplayStore,
-    is_async,
-)
-from sfpubsub.types import Replay, ReplayId, ReplayPreset, StartPosition, start_position
+from sfpubsub.stores.replay_store import AnyStore
+from sfpubsub.types import Replay, ReplayId, ReplayPreset, start_position
 
 NEW_EVENTS = -1
 ALL_EVENTS = -2
@@ -39,22 +33,18 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
     """Return a start as the Streaming API knows it: ``-1``, ``-2`` or an id.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not one.
     """
-    if isinstance(start, int) and not isinstance(start, bool):
-        if start >= ALL_EVENTS and start < 1 << 8 * _BYTES - 1:
-            return start
-        raise ConfigurationError(f"{start} is not a replay id: use -1, -2 or that of an event")
-    if not isinstance(start, (str, ReplayId, StartPosition)) and not hasattr(start, "value"):
-        raise ConfigurationError(
-            f"{type(start).__name__} says not where {channel} starts: use a ReplayOption, a "
-            f"mapping, a ReplayStore, or the replay id of an event"
-        )
+    if type(start) is int and ALL_EVENTS <= start < 1 << 8 * _BYTES - 1:
+        return start
     try:
-        found = start_position(start)  # type: ignore[arg-type]  # an enum of another kind fails
+        found = start_position(start)  # type: ignore[arg-type]  # what is of another kind fails
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{channel} cannot start at {start!r}") from error
-    if found.preset is not ReplayPreset.CUSTOM or found.replay_id is None:
+        raise ConfigurationError(
+            f"{channel} cannot start at {start!r}: use -1, -2, the replay id of an event, a "
+            f"ReplayOption, a mapping or a ReplayStore"
+        ) from error
+    if found.replay_id is None:
         return NEW_EVENTS if found.preset is ReplayPreset.LATEST else ALL_EVENTS
     if len(bytes(found.replay_id)) != _BYTES:
         raise ConfigurationError(
@@ -62,24 +52,3 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
             f"over, or use another store"
         )
     return int.from_bytes(bytes(found.replay_id), "big")
-
-
-def as_store(replay: ReplaySource, *, awaits: bool) -> AnyStore | None:
-    """Return the store that a ``replay`` argument stands for; None for a fixed start.
-
-    Args:
-        replay: The argument.
-        awaits: Whether the caller can await a store.
-
-    Raises:
-        ConfigurationError: It is an async store, for nobody.
-    """
-    if is_async(replay) and not awaits:
-        raise ConfigurationError(
-            f"{type(replay).__name__} is an async store, which only AsyncStreamingClient can await"
-        )
-    if isinstance(replay, (ReplayStore, AsyncReplayStore)):
-        return replay
-    if isinstance(replay, MutableMapping):
-        return MappingReplayStore(replay)
-    return None
