@@ -75,9 +75,9 @@ class Script:
         self.protocol.close(self.now)
         self.tick()
 
-    def read(self, count: int) -> None:
-        """Take messages out of the queue."""
-        for _ in range(count):
+    def read(self, count: int | None = None) -> None:
+        """Take so many items out of the queue; all, if nothing is said."""
+        for _ in range(len(self.protocol.items) if count is None else count):
             self.taken.append(self.protocol.items.popleft())
         self.tick()
 

@@ -480,14 +480,38 @@ def test_the_delay_doubles_and_is_half_chance():
 
 
 def test_an_unknown_client_is_not_shaken_hands_with_in_a_loop():
-    """At once the first time, with delays when it goes on."""
+    """At once after a session that has lived for a second, with delays when it goes on."""
     script = Script().connected(TOPIC)
+    script.now += 1.0
     script.no(POLL, UNKNOWN, "handshake")
     assert script.protocol.state is State.OPENING
     script.well(ASK)
     script.no(POLL, UNKNOWN, "handshake")
     assert script.protocol.state is State.WAITING
-    assert script.protocol.deadline == pytest.approx(script.now + 2.0)
+    assert script.protocol.deadline == pytest.approx(script.now + 1.0)
+
+
+@pytest.mark.parametrize(
+    "speak",
+    [
+        lambda s: s.well(POLL, {"channel": "/meta/disconnect"}),
+        lambda s: s.well(POLL, advice={"reconnect": "handshake"}),
+        lambda s: s.no(POLL, UNKNOWN, "handshake"),
+    ],
+    ids=["goodbye", "advice", "unknown"],
+)
+def test_a_server_that_ends_every_session_is_not_asked_in_a_loop(speak):
+    """All goes well until the first poll, and again: at most one session a second."""
+    script = Script().connected(TOPIC)
+    for _ in range(20):
+        begun = script.now
+        speak(script)
+        script.reconnect()
+        script.well(ASK)
+        assert script.now >= begun + 0.5
+    script.now += 1.0
+    speak(script)
+    assert ASK in script.flying
 
 
 def test_a_connect_is_sent_again_in_the_same_session_if_the_server_says_so():
@@ -606,6 +630,7 @@ def test_the_application_is_told_of_an_outage_and_told_again():
         script.wait()
         if ASK in script.flying:
             script.fail(ASK)
+        script.read()
         if len(script.errors) > len(told):
             told.append(script.now - begun)
     assert told == pytest.approx([10.0, 20.0, 30.0])
@@ -615,6 +640,17 @@ def test_the_application_is_told_of_an_outage_and_told_again():
     script.well(ASK)
     script.wait(100.0)
     assert len(script.errors) == 3
+
+
+def test_an_outage_does_not_fill_the_queue_of_an_application_that_does_not_read():
+    """I1: memory is bounded, however long the outage is."""
+    script = Script(connection_timeout=1.0).connected(TOPIC)
+    script.fail(POLL)
+    for _ in range(50):
+        script.wait()
+        if ASK in script.flying:
+            script.fail(ASK)
+    assert len(script.errors) == 1
 
 
 @pytest.mark.parametrize("timeout", [None, 0])
@@ -763,6 +799,7 @@ def test_a_bug_of_the_driver_ends_it():
     script.subscribe(OTHER)
     bug = StreamUnavailableError("a bug", retryable=False)
     script.protocol.stop(bug)
+    script.tick()
     assert script.errors == [bug]
     assert script.outcome(OTHER) is bug
     assert script.protocol.state is State.STOPPED

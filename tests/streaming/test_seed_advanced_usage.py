@@ -98,10 +98,13 @@ def test_every_sentence_has_its_test():
 def test_the_defaults(face, emulator):
     """New events, 10 seconds, 100 messages, positions kept when messages are handed out."""
     client = face(emulator, is_open=False).client
-    assert (client._timeout, client._most) == (10.0, 100)
-    policy = inspect.signature(type(client)).parameters["replay_policy"]
-    assert policy.default == "automatic"
-    assert (client._start, client._fallback, client.replay_store) == (-1, None, None)
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(type(client)).parameters.items()
+    }
+    assert (defaults["connection_timeout"], defaults["max_pending_count"]) == (10.0, 100)
+    assert (defaults["replay_policy"], defaults["replay_fallback"]) == ("automatic", None)
+    assert (defaults["replay"], client.replay_store) == (ReplayOption.NEW_EVENTS, None)
 
 
 def test_all_events_every_time_the_client_is_opened(face, emulator):

@@ -83,8 +83,10 @@ class StreamingDriver:
         for thread in (*self._lanes, self._timer):
             thread.start()
 
-    def step(self, input_: Callable[[float], object]) -> None:
-        """Tell the protocol of something, and carry out what it wants. Nothing once it is over.
+    def step(self, input_: Callable[[float], None] = lambda _now: None) -> None:
+        """Tell the protocol of something, or of the time, and carry out what it wants.
+
+        Nothing happens once it is over.
 
         Raises:
             LocalProtocolError: The caller broke a rule; nothing has changed.
@@ -114,7 +116,7 @@ class StreamingDriver:
         """Take the first item away. For one thread."""
         self.protocol.items.popleft()
         if len(self.protocol.items) == self._room_at:
-            self.step(self.protocol.tick)
+            self.step()
 
     def join(self) -> None:
         """Wait for the end of the threads."""
@@ -137,7 +139,7 @@ class StreamingDriver:
                 if rest > 0:
                     self._clock.wait(min(rest, threading.TIMEOUT_MAX))
                 else:
-                    self.step(lambda _now: None)
+                    self.step()
         for jobs in self._jobs.values():
             jobs.put(None)
         for thread in self._lanes:
