@@ -151,9 +151,10 @@ def test_asyncio_is_for_the_asyncio_face_only():
 # The core of the Streaming API's client decides everything and does nothing.
 STREAMING_CORE = (
     "bayeux",
-    "commands",
     "failures",
     "message",
+    "outbox",
+    "pace",
     "protocol",
     "subscriptions",
 )

@@ -10,7 +10,8 @@ from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.protocol import Pace, StreamingProtocol
+from sfpubsub.streaming.pace import Pace
+from sfpubsub.streaming.protocol import StreamingProtocol
 from sfpubsub.types import Gap
 
 CLIENT = "client-1"

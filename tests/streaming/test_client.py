@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import sfpubsub.streaming
-from sfpubsub import ReplayId, StartPosition
+from sfpubsub import ReplayId, ReplayStore, StartPosition
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
@@ -25,13 +27,13 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     TopicNotFoundError,
 )
-from sfpubsub.streaming import AsyncStreamingClient, PushTopics, StreamingClient
+from sfpubsub.streaming import AsyncStreamingClient, PushTopics, StreamingClient, StreamingMessage
 from sfpubsub.streaming.positions import as_number
 from sfpubsub.tooling.pushtopics import rows_of
 
 from ..cli.test_cli import point_at
 from ..client.test_faces import callables, members, parameters, spelled
-from ..conftest import until
+from ..conftest import PATIENCE, until
 from .conftest import TOPIC, numbered
 from .faces import session_of
 
@@ -170,6 +172,125 @@ def test_a_wait_can_be_cancelled(emulator):
             return message and message.delivery_seq
 
     assert asyncio.run(read()) == 1
+
+
+def test_an_opening_that_is_cancelled_leaves_nothing_behind(emulator):
+    """No thread goes on polling for a client that nobody holds."""
+    emulator.faults.add(Fault("drip_answer", rpc="/meta/handshake", seconds=1.0))
+
+    async def cancel() -> AsyncStreamingClient:
+        client = AsyncStreamingClient(session_of(emulator))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.open(), 0.1)
+        return client
+
+    client = asyncio.run(cancel())
+    until(lambda: client.closed)
+    until(lambda: not threads_of_clients())
+
+
+def threads_of_clients() -> list[str]:
+    names = ("sfpubsub-poll", "sfpubsub-ask", "sfpubsub-streaming")
+    return [thread.name for thread in threading.enumerate() if thread.name in names]
+
+
+def test_a_hook_that_fails_at_the_start_leaves_nothing_behind(face, emulator):
+    """The client can be closed, and opened again."""
+    hooks = [ZeroDivisionError, None]
+
+    def dumps(value):
+        error = hooks.pop(0) if hooks else None
+        if error is not None:
+            raise error
+        return json.dumps(value)
+
+    client = face(emulator, is_open=False, json_dumps=dumps)
+    with pytest.raises(StreamUnavailableError, match="ZeroDivisionError"):
+        client.open()
+    assert client.closed
+    client.close()
+    client.open()
+    assert not client.closed
+
+
+def test_other_tasks_have_their_turn_while_messages_are_there(emulator):
+    """A full queue is no reason to keep the loop for oneself."""
+
+    async def read() -> int:
+        async with AsyncStreamingClient(session_of(emulator), replay=-2) as client:
+            await client.subscribe(TOPIC)
+            until(lambda: client.pending_count == 500)
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            task = asyncio.create_task(other())
+            for _ in range(500):
+                await client.receive()
+            task.cancel()
+            return turns
+
+    emulator.publish_streaming(TOPIC, numbered(500))
+    assert asyncio.run(read()) >= 5
+
+
+def test_a_store_that_waits_does_not_stop_the_loop(emulator):
+    """`may_wait`: asyncio applications go on while a position is flushed to a disk."""
+    at_work, go_on = threading.Event(), threading.Event()
+
+    class Slow(ReplayStore):
+        def get(self, topic):
+            return None
+
+        def set(self, topic, replay_id):
+            at_work.set()
+            go_on.wait(PATIENCE)
+
+    async def read() -> bool:
+        async with AsyncStreamingClient(session_of(emulator), replay=Slow()) as client:
+            await client.subscribe(TOPIC)
+            emulator.publish_streaming(TOPIC, numbered(1))
+            receiving = asyncio.create_task(client.receive())
+            await asyncio.to_thread(at_work.wait, PATIENCE)
+            loop_runs = not receiving.done()
+            go_on.set()
+            await receiving
+            return loop_runs
+
+    assert asyncio.run(asyncio.wait_for(read(), 2 * PATIENCE))
+
+
+def test_messages_are_numbered_over_the_whole_life_of_a_client(face, emulator):
+    """An older message that is acked after a close and open does not hold newer positions back."""
+    replay: dict = {}
+    client = face(emulator, TOPIC, replay=replay, replay_policy="manual")
+    emulator.publish_streaming(TOPIC, numbered(3))
+    old = client.collect(3)
+    client.close()
+    client.open()
+    client.ack(old[2])
+    client.subscribe(TOPIC)
+    (found,) = emulator.publish_streaming(TOPIC, numbered(1))
+    (new,) = client.collect(1)
+    client.ack(new)
+    assert new.delivery_seq == 4
+    assert replay == {TOPIC: found.to_bytes(8, "big")}
+
+
+def test_an_event_without_an_id_does_not_stop_a_client_that_keeps_positions(face, emulator):
+    """There is nothing to keep of it, and the next one has an id again."""
+    replay: dict = {}
+    client = face(emulator, TOPIC, replay=replay)
+    bare = StreamingMessage({"channel": TOPIC, "data": "text"}, TOPIC, None, 0)
+    client.client._driver.protocol.items.append(bare)
+    assert client.receive() == bare
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    assert client.ids(1) == found
+    assert replay == {TOPIC: found[0].to_bytes(8, "big")}
 
 
 def test_opening_fails_with_the_reason(face, emulator):

@@ -18,7 +18,8 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.streaming.bayeux import Cut, Lane, Send
-from sfpubsub.streaming.protocol import Pace, State
+from sfpubsub.streaming.pace import Pace
+from sfpubsub.streaming.protocol import State
 
 from .script import BROKEN, CLIENT, TOPIC, Script, event
 
@@ -315,6 +316,62 @@ def test_what_leaves_while_the_session_is_lost_is_not_resumed(stage):
     assert OTHER in script.positions
 
 
+def kinds(script: Script) -> list[str]:
+    return [message["channel"] for message in script.sent[-1]]
+
+
+@pytest.mark.parametrize("answer", ["yes", "no", "lost"])
+def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
+    """The server must not go on sending a channel that the caller was told is gone."""
+    script = Script().connected(TOPIC)
+    script.well(POLL, event(5))
+    script.fail(POLL)
+    script.reconnect()
+    script.unsubscribe()
+    assert script.outcome("left") is None
+    if answer == "yes":
+        script.well(ASK)
+        assert kinds(script) == ["/meta/unsubscribe"]
+        assert script.outcome("left") is None
+        script.well(ASK)
+    elif answer == "no":
+        script.no(ASK, "403::Restricted channel")
+    else:
+        script.fail(ASK)
+    assert script.outcome("left") == "done"
+    assert script.errors == []
+    assert script.protocol.channels.names == set()
+
+
+def test_a_subscribe_that_was_given_up_is_taken_back():
+    """Its caller was told that it failed: the yes that comes later is answered by a goodbye."""
+    script = Script(connection_timeout=5.0).connected(TOPIC)
+    script.no(POLL, "500::oops", "retry")
+    script.subscribe(OTHER)
+    script.now += 5.0
+    script.wait(0.0)
+    assert type(script.outcome(OTHER)) is StreamUnavailableError
+    script.well(ASK)
+    assert kinds(script) == ["/meta/unsubscribe"]
+    script.well(ASK)
+    assert script.protocol.channels.names == {TOPIC}
+
+
+def test_a_subscribe_that_was_given_up_can_be_asked_for_again():
+    """The new one is sent when the old one was answered, and has its own start."""
+    script = Script(connection_timeout=5.0).connected(TOPIC)
+    script.no(POLL, "500::oops", "retry")
+    script.subscribe(OTHER)
+    script.now += 5.0
+    script.wait(0.0)
+    script.subscribe(OTHER, 7, waiter="again")
+    script.well(ASK)
+    assert script.outcome("again") is None
+    assert script.positions == {OTHER: 7}
+    script.well(ASK)
+    assert script.outcome("again") == "done"
+
+
 # Resuming.
 
 
@@ -456,6 +513,56 @@ def test_what_is_still_in_flight_is_cut_first():
     script.well(ASK)
     script.well(POLL)
     assert script.positions == {TOPIC: 8, OTHER: -1}
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_events_of_an_unanswered_subscribe_do_not_move_its_position(late):
+    """A poll brings a newer event while the answer with the older ones is lost: all come again."""
+    script = Script(connection_timeout=None).connected()
+    script.subscribe(TOPIC, -2)
+    if late:
+        script.fail(ASK)
+        script.answer(POLL, event(3))
+        script.wait()
+    else:
+        script.answer(POLL, event(3))
+        script.fail(ASK)
+        script.wait()
+    script.well(ASK)
+    script.well(POLL)
+    assert script.ids == []
+    assert script.positions == {TOPIC: -2}
+    script.well(ASK, event(1), event(3))
+    assert script.ids == [1, 3]
+
+
+def test_nonsense_for_a_request_that_was_given_up_is_ignored():
+    """It was cut already; another failure would double the delay."""
+    script = Script().connected(TOPIC)
+    script.subscribe(OTHER)
+    script.fail(ASK)
+    before = script.protocol._next_at
+    script.answer(POLL, "nonsense")
+    assert script.protocol._next_at == before
+
+
+def test_a_slow_sign_in_is_not_a_slow_server():
+    """A session may take a minute to fetch; only then the time of the handshake begins."""
+    script = Script()
+    script.open()
+    assert script.flying[ASK].timeout == Pace().request
+    script.wait(Pace().sign_in)
+    assert script.outcome("open") is None
+    script.wait(Pace().request)
+    assert type(script.outcome("open")) is StreamUnavailableError
+
+
+def test_a_renewal_that_takes_long_is_an_outage():
+    """H3: the application hears of it after connection_timeout, as of every other."""
+    script = Script(connection_timeout=10.0).connected(TOPIC)
+    script.no(POLL, "401::Authentication invalid", "none")
+    script.wait(10.0)
+    assert [type(error) for error in script.errors] == [StreamUnavailableError]
 
 
 def test_the_delay_doubles_and_is_half_chance():
@@ -676,18 +783,6 @@ def test_a_subscribe_does_not_outlast_the_timeout():
             script.fail(ASK)
     assert type(script.outcome(TOPIC)) is StreamUnavailableError
     assert script.protocol.channels.names == set()
-
-
-def test_the_answer_of_a_subscribe_that_was_given_up_is_ignored():
-    """Its caller was told, and the channel may be subscribed again by then."""
-    script = Script(connection_timeout=5.0).connected(TOPIC)
-    script.no(POLL, "500::oops", "retry")
-    script.subscribe(OTHER)
-    script.now += 5.0
-    script.wait(0.0)
-    assert type(script.outcome(OTHER)) is StreamUnavailableError
-    script.well(ASK)
-    assert script.protocol.channels.names == {TOPIC}
 
 
 # The queue.

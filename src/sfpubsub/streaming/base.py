@@ -36,6 +36,7 @@ from sfpubsub.stores.replay_store import (
 from sfpubsub.streaming.bayeux import Call
 from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.positions import (
     NEW_EVENTS,
     ReplaySource,
@@ -43,7 +44,7 @@ from sfpubsub.streaming.positions import (
     as_number,
     as_replay_id,
 )
-from sfpubsub.streaming.protocol import Pace, State, StreamingProtocol
+from sfpubsub.streaming.protocol import State, StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.tooling.pushtopics import GenericChannels
 from sfpubsub.types import Gap, ReplayOption

@@ -15,7 +15,6 @@ import enum
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -27,39 +26,13 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Message, Send, advice_of
+from sfpubsub.streaming.bayeux import Call, Command, Lane, Message, Send, advice_of
 from sfpubsub.streaming.failures import BayeuxError, Next, concerns_session, error_for, what_next
-from sfpubsub.streaming.subscriptions import Channel, Items, Subscriptions
+from sfpubsub.streaming.outbox import Outbox
+from sfpubsub.streaming.pace import Pace, Trouble
+from sfpubsub.streaming.subscriptions import Items, Subscriptions
 
 logger = logging.getLogger("sfpubsub.streaming")
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Times in seconds. Scaled down by tests."""
-
-    request: float = 20.0
-    """How long anything but a held connect may take, its answer included; answers take a second."""
-    sign_in: float = 60.0
-    """How long fetching a session may take before a handshake; most ways take some seconds."""
-    poll: float = 130.0
-    """How long a connect may take while the server has not advised a timeout: Salesforce holds it
-    for up to 110 s."""
-    poll_factor: float = 1.2
-    """A held connect may take this many times the advised timeout, and a `request` at least."""
-    close: float = 5.0
-    """How long the goodbye to the server may take."""
-    backoff_initial: float = 1.0
-    """Ceiling of the first random delay after a failure; a session that has lived for less is not
-    replaced at once."""
-    backoff_max: float = 60.0
-    """Ceiling that the doubling stops at."""
-    busy: float = 120.0
-    """Ceiling of the delay after "too busy" and after a limit: the service asks for "a few
-    minutes"."""
-    renewed: float = 60.0
-    """A session that is refused again so soon after its renewal, before it was of any use, is not
-    renewed again: too many sign-ins lock a user out."""
 
 
 class State(enum.Enum):
@@ -104,26 +77,17 @@ class StreamingProtocol:
         self.max_pending_count = max_pending_count
         self._out: list[Command] = []
         self.channels = Subscriptions(dumps, fallback, order or count(1), self.items, self._out)
+        self._outbox = Outbox(pace, dumps, self._out)
+        self._trouble = Trouble(pace, chance, connection_timeout)
         self._pace = pace
-        self._dumps = dumps
-        self._chance = chance
-        self._patience = connection_timeout
         self._opener: Call | None = None
         self._now = 0.0  # of the input that is being taken
-        self._ids = count(1)
-        self._client_id = ""  # empty while there is no session
-        self._connected_at = math.inf
+        self._connected_at = math.inf  # when this session was
         self._has_replay = True
-        self._advice: dict[str, Any] = {}
-        self._flying: dict[Lane, Send] = {}
         self._next_at = math.inf  # when the next handshake, or the next connect, may be sent
         self._close_by = math.inf
-        self._refused: Any = None  # the last session that was refused, if there was one
-        self._refused_at = -math.inf  # when; set back once a new one was of use
-        self._failures = 0  # since everything was well
-        self._failure: SfPubSubError | None = None  # the last of them
-        self._tell_at = math.inf  # when the application is to be told of the outage
-        self._outage: SfPubSubError | None = None  # what it was told last
+        self._refused_at = -math.inf  # when a token was; set back once a new one was of use
+        self._outage: SfPubSubError | None = None  # what the application was told last
 
     # Inputs. The application's other ones are those of `channels`.
 
@@ -135,13 +99,14 @@ class StreamingProtocol:
         """Say goodbye to the server, then stop."""
         if self.state not in (State.CLOSING, State.STOPPED):
             self.state, self._close_by = State.CLOSING, now + self._pace.close
-            if not self._client_id:
+            if not self._outbox.client_id:
                 self.stop()
 
     def stop(self, error: SfPubSubError | None = None) -> None:
         """Stop without a goodbye, and tell the application why if there is an error."""
-        self.state, self._client_id, self._failure = State.STOPPED, "", None
-        self._cut()
+        self.state = State.STOPPED
+        self._outbox.cut()
+        self._trouble.clear()
         reason = error or LocalProtocolError("the client was closed")
         if self._opener is not None:
             self._opener.settle(reason)
@@ -152,7 +117,7 @@ class StreamingProtocol:
     def landed(self, request: Send, outcome: Sequence[Any] | SfPubSubError, now: float) -> None:
         """Take the messages of an answer, or why there is none."""
         self._now = now
-        del self._flying[request.lane]
+        del self._outbox.flying[request.lane]
         if isinstance(outcome, SfPubSubError):
             if not self._is_over_for(request):
                 self._fail(outcome)
@@ -170,9 +135,9 @@ class StreamingProtocol:
         if self.state is State.CLOSING and now >= self._close_by:
             self.stop()
         if self.state not in (State.CLOSING, State.STOPPED):
-            if any(now >= item.due and not item.is_cut for item in self._flying.values()):
+            if any(now >= due for due in self._outbox.due):
                 self._fail(StreamUnavailableError("the server did not answer in time"))
-            if self._failure is not None and now >= self._tell_at:
+            if now >= self._trouble.tell_at:
                 self._tell_of_outage()
         if self.state is not State.STOPPED:
             self._go_on()
@@ -185,89 +150,38 @@ class StreamingProtocol:
         """When to call `tick`, in the same seconds; infinite for never."""
         if self.state is State.CLOSING:
             return self._close_by
-        times = [request.due for request in self._flying.values() if not request.is_cut]
+        times = [self._trouble.tell_at, *self._outbox.due]
         if self._may_go_on():
             times.append(self._next_at)
-        if self._failure is not None:
-            times.append(self._tell_at)
-        return min(times, default=math.inf)
+        return min(times)
 
     # Requests.
 
     def _may_go_on(self) -> bool:
         if self.state is State.WAITING:
-            return not self._flying
+            return not self._outbox.flying
         is_full = 0 < self.max_pending_count <= len(self.items)
         # What waits for a subscribe's answer is in no queue that has a bound.
-        rests = is_full or self.channels.are_overtaken or Lane.POLL in self._flying
+        rests = is_full or self.channels.are_overtaken or Lane.POLL in self._outbox.flying
         return self.state is State.CONNECTED and not rests
 
     def _go_on(self) -> None:
         """Send what can be sent now."""
+        outbox = self._outbox
         if self._may_go_on() and self._now >= self._next_at:
             if self.state is State.CONNECTED:
-                self._connect()
+                outbox.connect(self._now, is_first=False)
             else:
                 self.state = State.OPENING
-                self._handshake()
-        if self._client_id and Lane.ASK not in self._flying:
+                outbox.handshake(self._now)
+        if outbox.client_id and Lane.ASK not in outbox.flying:
             if self.state is State.CONNECTED:
-                asked = self.channels.requests(self._message, has_replay=self._has_replay)
+                asked = self.channels.requests(outbox.message, has_replay=self._has_replay)
                 if asked:
-                    self._send(Lane.ASK, asked, self._pace.request)
+                    outbox.ask(asked, self._now)
             elif self.state is State.CLOSING:
-                goodbye = self._message(bayeux.DISCONNECT)
-                self._send(Lane.ASK, [(goodbye, None)], self._pace.request)
-                self._client_id = ""
-
-    def _handshake(self) -> None:
-        message = {
-            "channel": bayeux.HANDSHAKE,
-            "id": str(next(self._ids)),
-            "version": "1.0",
-            "minimumVersion": "1.0",
-            "supportedConnectionTypes": ["long-polling"],
-            "ext": {"replay": True},
-        }
-        self._send(Lane.ASK, [(message, None)], self._pace.request, before=self._pace.sign_in)
-
-    def _connect(self) -> None:
-        message = self._message(bayeux.CONNECT, connectionType="long-polling")
-        timeout = self._pace.request
-        if self.state is State.OPENING or self._is_shared:
-            message["advice"] = {"timeout": 0}  # asks the server not to hold it
-        if self.state is State.CONNECTED:
-            advised = self._advice.get("timeout")
-            held = self._pace.poll if advised is None else advised * self._pace.poll_factor
-            timeout = max(held, timeout)
-        self._send(Lane.POLL, [(message, None)], timeout)
-
-    @property
-    def _is_shared(self) -> bool:
-        # The server sees several clients behind the cookies; then it holds no connect.
-        return self._advice.get("multiple-clients") is True
-
-    @property
-    def _interval(self) -> float:
-        interval: float = self._advice.get("interval", 0.0)
-        # Connects that are not held must not become a loop.
-        return max(interval, self._pace.backoff_initial) if self._is_shared else interval
-
-    def _message(self, channel: str, **fields: Any) -> Message:
-        number = str(next(self._ids))
-        return {"channel": channel, "id": number, "clientId": self._client_id, **fields}
-
-    def _send(
-        self,
-        lane: Lane,
-        asked: Sequence[tuple[Message, Channel | None]],
-        timeout: float,
-        before: float = 0.0,
-    ) -> None:
-        body = self._dumps([message for message, _ in asked])
-        due = self._now + before + timeout
-        self._flying[lane] = Send(lane, body, timeout, due, asked, self._refused)
-        self._out.append(self._flying[lane])
+                outbox.ask([(outbox.message(bayeux.DISCONNECT), None)], self._now)
+                outbox.client_id = ""
 
     def _is_over_for(self, request: Send) -> bool:
         """Whether nobody cares any more how a request fares."""
@@ -276,7 +190,7 @@ class StreamingProtocol:
     # Answers.
 
     def _answered(self, request: Send, messages: Sequence[Any]) -> None:
-        failures = self._failures
+        failures = self._trouble.count
         is_over = self._is_over_for(request)
         events: list[Message] = []
         replies: dict[tuple[str, str], Message] = {}
@@ -289,7 +203,7 @@ class StreamingProtocol:
             if "data" in message and "successful" not in message:
                 events.append(message)
             else:
-                self._advice |= advice_of(message)
+                self._outbox.advice |= advice_of(message)
                 replies[message["channel"], str(message.get("id"))] = message
         # Replies first, so that the events beside a subscribe's are those of an active channel. A
         # goodbye goes before them: they are about a session that is over.
@@ -299,8 +213,8 @@ class StreamingProtocol:
             self._hear(request, replies)
         self.channels.arrived(events)
         is_well = self.state is State.CONNECTED and self.channels.are_complete
-        if is_well and self._failures == failures:
-            self._failures, self._failure = 0, None
+        if is_well and self._trouble.count == failures:
+            self._trouble.clear()
 
     def _hear(self, request: Send, replies: dict[tuple[str, str], Message]) -> None:
         for message, about in request.asked:
@@ -328,12 +242,12 @@ class StreamingProtocol:
         if not isinstance(client_id, str) or not client_id:
             self._fail(_broken("a handshake without a client id"))
             return
-        self._client_id = client_id
+        self._outbox.client_id = client_id
         self._has_replay = isinstance(ext, dict) and bool(ext.get("replay"))
-        self._connect()
+        self._outbox.connect(self._now, is_first=True)
 
     def _connected(self, reply: Message) -> None:
-        self._next_at = self._now + self._interval
+        self._next_at = self._now + self._outbox.interval
         if self.state is State.CONNECTED:
             self._refused_at = -math.inf  # the token is good: a held connect was answered
         else:
@@ -357,7 +271,7 @@ class StreamingProtocol:
                 step, refused = Next.STOP, error
                 error = AuthenticationError(f"a renewed session is refused as well: {refused}")
                 error.__cause__ = refused
-            self._refused, self._refused_at = request.session, self._now
+            self._outbox.refused, self._refused_at = request.session, self._now
         self._fail(error, step)
 
     def _fail(self, error: SfPubSubError, step: Next | None = None) -> None:
@@ -369,31 +283,19 @@ class StreamingProtocol:
         if is_end:
             self.stop(error)
             return
-        if self._failure is None and self._patience:
-            self._tell_at = self._now + self._patience
-        self._failure = error
-        delay = self._delay(step)
+        self._trouble.note(error, self._now)
+        delay = self._outbox.interval
+        lived = self._now >= self._connected_at + self._pace.backoff_initial
+        if not (step is Next.RENEW or (step is Next.HANDSHAKE and lived)):
+            delay = max(delay, self._trouble.delay(is_busy=step is Next.WAIT))
         logger.info("%s; trying again in %.1f s", error, delay)
         if step is Next.RETRY and self.state is State.CONNECTED:
             self._next_at = self._now + delay
         else:
             self._start_anew(delay)
 
-    def _delay(self, step: Next | None) -> float:
-        lived = self._now >= self._connected_at + self._pace.backoff_initial
-        if step is Next.RENEW or (step is Next.HANDSHAKE and lived):
-            return self._interval
-        doubled = self._pace.backoff_initial * 2 ** min(self._failures, 30)
-        self._failures += 1
-        ceiling = self._pace.busy if step is Next.WAIT else min(self._pace.backoff_max, doubled)
-        return max(self._interval, ceiling * (0.5 + self._chance() / 2))
-
     def _tell_of_outage(self) -> None:
-        self._tell_at = self._now + (self._patience or math.inf)
-        error = StreamUnavailableError(
-            f"no connection for {self._patience:g} s, and still trying: {self._failure}"
-        )
-        error.__cause__ = self._failure
+        error = self._trouble.told(self._now)
         if self._outage is None or self._outage not in self.items:  # one is enough, if nobody reads
             self.items.append(error)
             self._outage = error
@@ -401,16 +303,10 @@ class StreamingProtocol:
 
     def _start_anew(self, delay: float) -> None:
         """Give the session with the server up, and make another after the delay."""
-        self._client_id, self._connected_at = "", math.inf
-        self._cut()
+        self._outbox.client_id, self._connected_at = "", math.inf
+        self._outbox.cut()
         self.channels.lost()
         self.state, self._next_at = State.WAITING, self._now + delay
-
-    def _cut(self) -> None:
-        for request in self._flying.values():
-            if not request.is_cut:
-                request.is_cut = True
-                self._out.append(Cut(request))
 
 
 def _broken(what: str) -> RemoteProtocolError:
