@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -216,19 +217,74 @@ class HttpClient:
         body: object,
     ) -> Answer | SfPubSubError:
         with closing(limit.adapter()) as adapter:
-            found = exchanged(
-                adapter,
-                (method, url, _headers(bearer)),
-                timeout=self._timeout,
-                roots=str(network.trusted_roots(self._ca_file)),
-                proxies=network.proxies_for(url, self._proxy),
-                data=form,
-                json=body,
+            found = self.exchange(
+                adapter, method, url, _headers(bearer), self._timeout, data=form, json=body
             )
         if not limit.expired:
             return found
         host = urlsplit(url).netloc
         return StreamUnavailableError(f"{host} did not answer within {self._timeout:g} s")
+
+    @cached_property
+    def _roots(self) -> str:
+        return str(network.trusted_roots(self._ca_file))
+
+    def exchange(
+        self,
+        adapter: Any,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        timeout: float,
+        *,
+        max_bytes: int = MAX_BYTES,
+        cookies: Any = None,
+        **body: Any,
+    ) -> Answer | SfPubSubError:
+        """Make one request by *adapter*; return its answer, or why there is none.
+
+        The error is returned, to be raised by the caller, so that nothing of the libraries, whose
+        errors carry the request and its secrets, is chained to it.
+
+        Args:
+            adapter: Of `Limit.adapter`. It sends, as a session would look at redirects even when it
+                is not to follow them, at a .netrc, whose password replaces our token, and at
+                cookies that nobody named.
+            method: Of HTTP.
+            url: Checked by the caller: a secret may be sent to it.
+            headers: All of them.
+            timeout: Seconds for each read.
+            max_bytes: Largest answer that is read.
+            cookies: A jar to send from and to keep in.
+            body: ``data`` or ``json``, as requests has them.
+        """
+        import requests  # here: importing it takes as long as all of ours
+        import urllib3
+        from requests.cookies import extract_cookies_to_jar
+
+        host = urlsplit(url).netloc
+        # First: what they raise must not have the prepared request among its variables.
+        roots = self._roots
+        proxies = network.proxies_for(url, self._proxy)
+        try:
+            prepared = requests.Request(method, url, headers, cookies=cookies, **body).prepare()
+            with adapter.send(
+                prepared,
+                stream=True,
+                timeout=(min(CONNECT_TIMEOUT, timeout), timeout),
+                verify=roots,
+                proxies=proxies,
+            ) as response:
+                if cookies is not None:
+                    extract_cookies_to_jar(cookies, prepared, response.raw)  # type: ignore[no-untyped-call]
+                if 300 <= response.status_code < 400:
+                    return redirected(host, response.headers.get("Location", ""))
+                read = response.raw.read(max_bytes + 1, decode_content=False)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            return failure_of(host, error)
+        if len(read) > max_bytes:
+            return RemoteProtocolError(f"{host} answered more than {max_bytes} bytes")
+        return Answer(response.status_code, read, host)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("its proxy may have a password, and is not pickled")
@@ -241,61 +297,6 @@ def _headers(bearer: Bearer | None) -> dict[str, str]:
         "User-Agent": "sfpubsub",
     }
     return headers if bearer is None else {**headers, "Authorization": f"Bearer {bearer.token}"}
-
-
-def exchanged(
-    adapter: Any,
-    request: tuple[str, str, Mapping[str, str]],
-    *,
-    timeout: float,
-    roots: str,
-    proxies: Mapping[str, str],
-    max_bytes: int = MAX_BYTES,
-    cookies: Any = None,
-    **body: Any,
-) -> Answer | SfPubSubError:
-    """Make one request, and return its answer or why there is none.
-
-    The error is returned, and raised by the caller, so that nothing of the libraries, whose errors
-    carry the request and its secrets, is chained to it.
-
-    Args:
-        adapter: Of `Limit.adapter`. It sends the request, as a session would look at redirects even
-            when it is not to follow them, at a .netrc, whose password replaces our token, and at
-            cookies that nobody named.
-        request: Method, URL and headers.
-        timeout: Seconds, for each read.
-        roots: File of the authorities to trust.
-        proxies: By scheme.
-        max_bytes: Largest answer that is read.
-        cookies: A jar to take cookies from and put them into.
-        body: ``data`` or ``json``, as requests has them.
-    """
-    import requests  # here: importing it takes as long as all of ours
-    import urllib3
-    from requests.cookies import extract_cookies_to_jar
-
-    method, url, headers = request
-    host = urlsplit(url).netloc
-    try:
-        prepared = requests.Request(method, url, headers, cookies=cookies, **body).prepare()
-        with adapter.send(
-            prepared,
-            stream=True,
-            timeout=(min(CONNECT_TIMEOUT, timeout), timeout),
-            verify=roots,
-            proxies=proxies,
-        ) as response:
-            if cookies is not None:
-                extract_cookies_to_jar(cookies, prepared, response.raw)  # type: ignore[no-untyped-call]
-            if 300 <= response.status_code < 400:
-                return redirected(host, response.headers.get("Location", ""))
-            read = response.raw.read(max_bytes + 1, decode_content=False)
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-        return failure_of(host, error)
-    if len(read) > max_bytes:
-        return RemoteProtocolError(f"{host} answered more than {max_bytes} bytes")
-    return Answer(response.status_code, read, host)
 
 
 def redirected(host: str, location: str) -> RemoteProtocolError:

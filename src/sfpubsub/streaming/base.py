@@ -102,9 +102,9 @@ class StreamingBase(ABC):
         provider = StaticSession(session) if isinstance(session, Session) else session
         is_shared = isinstance(provider, CurrentSession)
         self._sessions = cast("CurrentSession", provider) if is_shared else CurrentSession(provider)
-        network: dict[str, Any] = {"ca_file": ca_file, "proxy": proxy, "insecure": insecure}
-        org = OrgClient(self._sessions, HttpClient(**network))
-        self._channels = GenericChannels(org, api_version)
+        http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
+        self._transport = partial(LongPolling, http, f"/cometd/{api_version}")
+        self._channels = GenericChannels(OrgClient(self._sessions, http), api_version)
         self._protocol = partial(
             StreamingProtocol,
             pace or Pace(),
@@ -115,7 +115,6 @@ class StreamingBase(ABC):
             fallback=None if replay_fallback is None else as_number(replay_fallback),
             order=count(1),  # for good: a message of before a close and open is the older one
         )
-        self._transport = partial(LongPolling, f"/cometd/{api_version}", **network)
         self._loads = json_loads
         self._on_gap = on_gap
         self._driver: StreamingDriver | None = None

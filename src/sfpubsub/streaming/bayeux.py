@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sfpubsub.errors import SfPubSubError
+from sfpubsub.errors import RemoteProtocolError, SfPubSubError
 from sfpubsub.types import Gap
 
 if TYPE_CHECKING:
@@ -102,3 +102,28 @@ def advice_of(reply: Message) -> dict[str, Any]:
         word = given["reconnect"]
         found["reconnect"] = word if word in ("retry", "handshake") else "none"
     return found
+
+
+def sorted_out(
+    messages: Sequence[Any],
+) -> tuple[list[Message], dict[tuple[str, str], Message]] | RemoteProtocolError:
+    """Return an answer's events, and its replies by channel and id; or why it is not Bayeux.
+
+    Ids alone are no help: some servers give events their own.
+    """
+    events: list[Message] = []
+    replies: dict[tuple[str, str], Message] = {}
+    for message in messages:
+        if type(message) is not dict or type(message.get("channel")) is not str:
+            return broken("something that is no message")
+        if "data" in message and "successful" not in message:
+            events.append(message)
+        else:
+            replies[message["channel"], str(message.get("id"))] = message
+    return events, replies
+
+
+def broken(what: str) -> RemoteProtocolError:
+    """Return the error for an answer that is not Bayeux."""
+    # Proxies and restarting servers send such things: worth another try.
+    return RemoteProtocolError(f"the server sent {what}", retryable=True)

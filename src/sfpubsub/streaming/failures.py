@@ -50,11 +50,7 @@ _ERRORS: tuple[tuple[str, type[SfPubSubError], str], ...] = (
     (r"40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
     (r"401:", SessionExpiredError, "the access token is not accepted: sign in anew"),
     (r"402:", *_ENDED),
-    (
-        r"403:.*\blimit\b",
-        QuotaExceededError,
-        "an allocation of the org is used up: try later",
-    ),
+    (r"403:.*\blimit\b", QuotaExceededError, "an allocation of the org is used up: try later"),
     (r"403:", PermissionDeniedError, "check what the user may read, and the channel's name"),
     (r"404:.*vary only by case", LocalProtocolError, "spell the channel as it was made"),
     (r"404:", TopicNotFoundError, "check the channel's name"),

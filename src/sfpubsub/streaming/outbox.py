@@ -68,34 +68,28 @@ class Outbox:
             supportedConnectionTypes=["long-polling"],
             ext={"replay": True},
         )
-        request, sign_in = self._pace.request, self._pace.sign_in
-        self.send(Lane.ASK, [(message, None)], now, request, before=sign_in)
+        self.send(Lane.ASK, [(message, None)], now, before=self._pace.sign_in)
 
     def connect(self, now: float, *, is_first: bool) -> None:
         """Poll."""
         message = self.message(bayeux.CONNECT, connectionType="long-polling")
         if is_first or self.is_shared:
             message["advice"] = {"timeout": 0}  # asks the server not to hold it
-        timeout = self._pace.request
-        if not is_first:
-            advised = self.advice.get("timeout")
-            held = self._pace.poll if advised is None else advised * self._pace.poll_factor
-            timeout = max(held, timeout)
+        advised = self.advice.get("timeout")
+        held = self._pace.poll if advised is None else advised * self._pace.poll_factor
+        timeout = self._pace.request if is_first else max(held, self._pace.request)
         self.send(Lane.POLL, [(message, None)], now, timeout)
-
-    def ask(self, asked: Sequence[tuple[Message, Channel | None]], now: float) -> None:
-        """Send anything else."""
-        self.send(Lane.ASK, asked, now, self._pace.request)
 
     def send(
         self,
         lane: Lane,
         asked: Sequence[tuple[Message, Channel | None]],
         now: float,
-        timeout: float,
+        timeout: float | None = None,
         before: float = 0.0,
     ) -> None:
         """Send a request; *before* is what fetching a session may take."""
+        timeout = self._pace.request if timeout is None else timeout
         body = self._dumps([message for message, _ in asked])
         due = now + before + timeout
         self.flying[lane] = Send(lane, body, timeout, due, asked, self.refused)

@@ -21,12 +21,20 @@ from typing import Any
 from sfpubsub.errors import (
     AuthenticationError,
     LocalProtocolError,
-    RemoteProtocolError,
     SfPubSubError,
     StreamUnavailableError,
 )
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Lane, Message, Send, advice_of
+from sfpubsub.streaming.bayeux import (
+    Call,
+    Command,
+    Lane,
+    Message,
+    Send,
+    advice_of,
+    broken,
+    sorted_out,
+)
 from sfpubsub.streaming.failures import BayeuxError, Next, concerns_session, error_for, what_next
 from sfpubsub.streaming.outbox import Outbox
 from sfpubsub.streaming.pace import Pace, Trouble
@@ -83,7 +91,6 @@ class StreamingProtocol:
         self._opener: Call | None = None
         self._now = 0.0  # of the input that is being taken
         self._connected_at = math.inf  # when this session was
-        self._has_replay = True
         self._next_at = math.inf  # when the next handshake, or the next connect, may be sent
         self._close_by = math.inf
         self._refused_at = -math.inf  # when a token was; set back once a new one was of use
@@ -118,11 +125,11 @@ class StreamingProtocol:
         """Take the messages of an answer, or why there is none."""
         self._now = now
         del self._outbox.flying[request.lane]
-        if isinstance(outcome, SfPubSubError):
-            if not self._is_over_for(request):
-                self._fail(outcome)
-        else:
-            self._answered(request, outcome)
+        found = outcome if isinstance(outcome, SfPubSubError) else sorted_out(outcome)
+        if not isinstance(found, SfPubSubError):
+            self._answered(request, *found)
+        elif not self._is_over_for(request):
+            self._fail(found)
         if self.state is State.CLOSING and request.asked[0][0]["channel"] == bayeux.DISCONNECT:
             self.stop()
 
@@ -176,11 +183,11 @@ class StreamingProtocol:
                 outbox.handshake(self._now)
         if outbox.client_id and Lane.ASK not in outbox.flying:
             if self.state is State.CONNECTED:
-                asked = self.channels.requests(outbox.message, has_replay=self._has_replay)
-                if asked:
-                    outbox.ask(asked, self._now)
+                if asked := self.channels.requests(outbox.message):
+                    outbox.send(Lane.ASK, asked, self._now)
             elif self.state is State.CLOSING:
-                outbox.ask([(outbox.message(bayeux.DISCONNECT), None)], self._now)
+                goodbye = outbox.message(bayeux.DISCONNECT)
+                outbox.send(Lane.ASK, [(goodbye, None)], self._now)
                 outbox.client_id = ""
 
     def _is_over_for(self, request: Send) -> bool:
@@ -189,25 +196,16 @@ class StreamingProtocol:
 
     # Answers.
 
-    def _answered(self, request: Send, messages: Sequence[Any]) -> None:
+    def _answered(
+        self, request: Send, events: list[Message], replies: dict[tuple[str, str], Message]
+    ) -> None:
         failures = self._trouble.count
-        is_over = self._is_over_for(request)
-        events: list[Message] = []
-        replies: dict[tuple[str, str], Message] = {}
-        for message in messages:
-            if type(message) is not dict or type(message.get("channel")) is not str:
-                if not is_over:
-                    self._fail(_broken("something that is no message"))
-                return
-            # Ids alone are no help: some servers give events their own.
-            if "data" in message and "successful" not in message:
-                events.append(message)
-            else:
-                self._outbox.advice |= advice_of(message)
-                replies[message["channel"], str(message.get("id"))] = message
+        for reply in replies.values():
+            self._outbox.advice |= advice_of(reply)
         # Replies first, so that the events beside a subscribe's are those of an active channel. A
         # goodbye goes before them: they are about a session that is over.
-        if any(channel == bayeux.DISCONNECT for channel, _ in replies) and not is_over:
+        is_goodbye = any(channel == bayeux.DISCONNECT for channel, _ in replies)
+        if is_goodbye and not self._is_over_for(request):
             self._fail(StreamUnavailableError("the server said goodbye"), Next.HANDSHAKE)
         else:
             self._hear(request, replies)
@@ -223,7 +221,7 @@ class StreamingProtocol:
             channel = message["channel"]
             reply = replies.get((channel, message["id"]), {})
             if "successful" not in reply:
-                self._fail(_broken(f"no answer to {channel}"))
+                self._fail(broken(f"no answer to {channel}"))
             elif about is not None:
                 refusal = None if reply["successful"] is True else BayeuxError(reply)
                 if refusal is not None and concerns_session(refusal):
@@ -240,10 +238,10 @@ class StreamingProtocol:
     def _shaken(self, reply: Message) -> None:
         client_id, ext = reply.get("clientId"), reply.get("ext")
         if not isinstance(client_id, str) or not client_id:
-            self._fail(_broken("a handshake without a client id"))
+            self._fail(broken("a handshake without a client id"))
             return
         self._outbox.client_id = client_id
-        self._has_replay = isinstance(ext, dict) and bool(ext.get("replay"))
+        self.channels.has_replay = isinstance(ext, dict) and bool(ext.get("replay"))
         self._outbox.connect(self._now, is_first=True)
 
     def _connected(self, reply: Message) -> None:
@@ -291,8 +289,11 @@ class StreamingProtocol:
         logger.info("%s; trying again in %.1f s", error, delay)
         if step is Next.RETRY and self.state is State.CONNECTED:
             self._next_at = self._now + delay
-        else:
-            self._start_anew(delay)
+        else:  # the session is given up
+            self._outbox.client_id, self._connected_at = "", math.inf
+            self._outbox.cut()
+            self.channels.lost()
+            self.state, self._next_at = State.WAITING, self._now + delay
 
     def _tell_of_outage(self) -> None:
         error = self._trouble.told(self._now)
@@ -300,15 +301,3 @@ class StreamingProtocol:
             self.items.append(error)
             self._outage = error
         self.channels.give_up(error)
-
-    def _start_anew(self, delay: float) -> None:
-        """Give the session with the server up, and make another after the delay."""
-        self._outbox.client_id, self._connected_at = "", math.inf
-        self._outbox.cut()
-        self.channels.lost()
-        self.state, self._next_at = State.WAITING, self._now + delay
-
-
-def _broken(what: str) -> RemoteProtocolError:
-    # Proxies and restarting servers send such things: worth another try.
-    return RemoteProtocolError(f"the server sent {what}", retryable=True)

@@ -95,6 +95,8 @@ class Subscriptions:
         self._items = items
         self._out = out
         self._by_path: dict[str, Channel] = {}
+        self.has_replay = True
+        """Whether the server of this session goes on from a position."""
 
     @property
     def names(self) -> set[str]:
@@ -168,9 +170,7 @@ class Subscriptions:
 
     # Asking and hearing.
 
-    def requests(
-        self, message: Callable[..., Message], *, has_replay: bool
-    ) -> list[tuple[Message, Channel | None]]:
+    def requests(self, message: Callable[..., Message]) -> list[tuple[Message, Channel | None]]:
         """Return what to ask for now: as many messages as fit into one request."""
         messages: list[tuple[Message, Channel | None]] = []
         size = len("[]")
@@ -188,7 +188,7 @@ class Subscriptions:
             messages.append((made, channel))
             channel.is_asked = True
             if channel.is_wanted:
-                if channel.is_live and (channel.position == NEW_EVENTS or not has_replay):
+                if channel.is_live and (channel.position == NEW_EVENTS or not self.has_replay):
                     self._report(channel.gap("unanchored"))
                 channel.is_live, channel.early = False, []
         return messages

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sfpubsub.auth.http import Answer, exchanged
+from sfpubsub.auth.http import Answer, HttpClient
 from sfpubsub.auth.limit import Limit
 from sfpubsub.auth.session import Session
 from sfpubsub.config import network
@@ -23,21 +23,15 @@ class LongPolling:
     """The HTTP side of one client. One thread a lane; `cut` from any.
 
     Args:
+        http: Makes the requests.
         path: Of every request.
-        ca_file: PEM file of authorities to trust instead of the system's.
-        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
-        insecure: ``force`` allows plaintext to other hosts than loopback.
     """
 
-    def __init__(
-        self, path: str, *, ca_file: str = "", proxy: str = "", insecure: str = ""
-    ) -> None:
+    def __init__(self, http: HttpClient, path: str) -> None:
         from requests.cookies import RequestsCookieJar  # here: importing it takes as long as ours
 
+        self._http = http
         self._path = path
-        self._roots = str(network.trusted_roots(ca_file))
-        self._proxy = proxy
-        self._insecure = insecure
         self._cookies: Any = RequestsCookieJar()  # of both: the server knows its session by them
         self._lines: dict[Lane, tuple[Limit, Any]] = {}
 
@@ -50,7 +44,7 @@ class LongPolling:
             RemoteProtocolError: The answer is a redirect, or too large.
         """
         url = session.instance_url + self._path
-        network.check_url(url, "the instance URL", insecure=self._insecure, path=True)
+        network.check_url(url, "the instance URL", insecure=self._http.insecure, path=True)
         line = self._lines.get(request.lane)
         if line is None or line[0].expired:
             self.drop(request.lane)
@@ -58,12 +52,12 @@ class LongPolling:
             line = self._lines[request.lane] = limit, limit.adapter()
         if request.is_cut:  # after the line is there: what is cut from here on, is cut by `cut`
             raise StreamUnavailableError("the request was cut before it was sent")
-        answer = exchanged(
+        answer = self._http.exchange(
             line[1],
-            ("POST", url, _headers(session)),
-            timeout=request.timeout,
-            roots=self._roots,
-            proxies=network.proxies_for(url, self._proxy),
+            "POST",
+            url,
+            _headers(session),
+            request.timeout,
             max_bytes=MAX_BYTES,
             cookies=self._cookies,
             data=request.body.encode(),
