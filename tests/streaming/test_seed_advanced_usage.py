@@ -23,8 +23,9 @@ from sfpubsub.errors import (
     ReplayIdRejectedError,
     SfPubSubError,
 )
-from sfpubsub.streaming import as_replay_id
+from sfpubsub.streaming import StreamingClient, as_replay_id
 
+from ..cli.test_cli import point_at
 from ..conftest import until
 from .conftest import TOPIC, numbered
 
@@ -77,6 +78,7 @@ SENTENCES = {
     ),
     "The current number of messages waiting to be consumed can be obtained from the "
     "Client.pending_count attribute.": "test_prefetching",
+    # Parameters of the client, for the JSON that it handles itself: sign-ins are not among it.
     "you can specify the callable to use for serialization with the json_dumps and the callable "
     "for deserialization with the json_loads parameters of the Client.": "test_json_hooks",
 }
@@ -278,6 +280,21 @@ def test_json_hooks(face, emulator):
 
     with pytest.raises(SfPubSubError, match="could not be read: KeyError"):
         face(emulator, json_loads=broken)
+
+
+def test_json_hooks_get_no_secret(emulator, monkeypatch):
+    """They are the client's own: the answer of a sign-in, with its token, is not theirs to see."""
+    point_at(emulator, monkeypatch)
+    seen = []
+
+    def loads(text):
+        seen.append(text)
+        return json.loads(text)
+
+    with StreamingClient.from_env(json_loads=loads) as client:
+        client.subscribe(TOPIC)
+    assert len(seen) >= 3
+    assert not [text for text in seen if "access_token" in text or emulator.access_token in text]
 
 
 def test_the_manual_policy(face, emulator):

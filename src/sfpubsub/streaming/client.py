@@ -35,7 +35,8 @@ class StreamingClient(StreamingBase):
         max_pending_count: No more is fetched while so many messages wait; at most one answer of the
             server comes on top. 0 for no bound.
         json_dumps: Makes the JSON of requests.
-        json_loads: Reads the JSON of answers; raises a ValueError for what is none.
+        json_loads: Reads the JSON of answers; raises a ValueError for what is not JSON. Neither is
+            used for sign-ins, whose answers hold secrets, nor for `push`.
         api_version: Of the Streaming API, 37.0 or later.
         insecure: ``force`` for plaintext to anywhere; to loopback it is always allowed.
         ca_file: PEM file of certificate authorities to trust instead of the system's.

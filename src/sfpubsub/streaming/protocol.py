@@ -1,7 +1,7 @@
 """One client's session with a Bayeux server: decides everything, does nothing.
 
-Inputs are method calls with the time; after each, `tick` says what is to be done. There is no I/O,
-clock or thread here. Not thread-safe; the driver serialises.
+After each input, `tick` says what is to be done. There is no I/O, clock or thread here. Not
+thread-safe; the driver serialises.
 
 A session is in doubt as soon as an answer may have been lost: the server forgets events once it has
 sent them, so going on in the same session could skip some. Then a new one is made, every channel is
@@ -44,7 +44,7 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 
 class State(enum.Enum):
-    """Of the session with the server."""
+    """Of the session."""
 
     WAITING = "no session; the next try comes when its time has come"
     OPENING = "a handshake or the first connect is in flight"
@@ -134,10 +134,7 @@ class StreamingProtocol:
             self.stop()
 
     def tick(self, now: float) -> list[Command]:
-        """Return what is to be done now.
-
-        To be called after every input, at `deadline`, and when the queue has room again.
-        """
+        """Return what is to be done: after an input, at `deadline`, when there is room again."""
         self._now = now
         if self.state is State.CLOSING and now >= self._close_by:
             self.stop()
