@@ -56,6 +56,7 @@ class StreamingDriver:
         on_gap: Callable[[Gap], None] | None,
     ) -> None:
         self.protocol = protocol
+        self._items = protocol.items  # looked up for each message
         self._sessions = sessions
         self._transport = transport
         self._loads = loads
@@ -114,8 +115,8 @@ class StreamingDriver:
 
     def take(self) -> None:
         """Take the first item away. For one thread."""
-        self.protocol.items.popleft()
-        if len(self.protocol.items) == self._room_at:
+        self._items.popleft()
+        if len(self._items) == self._room_at:
             self.step()
 
     def join(self) -> None:
