@@ -29,7 +29,6 @@ ORG = "00D000000000001EAA"
 # No deadline: a machine that is busy is no failure. Seeds that fail are printed by Hypothesis.
 FUZZ = settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

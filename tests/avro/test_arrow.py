@@ -359,9 +359,7 @@ def events(draw: st.DrawFn) -> tuple[str, list[bytes]]:
     return schema_json, written(schema_json, *rows)
 
 
-RANDOM = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+RANDOM = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
 @RANDOM

@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sfpubsub.avro.arrow import record_batches
@@ -275,7 +275,6 @@ def slow(model: list[tuple[str, list[str] | None]], entry: str) -> list[str]:
     return found
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(models(), st.data())
 def test_random_bitmaps_mean_what_the_slow_reference_says(model_and_text, data):
     """Any bits over any schema: the same names in the same order, or an error on both sides."""
@@ -302,7 +301,6 @@ def test_random_bitmaps_mean_what_the_slow_reference_says(model_and_text, data):
         assert schema.expand(entries) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=20) | st.from_regex(r"\A([0-9]{1,3}-)?0x[0-9A-F]{1,24}\Z")))
 def test_any_text_expands_or_raises_one_error(entries):
     """Garbage in the lists cannot crash a consumer."""

@@ -130,7 +130,7 @@ def test_the_corpus_has_the_columns_of_a_slow_reading(name):
         assert own == expected[row["ingest_seq"]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(made=events())
 def test_random_schemas_lose_nothing(made):
     """Rows of random schemas hold every value of the event, in the column of its field."""

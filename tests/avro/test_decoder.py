@@ -24,7 +24,7 @@ from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
 from .schemas import CORPUS, golden, payload, schema_text, values
 
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def codec_of(*types, name="R", **more) -> Codec:
@@ -667,7 +667,7 @@ def test_random_bytes_are_a_value_or_one_error(schema, raw):
     assert outcome(codec, raw) == outcome(careful(codec), raw)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(CORPUS)), st.integers(0, 11), st.data())
 def test_damaged_payloads_are_a_value_or_one_error(name, index, data):
     """A few bytes of a real payload changed: no other exception, no disagreement."""

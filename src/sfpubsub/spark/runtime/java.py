@@ -99,6 +99,7 @@ def _probe(java: Path) -> _Runtime | None:
             errors="replace",
             timeout=_PROBE_TIMEOUT,
             check=True,
+            start_new_session=True,  # a terminal's Ctrl-C is ours to act on, not a bad Java
         )
     except (OSError, subprocess.SubprocessError):
         return None
