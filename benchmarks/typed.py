@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ BATCHES = 10
 EVENTS = 10_000  # of one raw batch, as `ingest` writes them by default
 SCHEMAS = {"pe": "order_event", "acct": "account_change"}
 TARGET = 0.8
-HOUR = "2026-11-21-00"
+DAY = date(2026, 11, 21)
 
 
 def write_raw(path: Path, name: str) -> None:
@@ -74,7 +75,7 @@ def write_raw(path: Path, name: str) -> None:
                 "payload_json": None,
             }
             rows.append(row)
-        place = path / f"ingest_hour={HOUR}" / f"batch=b{batch * EVENTS:019d}"
+        place = path / f"ingest_date={DAY}" / f"batch=b{batch * EVENTS:019d}"
         place.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), place / "part-0.parquet")
 
@@ -95,9 +96,9 @@ def on_the_driver(spark: SparkSession, raw: Path, to: Path, name: str) -> float:
     plan = Plan({name: text}, columns_of(text))
     before = time.perf_counter()
     parts: list[pa.RecordBatch] = []
-    for place in sorted(raw.glob("ingest_hour=*/batch=*")):
+    for place in sorted(raw.glob("ingest_date=*/batch=*")):
         rows = pq.read_table(next(place.glob("*.parquet")))
-        for field, value in zip(BATCH, (HOUR, place.name.removeprefix("batch=")), strict=True):
+        for field, value in zip(BATCH, (DAY, place.name.removeprefix("batch=")), strict=True):
             rows = rows.append_column(field, pa.array([value] * len(rows), field.type))
         parts += decode_rows(rows.combine_chunks().to_batches(), plan)
     frame = spark.createDataFrame(pa.Table.from_batches(parts))

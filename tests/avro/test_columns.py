@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -48,7 +48,7 @@ def raw_rows(*events: tuple[str, bytes]) -> pa.RecordBatch:
                 "ingest_seq": number,
                 "event_name": "Test_Event__e",
                 "payload": raw,
-                "ingest_hour": "2026-11-21-00",
+                "ingest_date": date(2026, 11, 21),
                 "batch": "b0",
             }
             for number, (schema_id, raw) in enumerate(events)

@@ -281,7 +281,7 @@ def test_datetimes_on_request(start: Start):
     assert created.tzinfo is not None
     assert event.event_time == round(created.timestamp() * 1000)
     assert f'"CreatedDate":{event.event_time}' in event.to_json().replace(" ", "")
-    assert event.time_and_json() == (event.event_time, event.to_json())
+    assert event.facts_and_json() == (event.event_time, None, event.to_json())
 
 
 # Schemas and stores.

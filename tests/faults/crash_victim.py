@@ -93,7 +93,7 @@ def _after(owner: Any, name: str, act: Callable[..., None]) -> None:
 def complete_files(table: Path) -> set[Path]:
     """Return the files of rows that are written to their end; commits may know them or not."""
     found = set()
-    for path in table.rglob("ingest_hour=*/*.parquet"):
+    for path in table.rglob("ingest_date=*/*.parquet"):
         data = path.read_bytes()
         if len(data) > 12 and data.endswith(b"PAR1"):
             found.add(path)

@@ -274,7 +274,7 @@ class Ingest:
 
 
 def batches_in(table: Path) -> set[str]:
-    return {str(path) for path in table.glob("ingest_hour=*/batch=*")}
+    return {str(path) for path in table.glob("ingest_date=*/batch=*")}
 
 
 def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:

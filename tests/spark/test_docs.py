@@ -34,7 +34,7 @@ def test_the_program_of_the_page_runs(spark, run_emulator, tmp_path, monkeypatch
     monkeypatch.setattr(Subscription, "__enter__", lambda self: opened.append(self) or enter(self))
     thread = threading.Thread(target=exec, args=(compile(code, "page", "exec"), {}))
     thread.start()
-    until(lambda: list(table.glob("ingest_hour=*/batch=*/*.parquet")), "rows", patience=300)
+    until(lambda: list(table.glob("ingest_date=*/batch=*/*.parquet")), "rows", patience=300)
     opened[0].abort()
     thread.join(60)
     rows = ds.dataset(table).to_table(columns=["event_id"]).column("event_id").to_pylist()

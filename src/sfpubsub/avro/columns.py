@@ -44,7 +44,7 @@ ENVELOPE = pa.schema(
 UNDECODABLE = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("reason", pa.string())])
 
 # The raw table's columns that name the batch.
-BATCH = pa.schema([("ingest_hour", pa.string()), ("batch", pa.string())])
+BATCH = pa.schema([("ingest_date", pa.date32()), ("batch", pa.string())])
 
 # Header fields that list fields in bitmaps.
 _BITMAPS = ("changedFields", "nulledFields", "diffFields")

@@ -176,12 +176,12 @@ class _Demo:
             yield process
 
     def _batches(self) -> int:
-        return sum(1 for _ in self._table.glob("ingest_hour=*/batch=*"))
+        return sum(1 for _ in self._table.glob("ingest_*=*/batch=*"))
 
     def _count(self) -> Table:
         import pyarrow.parquet as pq
 
-        files = sorted(self._table.glob("ingest_hour=*/batch=*/*.parquet"))
+        files = sorted(self._table.glob("ingest_*=*/batch=*/*.parquet"))
         rows: Counter[str] = Counter()
         for file in files:
             rows.update(pq.ParquetFile(file).read(["event_id"]).column("event_id").to_pylist())

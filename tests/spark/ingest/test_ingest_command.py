@@ -303,7 +303,7 @@ def test_a_jvm_that_dies_in_the_middle_ends_the_job_with_nothing_acked(tmp_path:
     assert "not acked" in writing.stderr or "none of it is acked" in writing.stderr
     assert "log ['leave after WriteError'] []" in writing.stderr
     assert "Traceback" not in writing.stderr
-    assert not list((tmp_path / "t").glob("ingest_hour=*/batch=*"))
+    assert not list((tmp_path / "t").glob("ingest_date=*/batch=*"))
 
 
 @pytest.mark.spark

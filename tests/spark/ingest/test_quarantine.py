@@ -92,7 +92,7 @@ def test_it_is_durable_before_the_batch_is_and_once_however_often_it_comes(
         broken.setattr(parquet.os, "rename", fail)
         with pytest.raises(WriteError):
             writer.write(batch)
-    assert not list(table.glob("ingest_hour=*/batch=*"))
+    assert not list(table.glob("ingest_date=*/batch=*"))
     assert open_writer(subscription=MANAGED).write(batch).rows == 1
     again = open_writer(subscription=MANAGED).write(batch)
     assert (again.rows, again.duplicates, again.set_aside) == (0, 1, 1)
@@ -105,7 +105,7 @@ def test_a_quarantine_that_cannot_be_written_stops_the_batch(open_writer, table,
     kept.directory.write_text("in the way")
     with pytest.raises(WriteError, match="none of its events is acked"):
         writer.write(batch_of(events(0, -1)))
-    assert not list(table.glob("ingest_hour=*/batch=*"))
+    assert not list(table.glob("ingest_date=*/batch=*"))
     kept.directory.unlink()
     assert writer.write(batch_of(events(0, -1))).rows == 1
     assert len(kept) == 1
@@ -115,7 +115,7 @@ def test_the_other_policies(open_writer, table, kept):
     """skip counts, fail raises and writes nothing, and what goes with what is checked."""
     with pytest.raises(DecodeError):
         open_writer(on_undecodable="fail").write(batch_of(events(0, -1)))
-    assert not list(table.glob("ingest_hour=*/batch=*"))
+    assert not list(table.glob("ingest_date=*/batch=*"))
     result = open_writer(on_undecodable="skip").write(batch_of(events(0, -1)))
     assert (result.rows, result.set_aside, len(kept)) == (1, 1, 0)
     for options in ({"on_undecodable": "x"}, {"on_undecodable": "skip", "quarantine": kept}):

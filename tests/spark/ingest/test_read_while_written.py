@@ -83,7 +83,7 @@ class Looks:
             self.wrong.append(f"failed: {type(error).__name__}: {str(error)[:200]}")
             return
         never = [event for event, _ in rows if int(event.removeprefix("event-")) >= NEVER]
-        hidden = [file for file in files if "/ingest_hour=" not in file]
+        hidden = [file for file in files if "/ingest_date=" not in file]
         if never or hidden:
             self.wrong.append(f"not committed: {never} {hidden}")
         elif sorted(number for _, number in rows) != list(range(len(rows))):

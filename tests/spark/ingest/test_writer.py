@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.raw import parquet
+from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.rows import arrow_table, read
-from sfpubsub.spark.raw.schema import SCHEMA, hour_of
+from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.types import ReplayId
 from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
@@ -112,7 +113,7 @@ def test_directory_readers_see_each_event_once(spark, open_writer, table):
     ]
     assert by_spark == ids_of(table) == [f"event-{n}" for n in range(5)]
     partitioned = pq.read_table(table)
-    assert sorted(set(partitioned["ingest_hour"].to_pylist())) == ["2026-11-20-23", "2026-11-21-00"]
+    assert sorted(set(partitioned["ingest_date"].to_pylist())) == ["2026-11-20", "2026-11-21"]
     assert str(partitioned.schema.field("batch").type).startswith("dictionary<values=string")
 
 
@@ -121,7 +122,7 @@ def test_a_path_may_hold_any_character(spark, tmp_path, clock):
     odd = tmp_path / "an odd%20 #na{m}e [é]?*"
     with EventWriter(spark, odd, topic=TOPIC, clock=clock) as writer:
         writer.write(batch_of(range(2)))
-    files = list(odd.glob("ingest_hour=*/batch=*/part-*.parquet"))
+    files = list(odd.glob("ingest_date=*/batch=*/part-*.parquet"))
     assert [pq.read_metadata(file).num_rows for file in files] == [2]
 
 
@@ -181,11 +182,12 @@ def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
 def test_beyond_the_configured_keys_every_batch_is_looked_up_in_the_table(
     open_writer, table, clock
 ):
-    """With more keys than may be held, over hours, in an hour of no batch, and after a restart."""
+    """With more keys than may be held, over days, on a day of no batch, and after a restart."""
     writer = open_writer(window_keys=3)
     for number in range(4):
-        clock.now += HOUR
-        (table / f"ingest_hour={hour_of(clock.now)}").mkdir()  # as of a write that died there
+        clock.now += 8 * HOUR
+        # As of a write that died there.
+        (table / f"ingest_date={NEWEST.text_of(clock.now)}").mkdir(exist_ok=True)
         assert writer.write(batch_of([raw_event(number, at=clock.now)])).rows == 1
     again = [raw_event(n, at=clock.now) for n in (0, 3, 4, 1, 4)]
     result = writer.write(batch_of(again))
@@ -254,7 +256,7 @@ def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypa
         broken.setattr(parquet.os, "rename", _disk_full)
         with pytest.raises(WriteError, match=r"none of it is acked.*No space left"):
             writer.write(batch_of(range(3)))
-    assert not list(table.glob("ingest_hour=*/batch=*"))
+    assert not list(table.glob("ingest_date=*/batch=*"))
     assert writer.position is None
     result = writer.write(batch_of(range(3)))
     assert (result.rows, result.first_seq) == (3, 0)
@@ -293,7 +295,7 @@ def test_a_write_with_rows_missing_is_refused(open_writer, table, monkeypatch):
     monkeypatch.setattr(parquet.ParquetTable, "_stage", stage_one_less)
     with pytest.raises(WriteError, match="wrote 2 of 3 events"):
         writer.write(batch_of(range(3)))
-    assert not list(table.glob("ingest_hour=*"))
+    assert not list(table.glob("ingest_date=*"))
 
 
 def test_an_incomplete_spark_write_is_refused(open_writer, table, monkeypatch):
@@ -333,7 +335,7 @@ def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, 
         monkeypatch.setattr(f"sfpubsub.{module}.sync", record("sync", sync))
     writer.write(batch_of(range(3)))
     batch = "b" + "0" * 19
-    assert steps == ["file", batch, "orders", "rename", "ingest_hour", "_staging"]
+    assert steps == ["file", batch, "orders", "rename", "ingest_date", "_staging"]
 
 
 def test_a_start_makes_the_newest_batch_durable(open_writer, table, monkeypatch):
@@ -342,7 +344,7 @@ def test_a_start_makes_the_newest_batch_durable(open_writer, table, monkeypatch)
     synced: list[str] = []
     monkeypatch.setattr(parquet, "sync", lambda path: synced.append(path.name))
     open_writer()
-    assert synced == ["ingest_hour=2026-11-20-23", "orders"]
+    assert synced == ["ingest_date=2026-11-20", "orders"]
 
 
 def test_a_start_removes_what_a_dead_write_left(open_writer, table):
@@ -351,7 +353,7 @@ def test_a_start_removes_what_a_dead_write_left(open_writer, table):
     left = staging_of(table) / "b1.dead"
     left.mkdir(parents=True)
     (left / "part-0.parquet").write_bytes(b"PAR1 and then the power went")
-    (table / "ingest_hour=2026-11-21-00").mkdir()
+    (table / "ingest_date=2026-11-21").mkdir()
     result = open_writer().write(batch_of(range(3)))
     assert not left.exists()
     assert (result.rows, result.first_seq) == (1, 2)
@@ -365,13 +367,13 @@ def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, c
     clock.now -= 30 * HOUR
     result = open_writer().write(batch_of(range(5)))
     assert (result.rows, result.first_seq) == (1, 4)
-    assert [path.name for path in table.glob("ingest_hour=*")] == ["ingest_hour=2026-11-20-23"]
+    assert [path.name for path in table.glob("ingest_date=*")] == ["ingest_date=2026-11-20"]
 
 
 def test_a_position_has_no_minimum_and_no_maximum(open_writer, table):
     """Replay ids have no order, so the files state none; other columns have their statistics."""
     open_writer().write(batch_of(range(5)))
-    (file,) = table.glob("ingest_hour=*/batch=*/part-*.parquet")
+    (file,) = table.glob("ingest_date=*/batch=*/part-*.parquet")
     group = pq.read_metadata(file).row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     statistics = columns["replay_id"].statistics
@@ -386,7 +388,7 @@ def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
     result = writer.write([batch_of(range(3)), batch_of([3, 1])])
     assert result.position == writer.position == replay_id(1)
     assert open_writer().position == replay_id(1)
-    (file,) = table.glob("ingest_hour=*/batch=*/_position")
+    (file,) = table.glob("ingest_date=*/batch=*/_position")
     assert json.loads(file.read_text())["topic"] == TOPIC
 
 
@@ -397,7 +399,7 @@ def test_duplicates_alone_move_the_position_and_write_no_file(open_writer, table
     result = writer.write(batch_of([1, 0]))
     assert (result.rows, result.batch_id) == (0, None)
     assert open_writer().position == replay_id(0)
-    assert len(list(table.glob("ingest_hour=*/batch=*"))) == 1
+    assert len(list(table.glob("ingest_date=*/batch=*"))) == 1
 
 
 def test_the_newer_of_two_positions_wins(open_writer, table):
@@ -466,7 +468,7 @@ def test_rows_that_are_none_are_refused(open_writer, table):
     ):
         with pytest.raises(LocalProtocolError, match=said):
             writer.write_rows(wrong)
-    assert not list(table.glob("ingest_hour=*"))
+    assert not list(table.glob("ingest_date=*"))
 
 
 def test_a_managed_table_keeps_no_position(open_writer, table):
@@ -481,12 +483,12 @@ def test_a_managed_table_keeps_no_position(open_writer, table):
 def test_a_table_that_cannot_be_read_stops_the_start(open_writer, table):
     """A damaged newest batch is named; guessing its end would repeat numbers."""
     open_writer().write(batch_of([0]))
-    (file,) = table.glob("ingest_hour=*/batch=*/part-*.parquet")
+    (file,) = table.glob("ingest_date=*/batch=*/part-*.parquet")
     file.write_bytes(b"")
     with pytest.raises(WriteError, match="newest batch"):
         open_writer()
     os.unlink(file)
-    (position,) = table.glob("ingest_hour=*/batch=*/_position")
+    (position,) = table.glob("ingest_date=*/batch=*/_position")
     position.write_text("{")
     with pytest.raises(WriteError, match="newest batch"):
         open_writer()
@@ -495,8 +497,8 @@ def test_a_table_that_cannot_be_read_stops_the_start(open_writer, table):
 def test_a_strangers_partition_stops_the_start(open_writer, table):
     """Readers would take it for rows of the table, and its keys would be nobody's."""
     open_writer()
-    (table / "ingest_hour=yesterday").mkdir()
-    with pytest.raises(WriteError, match="ingest_hour=yesterday"):
+    (table / "ingest_date=yesterday").mkdir()
+    with pytest.raises(WriteError, match="ingest_date=yesterday"):
         open_writer()
 
 

@@ -26,7 +26,9 @@ from sfpubsub.spark.raw.destination import (
     claim_table,
     local_sidecars,
 )
+from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.stores.schema_store import FileSchemaStore
+from tests.spark.old_tables import as_layout_2
 from tests.spark.readers import ids_of
 from tests.spark.sample_events import TOPIC as TOPIC_NAME
 from tests.spark.sample_events import batch_of
@@ -68,7 +70,7 @@ def everything(table: Path) -> dict[str, str]:
 
 def test_only_rows_and_what_names_their_owner_are_in_the_table(table: Path):
     """Whatever path leads there."""
-    place = claim_table(table, TOPIC)
+    place, _ = claim_table(table, TOPIC)
     assert place == table.parent / ".orders.sfpubsub"
     assert [path.name for path in table.iterdir()] == ["_table.json"]
     link = table.parent / "elsewhere" / "link"
@@ -101,7 +103,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 def old_table(table: Path, *, both: bool) -> dict[str, str]:
     """Make a table of layout 1, with sidecars; with *both* some are in their new place as well."""
-    place = claim_table(table, TOPIC)
+    place, _ = claim_table(table, TOPIC)
     for name in SIDECARS:
         make_directory(place / name)
         (place / name / "a.json").write_text(f"{name} a")
@@ -137,9 +139,9 @@ def test_a_table_is_begun_whatever_step_is_its_last(tmp_path: Path):
     """A start that died early does not block the next."""
     for table, step in tables(tmp_path):
         survived = survives(table, step)
-        place = claim_table(table, TOPIC)
+        place, _ = claim_table(table, TOPIC)
         assert place.is_dir()
-        assert json.loads((table / "_table.json").read_text())["layout"] == 2
+        assert json.loads((table / "_table.json").read_text())["layout"] == 3
         if survived:
             assert step > 10
             return
@@ -152,7 +154,7 @@ def test_an_old_table_is_taken_over_whatever_step_is_its_last(tmp_path: Path, bo
         before = old_table(table, both=both)
         survived = survives(table, step)
         assert everything(table) == before, f"after a death before step {step}"
-        place = claim_table(table, TOPIC)
+        place, _ = claim_table(table, TOPIC)
         assert everything(table) == before
         left = {path.name for path in table.iterdir()}
         # A draft of the identity may be left, of a kill before its rename.
@@ -176,6 +178,7 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
         sidecars = Sidecars(spark, place)
         sidecars.open()
         sidecars.keep_schemas(batch_of([0]).codecs)
+    as_layout_2(table)
     age(table)
 
     def ids() -> list[str]:
@@ -193,16 +196,16 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
 def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path):
     """Readers, and later starts, need not be told again; and nothing is left behind unseen."""
     other = tmp_path / "other"
-    place = claim_table(table, TOPIC, other)
+    place, _ = claim_table(table, TOPIC, other)
     assert place == other / ".orders.sfpubsub"
     assert Destination.parse(table, "parquet").beside == place
-    assert claim_table(table, TOPIC) == place
+    assert claim_table(table, TOPIC) == (place, NEWEST)
     third = tmp_path / "third"
     with pytest.raises(ConfigurationError, match=f"are in {place}: leave out --staging"):
         check_destination(table, TOPIC, staging=third)
     third.mkdir()
     os.rename(place, third / place.name)
-    assert claim_table(table, TOPIC, third) == third / place.name
+    assert claim_table(table, TOPIC, third)[0] == third / place.name
     assert Destination.parse(table, "parquet").beside == third / place.name
 
 

@@ -110,7 +110,7 @@ def test_positions_have_no_minimum_and_no_maximum(open_writer, table):
     import pyarrow.parquet as pq
 
     open_writer().write(batch_of(range(5)))
-    (file,) = table.glob("ingest_hour=*/*.parquet")
+    (file,) = table.glob("ingest_date=*/*.parquet")
     group = pq.read_metadata(file).row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     statistics = columns["replay_id"].statistics

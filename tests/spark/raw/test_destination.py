@@ -93,7 +93,7 @@ def test_a_table_that_was_never_written_may_change_hands(tmp_path: Path):
     check_destination(tmp_path, TOPIC)
 
 
-@pytest.mark.parametrize("written", ["ingest_hour=2026-11-20-23", "_position"])
+@pytest.mark.parametrize("written", ["ingest_date=2026-11-20", "_position"])
 def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
     """Another topic, or a managed subscription of any name, is refused; both are named."""
     claim_table(tmp_path, TOPIC)
@@ -114,11 +114,18 @@ def test_a_start_that_died_early_does_not_block_the_next(tmp_path: Path):
     claim_table(tmp_path, TOPIC)
 
 
+def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
+    """This version would leave its new columns empty, and nobody would see it."""
+    (tmp_path / "_table.json").write_text('{"layout": 4, "format": "parquet", "topic": "x"}')
+    with pytest.raises(ConfigurationError, match="layout 4, of a newer sfpubsub"):
+        check_destination(tmp_path, TOPIC)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"layout": 3, "format": "parquet", "topic": "x"}', "{}"]
+    "text", ["", "[]", '{"layout": 0, "format": "parquet", "topic": "x"}', "{}"]
 )
 def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
-    """A newer layout, or a damaged file, is not guessed at."""
+    """A damaged file is not guessed at."""
     (tmp_path / "_table.json").write_text(text)
     with pytest.raises(ConfigurationError, match="not of this version"):
         check_destination(tmp_path, TOPIC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,13 +14,14 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.raw import logged
+from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
-from sfpubsub.spark.raw.schema import ADDED_COLUMNS, SCHEMA
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of, read_table
 from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
 HOUR = 3600.0
+DAY = 24 * HOUR
 
 
 class Clock:
@@ -86,8 +88,8 @@ def test_every_reader_sees_each_event_once_with_all_columns(spark, open_writer, 
     rows = read_table(table, TABLE_FORMAT)
     assert rows["event_id"].to_pylist() == events(6)
     assert rows["ingest_seq"].to_pylist() == list(range(6))
-    assert rows.column_names == [*SCHEMA.names, *ADDED_COLUMNS]
-    assert set(rows["ingest_hour"].to_pylist()) == {"2026-11-20-23", "2026-11-21-00"}
+    assert rows.column_names == NEWEST.stored.names
+    assert set(rows["ingest_date"].to_pylist()) == {date(2026, 11, 20), date(2026, 11, 21)}
     assert rows["batch"].to_pylist()[3:] == ["b" + "3".zfill(19)] * 3
     assert ids_by_spark(spark, table) == events(6)
 
@@ -101,11 +103,11 @@ def test_position_and_numbers_are_read_from_the_log(open_writer, table, clock):
     writer.move(replay_id(50))
     result = open_writer().write(batch_of([2]))
     assert (result.batch_id, result.duplicates) == (None, 1)
-    clock.now -= 30 * HOUR  # no clock takes the hour back
+    clock.now -= 30 * HOUR  # no clock takes the day back
     writer = open_writer()
     assert writer.position == replay_id(2)
     assert writer.write(batch_of([9])).first_seq == 4
-    assert set(read_table(table, TABLE_FORMAT)["ingest_hour"].to_pylist()) == {"2026-11-20-23"}
+    assert set(read_table(table, TABLE_FORMAT)["ingest_date"].to_pylist()) == {date(2026, 11, 20)}
 
 
 def test_a_managed_table_keeps_no_position_and_its_owner(open_writer, table):
@@ -270,12 +272,13 @@ def test_a_table_that_is_changed_all_the_time_stops_the_start(open_writer, monke
 def test_keys_are_brought_in_spans(open_writer, clock, monkeypatch):
     """However many there are, the driver holds a bounded number at once, and misses none."""
     writer = open_writer()
-    for hour in range(4):
-        clock.now = NOW + hour * HOUR
-        writer.write(batch_of(range(hour * 3, hour * 3 + 3)))
+    for day in range(4):
+        clock.now = NOW + day * DAY
+        writer.write(batch_of(range(day * 3, day * 3 + 3)))
     monkeypatch.setattr(logged, "_KEYS_AT_ONCE", 7)
-    found = list(writer._table.keys_since(NOW + HOUR))
-    assert [time for time, _ in found] == [NOW + n * HOUR for n in (2, 3, 4)]
+    found = list(writer._table.keys_since(NOW + DAY))
+    # The end of the day, and of the last one no more than the newest batch's time.
+    assert [time for time, _ in found] == [NOW + DAY + HOUR, NOW + 2 * DAY + HOUR, NOW + 3 * DAY]
     keys = [keys[i : i + 16] for _, keys in found for i in range(0, len(keys), 16)]
     wanted = [event.dedupe_key for event in batch_of(range(3, 12))]
     assert sorted(keys) == sorted(wanted)

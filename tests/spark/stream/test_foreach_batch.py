@@ -123,7 +123,7 @@ def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
     batches = [progress["batchId"] for progress in query.recentProgress if progress.numInputRows]
     assert batches == [0, 1, 2]
     assert streams.ids() == [event.event_id for event in published]
-    names = [path.read_text() for path in sorted(streams.table.glob("ingest_hour=*/batch=*/_name"))]
+    names = [path.read_text() for path in sorted(streams.table.glob("ingest_date=*/batch=*/_name"))]
     assert names == [f"{query.id}/{number}" for number in batches]
     (schema,) = schemas.glob("*.json")  # typed tables can be derived from the rows
     assert "Order_Event__e" in schema.read_text()
@@ -131,11 +131,11 @@ def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
     # As if it had been killed between the table's transaction and Spark's.
     (streams.directory / "one" / "commits" / "2").unlink()
     (streams.directory / "one" / "commits" / ".2.crc").unlink()
-    directories = sorted(streams.table.glob("ingest_hour=*/batch=*"))
+    directories = sorted(streams.table.glob("ingest_date=*/batch=*"))
     published += streams.emulator.publish(TOPIC, orders(5, 50))
     streams.run("one", maxOffsetsPerTrigger="20")
     assert streams.ids() == [event.event_id for event in published]
-    assert len(sorted(streams.table.glob("ingest_hour=*/batch=*"))) == len(directories) + 1
+    assert len(sorted(streams.table.glob("ingest_date=*/batch=*"))) == len(directories) + 1
 
     published += streams.emulator.publish(TOPIC, orders(5, 55))
     streams.run("two", maxOffsetsPerTrigger="40")

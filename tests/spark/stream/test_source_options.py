@@ -94,5 +94,7 @@ def test_the_schema_is_that_of_the_raw_table(spark):
     source = PubSubDataSource({"topic": TOPIC})
     from sfpubsub.spark.raw.schema import SCHEMA
 
-    assert source.schema() == spark.createDataFrame(SCHEMA.empty_table()).schema
+    wanted = spark.createDataFrame(SCHEMA.empty_table()).schema
+    assert source.schema().simpleString() == wanted.simpleString()
+    assert all(field.nullable and field.metadata["comment"] for field in source.schema())
     assert source.name() == "sfpubsub"

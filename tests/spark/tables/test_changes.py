@@ -455,7 +455,7 @@ def test_the_program_of_the_page_runs(spark, tmp_path, monkeypatch, capsys):
     created = event(header("CREATE", ["001A"]), Name="Acme", Phone="1")
     raw, _ = tables(spark, [created, event(header("GAP_UPDATE", ["001A"], (2, 1)))])
     table = tmp_path / "accounts"
-    raw.write.parquet(f"file://{table}/ingest_hour=2026-11-20-23/batch=b0")
+    raw.write.parquet(f"file://{table}/ingest_date=2026-11-20/batch=b0")
     FileSchemaStore(table / "_schemas").put("s-1", SCHEMA_TEXT)
 
     @contextmanager

@@ -89,7 +89,7 @@ class Raw:
         found: Counter[str] = Counter()
         seqs: list[int] = []
         for place in self.typed.iterdir():
-            files = sorted(str(file) for file in place.glob("ingest_hour=*/batch=*/part-*.parquet"))
+            files = sorted(str(file) for file in place.glob("ingest_date=*/batch=*/part-*.parquet"))
             if files and place.name not in ("_staging", "_ready"):
                 rows = ds.dataset(files, format="parquet").to_table(columns=["ingest_seq"])
                 found[place.name] += len(rows)
@@ -119,7 +119,7 @@ def test_counts_are_equal_across_types_versions_and_bad_events(spark, raw):
     orders = read_typed(spark, raw.typed, "Order_Event__e")
     assert orders.count() == 35
     assert orders.where("schema_id = 'order_event' and Promised_At__c is null").count() == 28
-    assert orders.select("ingest_hour", "batch").distinct().count() == 3
+    assert orders.select("ingest_date", "batch").distinct().count() == 3
     reasons = read_undecodable(spark, raw.typed).select("event_name", "reason").collect()
     assert len(reasons) == 4
     assert all("more than the schema describes" in row["reason"] for row in reasons)
@@ -185,11 +185,11 @@ def test_a_derivation_that_died_is_finished_as_it_was_begun(monkeypatch, raw):
         patch.setattr(files_module.os, "rename", die)  # all is staged, nothing is decided on
         with pytest.raises(Died):
             raw.derive()
-        assert not list(raw.typed.glob("*/ingest_hour=*"))
+        assert not list(raw.typed.glob("*/ingest_date=*"))
     decide(raw)
     with pytest.raises(Died), death_at(1):
         finish(raw.typed)
-    (before,) = raw.typed.glob("*/ingest_hour=*/batch=*")
+    (before,) = raw.typed.glob("*/ingest_date=*/batch=*")
     for name in (ORDER, ORDER_2):
         raw.store.put(name, schema_text(name))
     raw.write((ORDER, 5, 0))
@@ -216,7 +216,7 @@ def test_a_publication_can_die_at_every_step(spark, raw, tmp_path):
             except Died:
                 deaths = step + 1
                 assert last_derived(raw.typed) is None or not list(
-                    raw.typed.glob("_ready/*/ingest_hour=*/batch=*")
+                    raw.typed.glob("_ready/*/ingest_date=*/batch=*")
                 )
         finish(raw.typed)
         raw.check()
@@ -249,7 +249,7 @@ def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(
     """A look at a directory may miss a new name and yet see a newer one; the older comes first."""
     raw.path.mkdir(exist_ok=True)
     claim_table(raw.path, Source("topic", TOPIC))
-    hour = raw.path / "ingest_hour=2026-11-21-00"
+    hour = raw.path / "ingest_date=2026-11-21"
     for batch in "b0", "b1", "b2":
         (hour / f"batch={batch}").mkdir(parents=True)
     real, looks = os.listdir, []
@@ -282,7 +282,7 @@ def test_rows_that_go_missing_are_noticed(monkeypatch, raw):
     monkeypatch.setattr(typed_module, "undecodable_rows", lambda rows, plans: iter(()))
     with pytest.raises(WriteError, match="4 of the 5 rows"):
         raw.derive()
-    assert not list(raw.typed.glob("Order_Event__e/ingest_hour=*"))
+    assert not list(raw.typed.glob("Order_Event__e/ingest_date=*"))
 
 
 def test_events_of_an_unknown_schema_wait_in_undecodable(spark, raw):
@@ -381,7 +381,7 @@ def test_a_killed_job_is_continued(raw):
 
 
 def published(raw: Raw) -> Iterator[Path]:
-    return raw.typed.glob("Order_Event__e/ingest_hour=*/batch=*")
+    return raw.typed.glob("Order_Event__e/ingest_date=*/batch=*")
 
 
 @pytest.fixture

@@ -374,5 +374,5 @@ def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawT
         return IcebergTable(spark, place, source)
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
-    beside = claim_table(place.local, source, place.staging)
-    return ParquetTable(spark, place.local, source, beside)
+    beside, layout = claim_table(place.local, source, place.staging)
+    return ParquetTable(spark, place.local, source, beside, layout)

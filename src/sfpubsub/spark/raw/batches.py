@@ -11,17 +11,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, HOUR_PREFIX, Destination, check_raw_table
-from sfpubsub.spark.raw.frames import spark_schema
-from sfpubsub.spark.raw.paths import EXACT_PATHS
-from sfpubsub.spark.raw.schema import ADDED_COLUMNS, SCHEMA
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, Destination, check_raw_table
+from sfpubsub.spark.raw.frames import in_newest_layout, spark_schema
+from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, layout_with
+from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
+from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
-_COLUMNS = spark_schema(pa.schema([*SCHEMA, *((name, pa.string()) for name in ADDED_COLUMNS)]))
+# Characters of a date within an ``ingest_hour``, and all of an ``ingest_date``.
+_DATE = len("2026-11-20")
 
 
 @dataclass(frozen=True, order=True)
@@ -29,12 +31,12 @@ class RawBatch:
     """One published batch. Sorts in the order of writing."""
 
     id: str
-    hour: str
-    """Its ``ingest_hour``."""
+    date: str
+    """The day of writing (UTC), such as ``2026-11-20``."""
 
 
 class RawBatches:
-    """The batches of one raw table. Not thread-safe.
+    """The batches of one raw table, whatever its layout. Not thread-safe.
 
     Args:
         spark: The session that reads.
@@ -47,6 +49,8 @@ class RawBatches:
     def __init__(self, spark: SparkSession, table: Destination) -> None:
         self._spark = spark
         self._table = table
+        self._paths: dict[str, str] = {}
+        """Of Parquet: the directory of each batch that was listed."""
         check_raw_table(table)
 
     def after(self, last: RawBatch | None) -> list[RawBatch]:
@@ -64,18 +68,26 @@ class RawBatches:
         return sorted(batch for batch in found if last is None or batch.id > last.id)
 
     def rows(self, batches: Sequence[RawBatch]) -> DataFrame:
-        """Return the rows of some batches, with the columns ``ingest_hour`` and ``batch``."""
+        """Return the rows of some batches, with the columns of the newest layout and no others.
+
+        Those are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
+        """
         if self._table.format == "parquet":
-            paths = [
-                f"{self._table.url}/{HOUR_PREFIX}{batch.hour}/{BATCH_PREFIX}{batch.id}"
-                for batch in batches
-            ]
-            reader = self._spark.read.options(**EXACT_PATHS)
-            reader = reader.option("basePath", self._table.url)
-            return reader.schema(_COLUMNS).parquet(*paths)
+            return in_newest_layout(self._files_of(batches))
         frame = self._frame()
-        hours, ids = {batch.hour for batch in batches}, [batch.id for batch in batches]
-        return frame.where(frame.ingest_hour.isin(*hours) & frame.batch.isin(*ids))
+        layout = layout_with(frame.columns)
+        dates, ids = {batch.date for batch in batches}, [batch.id for batch in batches]
+        wanted = frame[BATCH_COLUMN].isin(*ids) & _between(frame, layout, min(dates), max(dates))
+        return in_newest_layout(frame.where(wanted))
+
+    def _files_of(self, batches: Sequence[RawBatch]) -> DataFrame:
+        if any(batch.id not in self._paths for batch in batches):
+            self._list_once(min(batches))
+        paths = [self._paths[batch.id] for batch in batches]
+        layout = next(layout for layout in LAYOUTS.values() if f"/{layout.prefix}" in paths[0])
+        reader = self._spark.read.options(**EXACT_PATHS)
+        reader = reader.option("basePath", self._table.url)
+        return reader.schema(spark_schema(layout.stored)).parquet(*paths)
 
     def _listed(self, last: RawBatch | None) -> list[RawBatch]:
         # A look that takes its time can miss a batch that is published meanwhile and yet see a
@@ -87,26 +99,43 @@ class RawBatches:
 
     def _list_once(self, last: RawBatch | None) -> list[RawBatch]:
         root = self._table.address
-        hours = [name for name in os.listdir(root) if name.startswith(HOUR_PREFIX)]
         found = []
-        for name in hours:
-            hour = name.removeprefix(HOUR_PREFIX)
-            if last is not None and hour < last.hour:
-                continue  # hours do not go back
-            found += [
-                RawBatch(batch.removeprefix(BATCH_PREFIX), hour)
-                for batch in os.listdir(os.path.join(root, name))
-                if batch.startswith(BATCH_PREFIX)
-            ]
+        for directory in os.listdir(root):
+            prefix = next((prefix for prefix in PREFIXES if directory.startswith(prefix)), None)
+            if prefix is None:
+                continue
+            date = directory.removeprefix(prefix)[:_DATE]
+            if last is not None and date < last.date:
+                continue  # time does not go back
+            for name in os.listdir(os.path.join(root, directory)):
+                if name.startswith(BATCH_PREFIX):
+                    batch = RawBatch(name.removeprefix(BATCH_PREFIX), date)
+                    self._paths[batch.id] = file_url(f"{root}/{directory}/{name}")
+                    found.append(batch)
         return found
 
     def _queried(self, last: RawBatch | None) -> list[RawBatch]:
-        frame = self._frame().select(*ADDED_COLUMNS)
+        frame = self._frame()
+        layout = layout_with(frame.columns)
         if last is not None:
-            frame = frame.where((frame.ingest_hour >= last.hour) & (frame.batch > last.id))
-        return [RawBatch(row["batch"], row["ingest_hour"]) for row in frame.distinct().collect()]
+            frame = frame.where(
+                _between(frame, layout, last.date, None) & (frame[BATCH_COLUMN] > last.id)
+            )
+        day = f.substring(frame[layout.partition].cast("string"), 1, _DATE)
+        found = frame.select(BATCH_COLUMN, day.alias("date")).distinct().collect()
+        return [RawBatch(row[BATCH_COLUMN], row["date"]) for row in found]
 
     def _frame(self) -> DataFrame:
         if self._table.in_catalog:
             return self._spark.read.table(self._table.address)
         return self._spark.read.format(self._table.format).load(self._table.url)
+
+
+def _between(frame: DataFrame, layout: Layout, first: str, last: str | None) -> Column:
+    """Return whether rows are in the partitions of some days, so that no others are read."""
+    column = frame[layout.partition]
+    from_day = f.lit(first).cast("date") if layout is NEWEST else f.lit(first)
+    if last is None:
+        return column >= from_day
+    to_day = f.lit(last).cast("date") if layout is NEWEST else f.lit(f"{last}-23")
+    return column.between(from_day, to_day)

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.layout import layout_with
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
@@ -59,7 +60,8 @@ class DeltaTable(LoggedTable):
             raise ConfigurationError(
                 f"{self.place} is a delta table of somebody else's: name another destination"
             )
-        first = State.first(self._source, self._writer)  # the number is this source's own
+        layout = layout_with(self._rows().columns)
+        first = State.first(self._source, self._writer, layout)  # the number is this source's own
         return self._from_rows(replace(first, number=int(number.get())))
 
     def _log(self) -> Any:
@@ -99,7 +101,7 @@ class DeltaTable(LoggedTable):
             (
                 frame.write.format("delta")
                 .mode("append")
-                .partitionBy("ingest_hour")
+                .partitionBy(state.layout.partition)
                 .options(**options)
                 .save(self._url)
             )

@@ -27,11 +27,11 @@ from sfpubsub.spark.raw.beside import (
     settle,
     sidecar_places,
 )
+from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, newer_layout
 from sfpubsub.spark.raw.lease import LEASE_NAME
 from sfpubsub.spark.raw.paths import SCHEME, file_url, local_path
 
 POSITION_NAME = "_position"
-HOUR_PREFIX = "ingest_hour="
 BATCH_PREFIX = "batch="
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -39,13 +39,12 @@ FORMATS = ("parquet", "delta", "iceberg")
 # A table of a catalog of the user's own, as Spark SQL writes it without quotes.
 _CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
 
+# The layout of Parquet that a table of an older one gets when it is opened: only what is beside it
+# moves. Once it is taken over no older version writes it.
+_ASIDE = 2
+
 # The directory that a table format keeps its log in.
 _LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
-
-# Version of the identity file and of the layout that it stands for. In layout 1 staging and
-# sidecars were in the table's directory; once it is taken over no older version writes it.
-_LAYOUT = 2
-_READ_LAYOUTS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ def check_destination(
         raise _refusal(path, error) from error
 
 
-def claim_table(path: Path, source: Source, staging: Path | None = None) -> Path:
+def claim_table(path: Path, source: Source, staging: Path | None = None) -> tuple[Path, Layout]:
     """Write on a table's directory whose it is, and make its place for staging and sidecars.
 
     Call under the lease. It can die at any step, and be called again:
@@ -234,7 +233,7 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> Path
         staging: As for `Destination.parse`; by default where it was before, or beside the table.
 
     Returns:
-        The place.
+        The place, and the layout: that of the rows that are there, or else the newest.
 
     Raises:
         ConfigurationError: As `check_destination`; or it cannot be written.
@@ -242,7 +241,11 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> Path
     check_destination(path, source, staging=staging)
     staging = staging or _recorded_staging(path)
     place = place_of(path, staging)
-    identity = _Identity(source, staging, _LAYOUT)
+    found = _identity(path)
+    layout = NEWEST
+    if found is not None and found.layout < NEWEST.number and _is_written(path):
+        layout = LAYOUTS[_ASIDE]
+    identity = _Identity(source, staging, layout.number)
     try:
         prepare(path, place)
         if _identity(path) != identity:
@@ -250,7 +253,7 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> Path
         settle(path, place)
     except OSError as error:
         raise _refusal(path, error) from error
-    return place
+    return place, layout
 
 
 def local_sidecars(path: Path, name: str) -> list[Path]:
@@ -320,7 +323,7 @@ def _is_ours(name: str) -> bool:
 
 def _is_written(path: Path) -> bool:
     """Whether it holds rows or a position. Until then a mistyped topic must not keep a path."""
-    return any(name.startswith(HOUR_PREFIX) or name == POSITION_NAME for name in os.listdir(path))
+    return any(name.startswith(PREFIXES) or name == POSITION_NAME for name in os.listdir(path))
 
 
 @dataclass(frozen=True)
@@ -343,12 +346,15 @@ def _identity(path: Path) -> _Identity | None:
         return None
     try:
         found = json.loads(text)
-        if found["layout"] in _READ_LAYOUTS and found["format"] in FORMATS:
+        number = found["layout"]
+        if isinstance(number, int) and number > NEWEST.number:
+            raise ConfigurationError(newer_layout(path, number))
+        if number in LAYOUTS and found["format"] in FORMATS:
             source = Source.choose(found.get("managed"), found.get("topic"))
             staging = found.get("staging")
-            return _Identity(source, Path(staging) if staging else None, found["layout"])
-        reason = f"layout {found['layout']}, format {found['format']}"
-    except (ValueError, KeyError, TypeError, ConfigurationError) as error:
+            return _Identity(source, Path(staging) if staging else None, number)
+        reason = f"layout {number}, format {found['format']}"
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"unreadable: {error}"
     raise ConfigurationError(
         f"{path / IDENTITY_NAME} is not of this version of sfpubsub ({reason}): name another "

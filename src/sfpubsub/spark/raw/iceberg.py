@@ -23,6 +23,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
@@ -136,7 +137,7 @@ class IcebergTable(LoggedTable):
     def _append(self, frame: DataFrame, state: State) -> None:
         options = {
             f"snapshot-property.{_STATE}": state.to_json(),
-            "distribution-mode": "none",  # the frame has one partition, and rows of one hour
+            "distribution-mode": "none",  # the frame has one partition, and rows of one day
         }
         writer = frame.write.format("iceberg").mode("append").options(**options)
         with self._active_session():
@@ -186,11 +187,11 @@ class IcebergTable(LoggedTable):
             creation = frame.limit(0).writeTo(self._address).using("iceberg")
             for key, text in properties.items():
                 creation = creation.tableProperty(key, text)
-            creation.partitionedBy(f.col("ingest_hour")).create()
+            creation.partitionedBy(f.col(NEWEST.partition)).create()
         else:
             iceberg = self._jvm.org.apache.iceberg
             schema = iceberg.spark.SparkSchemaUtil.convert(frame._jdf.schema())
-            spec = iceberg.PartitionSpec.builderFor(schema).identity("ingest_hour").build()
+            spec = iceberg.PartitionSpec.builderFor(schema).identity(NEWEST.partition).build()
             order = iceberg.SortOrder.unsorted()
             self._tables().create(schema, spec, order, properties, self._address)
         operations = self._operations()

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,18 +28,13 @@ from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
 from sfpubsub.spark.raw.destination import Destination, Source
 from sfpubsub.spark.raw.frames import frame_of, keys_among
-from sfpubsub.spark.raw.schema import (
-    ADDED_COLUMNS,
-    HOUR_SECONDS,
-    SCHEMA,
-    hour_of,
-    hour_start,
-    joined_keys,
-)
+from sfpubsub.spark.raw.schema import joined_keys
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.raw.table import RawTable
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
+
+T = TypeVar("T")
 
 # Tries to begin a table. Each fails only if another writer, or somebody's compaction, committed at
 # the same moment.
@@ -47,8 +42,6 @@ _FENCE_TRIES = 5
 
 # Keys that are brought to the driver at once. A row takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
-
-_CREATED = pa.schema([*SCHEMA, *(pa.field(name, pa.string()) for name in ADDED_COLUMNS)])
 
 
 class Conflict(Exception):  # noqa: N818  # never leaves this package; not an error of the user's
@@ -141,8 +134,11 @@ class LoggedTable(RawTable):
     ) -> str:
         """See `RawTable`. One transaction, which the format makes durable and visible at once."""
         batch = f"b{self.next_seq:019d}"
-        for column, text in zip(ADDED_COLUMNS, (hour_of(now), batch), strict=True):
-            rows = rows.append_column(column, pa.repeat(pa.scalar(text), len(rows)))
+        layout = self._known.layout
+        rows = rows.select(layout.columns.names)
+        values = (layout.value_of(now), batch)
+        for field, value in zip(list(layout.stored)[-len(values) :], values, strict=True):
+            rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), len(rows)))
         state = self._known.grown(batch, len(rows), position, now, name)
         self._try_commit(rows, state, f"batch {batch} of {state.rows} events was not written")
         return batch
@@ -152,19 +148,30 @@ class LoggedTable(RawTable):
         self._try_commit(None, self._known.moved(position), "the position was not written")
 
     def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is the end of the rows' hour."""
-        if self.next_seq == 0 or hour_of(self.newest_time) < hour_of(oldest):
+        """See `RawTable`. The time is the end of the rows' partition, or the newest batch's."""
+        layout = self._known.layout
+        column = layout.partition
+        if self.next_seq == 0 or layout.text_of(self.newest_time) < layout.text_of(oldest):
             return  # Spark takes a second to find nothing
         with self._errors("cannot be read"):
-            frame = self._rows().where(f.col("ingest_hour") >= hour_of(oldest))
-            frame = frame.select("ingest_hour", "dedupe_key")
+            frame = self._rows().where(f.col(column) >= f.lit(layout.value_of(oldest)))
+            frame = frame.select(column, "dedupe_key")
             some = frame.limit(_KEYS_AT_ONCE + 1).toArrow()
             if len(some) <= _KEYS_AT_ONCE:
-                yield from _keys(some)
+                yield from self._keys(some)
                 return
-            counts = frame.groupBy("ingest_hour").count().orderBy("ingest_hour").collect()
-            for first, last in _spans([(row["ingest_hour"], row["count"]) for row in counts]):
-                yield from _keys(frame.where(f.col("ingest_hour").between(first, last)).toArrow())
+            counts = frame.groupBy(column).count().orderBy(column).collect()
+            for first, last in _spans([(row[column], row["count"]) for row in counts]):
+                some = frame.where(f.col(column).between(f.lit(first), f.lit(last))).toArrow()
+                yield from self._keys(some)
+
+    def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
+        """Yield the keys of each partition, in the order of time."""
+        layout = self._known.layout
+        column = rows[layout.partition]
+        for value in sorted(pc.unique(column).to_pylist()):
+            written = min(layout.end_of(value), max(self.newest_time, layout.start_of(value)))
+            yield written, joined_keys(rows.filter(pc.equal(column, value))["dedupe_key"])
 
     def stored(
         self, keys: Collection[bytes], first: float | None, last: float | None
@@ -173,11 +180,11 @@ class LoggedTable(RawTable):
         if not keys or self.next_seq == 0:
             return set()
         with self._errors("cannot be read"):
-            rows = self._rows()
+            rows, layout = self._rows(), self._known.layout
             if first is not None:
-                rows = rows.where(f.col("ingest_hour") >= hour_of(first))
+                rows = rows.where(f.col(layout.partition) >= f.lit(layout.value_of(first)))
             if last is not None:
-                rows = rows.where(f.col("ingest_hour") <= hour_of(last))
+                rows = rows.where(f.col(layout.partition) <= f.lit(layout.value_of(last)))
             return keys_among(self._spark, rows, keys)
 
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
@@ -234,7 +241,7 @@ class LoggedTable(RawTable):
         empty = rows is None
         with frame_of(
             self._spark,
-            _CREATED.empty_table() if rows is None else rows,
+            state.layout.stored.empty_table() if rows is None else rows,
             scratch=self._scratch(),
         ) as frame:
             self._write(frame, state, empty=empty)
@@ -261,8 +268,9 @@ class LoggedTable(RawTable):
             known: What still holds: whose table it is, who wrote last, and the highest number.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
-        found = rows.select("ingest_seq", "ingest_hour").limit(1).collect()
-        state = replace(State.first(known.source, known.writer), number=known.number)
+        layout = known.layout
+        found = rows.select("ingest_seq", layout.partition).limit(1).collect()
+        state = replace(State.first(known.source, known.writer, layout), number=known.number)
         if not found:
             return state
         (row,) = found
@@ -276,7 +284,7 @@ class LoggedTable(RawTable):
             state,
             next_seq=row["ingest_seq"] + 1,
             position=position,
-            time=hour_start(row["ingest_hour"]),
+            time=layout.start_of(row[layout.partition]),
         )
 
     @abstractmethod
@@ -307,8 +315,8 @@ class LoggedTable(RawTable):
         """Return the table as it is now."""
 
 
-def _spans(counts: list[tuple[str, int]]) -> Iterator[tuple[str, str]]:
-    """Divide hours, in their order, into spans that the driver can hold."""
+def _spans(counts: list[tuple[T, int]]) -> Iterator[tuple[T, T]]:
+    """Divide partitions, in their order, into spans that the driver can hold."""
     start, total = 0, 0
     for index, (_, count) in enumerate(counts):
         if total and total + count > _KEYS_AT_ONCE:
@@ -317,10 +325,3 @@ def _spans(counts: list[tuple[str, int]]) -> Iterator[tuple[str, str]]:
         total += count
     if counts:
         yield counts[start][0], counts[-1][0]
-
-
-def _keys(rows: pa.Table) -> Iterator[tuple[float, bytes]]:
-    """Yield the keys of each hour, in the order of hours."""
-    for hour in sorted(pc.unique(rows["ingest_hour"]).to_pylist()):
-        keys = rows.filter(pc.equal(rows["ingest_hour"], hour))["dedupe_key"]
-        yield hour_start(hour) + HOUR_SECONDS, joined_keys(keys)

@@ -5,17 +5,17 @@
     orders/_table.json                                            whose table it is
     orders/_lease                                                 who writes (lease.py)
     orders/_position                                              if newer than the newest batch's
-    orders/ingest_hour=2026-11-20-23/batch=b…042/part-….parquet   rows
-    orders/ingest_hour=2026-11-20-23/batch=b…042/_position        where a topic resumes after them
-    orders/ingest_hour=2026-11-20-23/batch=b…042/_name            if the batch was given a name
+    orders/ingest_date=2026-11-20/batch=b…042/part-….parquet   rows
+    orders/ingest_date=2026-11-20/batch=b…042/_position        where a topic resumes after them
+    orders/ingest_date=2026-11-20/batch=b…042/_name            if the batch was given a name
     .orders.sfpubsub/_staging/<batch>.<attempt>/                  a write under way, or a dead one
 
 Readers see each published batch whole and nothing else: in the table's tree every ``*.parquet`` is
 published, directories appear whole, and none ever goes away (beside.py). A batch's id is its first
 ``ingest_seq``, padded, so that names sort in order of arrival; ids begin with a letter, or readers
-would take them for numbers of differing types. The hour is the one of writing and never goes back,
+would take them for numbers of differing types. The day is the one of writing and never goes back,
 not even with the clock: the newest batch is the last name in the last directory. Modification times
-decide nothing.
+decide nothing. (In tables of an older layout directories are hours: layout.py.)
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, HOUR_PREFIX, POSITION_NAME, Source
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, POSITION_NAME, Source
 from sfpubsub.spark.raw.frames import frame_of, keys_among
+from sfpubsub.spark.raw.layout import Layout
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
-from sfpubsub.spark.raw.schema import HOUR_SECONDS, hour_of, hour_start, joined_keys
+from sfpubsub.spark.raw.schema import joined_keys
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
@@ -108,10 +109,14 @@ class ParquetTable(RawTable):
         path: The table's directory; exists, and is leased to this process.
         source: Whose table it is. Positions are kept for a topic.
         place: What `sfpubsub.spark.raw.destination.claim_table` returned: batches are staged there.
+        layout: As well.
     """
 
-    def __init__(self, spark: SparkSession, path: Path, source: Source, place: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, path: Path, source: Source, place: Path, layout: Layout
+    ) -> None:
         self.path = path
+        self._layout = layout
         self._staging = place / STAGING_NAME
         self._source = source
         self._next_seq = 0
@@ -132,8 +137,8 @@ class ParquetTable(RawTable):
 
     @property
     def newest_time(self) -> float:
-        """See `RawTable`. The beginning of the newest batch's hour."""
-        return _hour_start(self._newest.path.parent) if self._newest else 0.0
+        """See `RawTable`. The beginning of the newest batch's partition."""
+        return self._start_of(self._newest.path.parent) if self._newest else 0.0
 
     @property
     def names(self) -> Collection[str]:
@@ -170,13 +175,13 @@ class ParquetTable(RawTable):
             raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
 
     def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is the end of the rows' hour."""
-        first = _hour_name(oldest)
+        """See `RawTable`. The time is the end of the rows' partition."""
+        first = self._name_of(oldest)
         try:
-            for hour in self._hours():
-                if hour.name >= first:
-                    end = _hour_start(hour) + HOUR_SECONDS
-                    for keys in _scan_keys(_files(hour)):
+            for partition in self._partitions():
+                if partition.name >= first:
+                    end = self._start_of(partition) + self._layout.seconds
+                    for keys in _scan_keys(_files(partition)):
                         yield end, keys
         except _READ_ERRORS as error:
             raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
@@ -185,18 +190,18 @@ class ParquetTable(RawTable):
         self, keys: Collection[bytes], first: float | None, last: float | None
     ) -> set[bytes]:
         """See `RawTable`."""
-        earliest = HOUR_PREFIX if first is None else _hour_name(first)
-        latest = None if last is None else _hour_name(last)
-        hours = [
-            file_url(hour)
-            for hour in self._hours()
-            if earliest <= hour.name and (latest is None or hour.name <= latest)
+        earliest = self._layout.prefix if first is None else self._name_of(first)
+        latest = None if last is None else self._name_of(last)
+        partitions = [
+            file_url(partition)
+            for partition in self._partitions()
+            if earliest <= partition.name and (latest is None or partition.name <= latest)
         ]
-        if not hours or not keys:
+        if not partitions or not keys:
             return set()
         try:
             reader = self._spark.read.options(**EXACT_PATHS, basePath=file_url(self.path))
-            rows = reader.schema(_KEYS).parquet(*hours)
+            rows = reader.schema(_KEYS).parquet(*partitions)
             return keys_among(self._spark, rows, keys)
         except SPARK_ERRORS as error:
             raise WriteError(
@@ -222,9 +227,9 @@ class ParquetTable(RawTable):
         """
         batch = f"b{self._next_seq:019d}"
         staged = self._staging / f"{batch}.{uuid.uuid4().hex}"
-        hour = self.path / _hour_name(now)
+        partition = self.path / self._name_of(now)
         try:
-            self._stage(rows, staged)
+            self._stage(rows.select(self._layout.columns.names), staged)
             _check(staged, len(rows))
             position = position or self._position
             if self._source.kind == "topic":
@@ -233,7 +238,7 @@ class ParquetTable(RawTable):
             if name is not None:
                 (staged / _NAME).write_text(name, encoding="utf-8")
             sync_directory_and_files(staged)
-            published = _Batch(hour / f"{BATCH_PREFIX}{batch}")
+            published = _Batch(partition / f"{BATCH_PREFIX}{batch}")
             self._publish(staged, published.path)
         except (*SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(
@@ -265,29 +270,35 @@ class ParquetTable(RawTable):
             frame.write.options(**WRITE_OPTIONS).mode("append").parquet(file_url(staged))
 
     def _publish(self, staged: Path, target: Path) -> None:
-        hour = target.parent
-        if not hour.exists():
-            hour.mkdir()
+        partition = target.parent
+        if not partition.exists():
+            partition.mkdir()
             sync(self.path)
         os.rename(staged, target)  # refuses a target with files in it
-        sync(hour)
+        sync(partition)
         sync(staged.parent)
 
-    def _hours(self) -> list[Path]:
-        hours = sorted(path for path in self.path.iterdir() if path.name.startswith(HOUR_PREFIX))
-        for hour in hours:
+    def _name_of(self, time: float) -> str:
+        return self._layout.prefix + self._layout.text_of(time)
+
+    def _start_of(self, partition: Path) -> float:
+        return self._layout.start_of(partition.name.removeprefix(self._layout.prefix))
+
+    def _partitions(self) -> list[Path]:
+        found = sorted(p for p in self.path.iterdir() if p.name.startswith(self._layout.prefix))
+        for partition in found:
             try:
-                _hour_start(hour)
+                self._start_of(partition)
             except ValueError as error:
                 raise WriteError(
-                    f"{hour} is not a directory that sfpubsub made: readers take it for a part of "
-                    f"the table; remove it"
+                    f"{partition} is not a directory that sfpubsub made: readers take it for a "
+                    f"part of the table; remove it"
                 ) from error
-        return hours
+        return found
 
     def _batches_backwards(self) -> Iterator[_Batch]:
-        for hour in reversed(self._hours()):
-            yield from reversed(_batches(hour))  # none, if a write died before filling the hour
+        for partition in reversed(self._partitions()):
+            yield from reversed(_batches(partition))  # none, if a write died before filling it
 
     def _position_text(self, position: ReplayId | None, after: _Batch | None = None) -> str:
         replay_id = position.base64() if position else None
@@ -319,20 +330,12 @@ def _check(staged: Path, expected: int) -> None:
         )
 
 
-def _hour_name(time: float) -> str:
-    return HOUR_PREFIX + hour_of(time)
+def _batches(partition: Path) -> list[_Batch]:
+    return [_Batch(p) for p in sorted(partition.iterdir()) if p.name.startswith(BATCH_PREFIX)]
 
 
-def _hour_start(hour: Path) -> float:
-    return hour_start(hour.name.removeprefix(HOUR_PREFIX))
-
-
-def _batches(hour: Path) -> list[_Batch]:
-    return [_Batch(path) for path in sorted(hour.iterdir()) if path.name.startswith(BATCH_PREFIX)]
-
-
-def _files(hour: Path) -> list[Path]:
-    return [file for batch in _batches(hour) for file in batch.files]
+def _files(partition: Path) -> list[Path]:
+    return [file for batch in _batches(partition) for file in batch.files]
 
 
 def _scan_keys(files: Collection[Path]) -> Iterator[bytes]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME
 from sfpubsub.client.batch import Event
 from sfpubsub.errors import DecodeError
-from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.raw.schema import CHANGE_HEADER, SCHEMA
 
-# Rows that become Arrow data at once. With fewer the twelve columns' own cost shows (80 µs), with
+# Rows that become Arrow data at once. With fewer the columns' own cost shows (80 µs), with
 # more the garbage collector's.
 _PIECE = 1000
 
@@ -43,6 +43,8 @@ class Row:
     event_time: int | None
     """Milliseconds since 1970 UTC."""
     payload_json: str | None
+    change_header: Mapping[str, Any] | None = None
+    """As it was decoded."""
     error: DecodeError | None = None
     """Why there is no JSON."""
 
@@ -51,10 +53,10 @@ def read(event: Event, received_at: float) -> Row:
     """Decode an event. One that cannot be decoded becomes a row without JSON."""
     key = event.dedupe_key
     try:
-        time, text = event.time_and_json()
+        time, header, text = event.facts_and_json()
     except DecodeError as error:
-        return Row(event, key, received_at, None, None, error)
-    return Row(event, key, received_at, time, text)
+        return Row(event, key, received_at, None, None, error=error)
+    return Row(event, key, received_at, time, text, header)
 
 
 def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
@@ -74,16 +76,65 @@ def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
         "subscription": [event.subscription for event in events],
         "schema_id": [raw.schema_id for raw in raws],
         "event_name": [event.codec.name for event in events],
-        "event_time": [
-            None if time is None or not FIRST_TIME <= time <= LAST_TIME else time * 1000
-            for time in [row.event_time for row in rows]
-        ],
+        "event_time": [_time(row.event_time) for row in rows],
         "received_at": [round(row.received_at * 1_000_000) for row in rows],
         "ingest_seq": range(first_seq, first_seq + len(rows)),
         "payload": [raw.payload for raw in raws],
         "payload_json": [row.payload_json for row in rows],
+        "org_id": pa.nulls(len(rows), pa.string()),  # of the rows of one writer, which adds it
+        "change_header": _change_headers([row.change_header for row in rows]),
+        # Of a name that came twice the last one stays: a map has each once.
+        "headers": [dict(raw.headers) if raw.headers else None for raw in raws],
     }
     return pa.Table.from_pydict(columns, schema=SCHEMA)
+
+
+def _change_headers(headers: Sequence[Mapping[str, Any] | None]) -> pa.Array:
+    """Return headers as a column. What is not of the documented type is null, and in the JSON."""
+    if all(header is None for header in headers):
+        return pa.nulls(len(headers), CHANGE_HEADER)
+    said = [header or {} for header in headers]
+    parts = [
+        pa.array([as_said(header.get(name)) for header in said], field.type)
+        for field, (name, as_said) in zip(CHANGE_HEADER, _HEADER_FIELDS, strict=True)
+    ]
+    absent = pa.array([header is None for header in headers])
+    return pa.StructArray.from_arrays(parts, fields=list(CHANGE_HEADER), mask=absent)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int else None  # of Avro, so of no more than 64 bits
+
+
+def _time(value: object) -> int | None:
+    """Return a time in milliseconds as one in microseconds, if Spark can hold it."""
+    if not isinstance(value, int) or not FIRST_TIME <= value <= LAST_TIME:
+        return None
+    return value * 1000
+
+
+def _texts(value: object) -> list[str] | None:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        return None
+    return value
+
+
+# In the order of `CHANGE_HEADER`: Salesforce's names, and what is taken for a value.
+_HEADER_FIELDS: tuple[tuple[str, Callable[[object], object]], ...] = (
+    ("entityName", _text),
+    ("recordIds", _texts),
+    ("changeType", _text),
+    ("changeOrigin", _text),
+    ("transactionKey", _text),
+    ("sequenceNumber", _number),
+    ("commitTimestamp", _time),
+    ("commitNumber", _number),
+    ("commitUser", _text),
+)
 
 
 class EventRows:

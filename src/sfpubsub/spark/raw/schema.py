@@ -2,11 +2,10 @@
 
 Knows no Spark, no files and no position's meaning: `replay_id` is bytes that are stored, and never
 compared, cast or ordered. Rows have an order of their own, ``ingest_seq``: the order of arrival.
+Which of the columns a table has, and by what it is partitioned, says its layout (layout.py).
 """
 
 from __future__ import annotations
-
-from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +14,24 @@ from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.errors import LocalProtocolError
 from sfpubsub.types.events import KEY_BYTES
 
+# The header of a change event (Salesforce documentation, change event header fields), so that no
+# query has to parse JSON to find a record. Its three lists of fields are bitmaps, which only the
+# event's schema can read: they stay in the payload.
+CHANGE_HEADER = pa.struct(
+    [
+        ("entity_name", pa.string()),
+        ("record_ids", pa.list_(pa.string())),
+        ("change_type", pa.string()),
+        ("change_origin", pa.string()),
+        ("transaction_key", pa.string()),
+        ("sequence_number", pa.int64()),
+        ("commit_timestamp", TIME),
+        ("commit_number", pa.int64()),
+        ("commit_user", pa.string()),
+    ]
+)
+
+# Columns are only ever added, at the end, and never change their types or meaning.
 SCHEMA = pa.schema(
     [
         ("event_id", pa.string()),  # empty where the event has none
@@ -29,39 +46,66 @@ SCHEMA = pa.schema(
         ("ingest_seq", pa.int64()),
         ("payload", pa.binary()),
         ("payload_json", pa.string()),  # null where the payload does not fit its schema
+        # Since layout 3.
+        ("org_id", pa.string()),
+        ("change_header", CHANGE_HEADER),  # null for all other events
+        ("headers", pa.map_(pa.string(), pa.binary())),  # null where the event has none
     ]
 )
 
-# Columns that readers see after those of `SCHEMA`, in every format: the hour of writing (UTC), by
-# which the table is partitioned, and the batch's id. In Parquet the directories' names carry them.
-ADDED_COLUMNS = ("ingest_hour", "batch")
+# The columns that were there from the beginning. Rows may lack the others, which are null then.
+FIRST_COLUMNS = SCHEMA.names[:12]
 
-# The form of `ingest_hour`, whose order as text is its order in time.
-_HOUR_FORMAT = "%Y-%m-%d-%H"
-HOUR_SECONDS = 3600.0
+BATCH_COLUMN = "batch"
+
+# What the tables say of their columns.
+COMMENTS = {
+    "event_id": "Id of the event, a UUID; empty for an event without one",
+    "dedupe_key": "16 bytes that are the same whenever the same event is received again",
+    "replay_id": "Position of the event: opaque, without an order",
+    "topic": "Topic of the event",
+    "subscription": "Topic or managed subscription that delivered the event",
+    "schema_id": "Id of the Avro schema that the payload was written with: see _schemas",
+    "event_name": "API name of the event type",
+    "event_time": "When the event happened, by its own account (UTC)",
+    "received_at": "When the event was received (UTC)",
+    "ingest_seq": "Order of arrival; what to order by",
+    "payload": "The event in Avro, as it was received",
+    "payload_json": "The event as a JSON text; null if it could not be decoded",
+    "org_id": "Id of the Salesforce org, 18 characters, where it is known",
+    "change_header": "Header of a change event; null for other events",
+    "headers": "Headers that the event was sent with; null if there are none",
+    "ingest_hour": "Hour in which the row was written (UTC)",
+    "ingest_date": "Day on which the row was written (UTC)",
+    BATCH_COLUMN: "Write that the row came with; sorts in the order of writing",
+}
 
 
 def check_rows(rows: pa.Table) -> pa.Table:
     """Return rows of any origin with the columns of `SCHEMA`; ``ingest_seq`` means nothing yet.
 
-    ``ingest_seq`` may be missing, and `ADDED_COLUMNS` are dropped if present: the table that takes
-    the rows makes its own.
+    ``ingest_seq`` may be missing, and so may columns that raw tables have not had from the
+    beginning. Those that the table makes itself are dropped if present.
 
     Raises:
         LocalProtocolError: Columns are missing, unknown, of other types, or a key is not one.
     """
-    names = set(rows.column_names)
-    if "ingest_seq" not in names:
-        rows = rows.append_column("ingest_seq", pa.nulls(len(rows), pa.int64()))
-        names.add("ingest_seq")
-    wrong = names.symmetric_difference(SCHEMA.names) - set(ADDED_COLUMNS)
+    names = set(rows.column_names) - {"ingest_hour", "ingest_date", BATCH_COLUMN}
+    may_lack = {"ingest_seq", *SCHEMA.names} - (set(FIRST_COLUMNS) - {"ingest_seq"})
+    wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
     if wrong:
         raise LocalProtocolError(
             f"rows for a raw table have its columns; missing or unknown: {', '.join(sorted(wrong))}"
         )
     try:
-        rows = rows.select(SCHEMA.names).cast(SCHEMA)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        columns = [
+            rows[column.name].cast(column.type)
+            if column.name in names
+            else pa.nulls(len(rows), column.type)
+            for column in SCHEMA
+        ]
+        rows = pa.Table.from_arrays(columns, schema=SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise LocalProtocolError(f"rows for a raw table have its types: {error}") from error
     lengths = set(pc.unique(pc.binary_length(rows["dedupe_key"])).to_pylist())
     if not lengths <= {KEY_BYTES}:
@@ -75,6 +119,14 @@ def renumbered(rows: pa.Table, first_seq: int) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("ingest_seq"), "ingest_seq", numbers)
 
 
+def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
+    """Return *rows* with *org_id* where they do not say which org they are of."""
+    if not org_id:
+        return rows
+    place = rows.schema.get_field_index("org_id")
+    return rows.set_column(place, "org_id", pc.fill_null(rows["org_id"], org_id))
+
+
 def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
     """Return the dedupe keys of a column one after the other, as a `Window` takes them."""
     if isinstance(keys, pa.ChunkedArray):
@@ -84,17 +136,3 @@ def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
     keys = keys.cast(pa.binary(KEY_BYTES))
     start = keys.offset * KEY_BYTES
     return bytes(memoryview(keys.buffers()[1])[start : start + len(keys) * KEY_BYTES])
-
-
-def hour_of(time: float) -> str:
-    """Return the ``ingest_hour`` of a time in seconds since 1970 UTC."""
-    return datetime.fromtimestamp(time, UTC).strftime(_HOUR_FORMAT)
-
-
-def hour_start(hour: str) -> float:
-    """Return the beginning of an ``ingest_hour`` in seconds since 1970 UTC.
-
-    Raises:
-        ValueError: It is none.
-    """
-    return datetime.strptime(hour, _HOUR_FORMAT).replace(tzinfo=UTC).timestamp()

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, Layout, newer_layout
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES
 from sfpubsub.types import ReplayId
-
-# Version of the record, and of the table's columns that it stands for.
-_LAYOUT = 1
 
 # The key that tells our records from other people's metadata.
 _MARK = "sfpubsub"
@@ -44,11 +42,13 @@ class State:
     """The batch of this transaction; None if it has no rows."""
     first_seq: int | None = None
     rows: int = 0
+    layout: Layout = NEWEST
+    """What the table's columns are."""
 
     @classmethod
-    def first(cls, source: Source, writer: str) -> State:
+    def first(cls, source: Source, writer: str, layout: Layout = NEWEST) -> State:
         """Return the state of a table in which nothing is."""
-        return cls(source, writer, uuid.uuid4().hex, 0)
+        return cls(source, writer, uuid.uuid4().hex, 0, layout=layout)
 
     def taken_by(self, writer: str) -> State:
         """Return the state of a transaction without rows, which ends every older writer."""
@@ -87,7 +87,7 @@ class State:
         """Return the record."""
         return json.dumps(
             {
-                _MARK: _LAYOUT,
+                _MARK: self.layout.number,
                 self.source.kind: self.source.name,
                 "writer": self.writer,
                 "attempt": self.attempt,
@@ -117,14 +117,11 @@ class State:
             return None
         try:
             found = json.loads(text)
-            layout = found[_MARK]
+            number = found[_MARK]
         except (ValueError, KeyError, TypeError):
             return None  # somebody's note that has our name in it
-        if layout != _LAYOUT:
-            raise ConfigurationError(
-                f"{where} was written by another version of sfpubsub (layout {layout}): name "
-                f"another destination"
-            )
+        if number not in LAYOUTS:
+            raise ConfigurationError(newer_layout(where, number))
         try:
             return cls(
                 source=Source.choose(found.get("managed"), found.get("topic")),
@@ -140,6 +137,7 @@ class State:
                 batch=found["batch"],
                 first_seq=found["first_seq"],
                 rows=int(found["rows"]),
+                layout=LAYOUTS[number],
             )
         except (ValueError, KeyError, TypeError, ConfigurationError) as error:
             raise ConfigurationError(

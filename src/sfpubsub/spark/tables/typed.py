@@ -8,8 +8,8 @@
     _staging/                                                 a derivation under way, or a dead one
     _ready/                                                   one that is being published
     Order_Event__e/_columns.json                              its Spark schema and its schemas' ids
-    Order_Event__e/ingest_hour=…/batch=<raw batch>/part-….parquet
-    _undecodable/ingest_hour=…/batch=<raw batch>/part-….parquet
+    Order_Event__e/ingest_date=…/batch=<raw batch>/part-….parquet
+    _undecodable/ingest_date=…/batch=<raw batch>/part-….parquet
 
 A derivation is staged, decided on by one rename, and then published, a rename for each type and
 batch; one that died after the decision is finished first (typed_files.py). `_derived` moves only

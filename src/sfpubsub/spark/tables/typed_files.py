@@ -26,8 +26,9 @@ from sfpubsub.durable import make_directory, replace_file, sync, sync_directory_
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.batches import RawBatch
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, HOUR_PREFIX, Destination
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, Destination
 from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.lease import LEASE_NAME
 from sfpubsub.spark.raw.parquet import WRITE_OPTIONS
 from sfpubsub.spark.raw.paths import file_url
@@ -95,7 +96,7 @@ class Staged:
         writer.mode("error").parquet(file_url(place))
         if not (place / "_SUCCESS").exists():
             raise WriteError(f"spark did not finish {place}: do its executors share it?")
-        for batch in sorted(place.glob(f"{HOUR_PREFIX}*/{BATCH_PREFIX}*")):
+        for batch in sorted(place.glob(f"{NEWEST.prefix}*/{BATCH_PREFIX}*")):
             count = sum(pq.read_metadata(file).num_rows for file in batch.glob("part-*.parquet"))
             self._batches[name, batch.name.removeprefix(BATCH_PREFIX)] = (batch, count)
 
@@ -116,7 +117,7 @@ class Staged:
 
         If it fails or dies, `finish` does the rest, or nothing of it is published.
         """
-        record = {"v": 1, "batch": last.id, "ingest_hour": last.hour}
+        record = {"v": 1, "batch": last.id, "ingest_date": last.date}
         make_directory(self._path)
         replace_file(self._path / DERIVED_NAME, json.dumps(record))
         above = set()
@@ -135,14 +136,14 @@ def finish(tables: Path) -> None:
     ready = tables / _READY_NAME
     if not ready.exists():
         return
-    for hour in sorted(ready.glob(f"*/{HOUR_PREFIX}*")):
-        target = tables / hour.relative_to(ready)
+    for day in sorted(ready.glob(f"*/{NEWEST.prefix}*")):
+        target = tables / day.relative_to(ready)
         make_directory(target)
-        for batch in sorted(hour.glob(f"{BATCH_PREFIX}*")):
+        for batch in sorted(day.glob(f"{BATCH_PREFIX}*")):
             if not (target / batch.name).exists():  # else it was derived before
                 os.rename(batch, target / batch.name)
         sync(target)  # also what was moved before a death
-        sync(hour)
+        sync(day)
     replace_file(tables / DERIVED_NAME, (ready / DERIVED_NAME).read_text(encoding="utf-8"))
     # Away at once: with its note gone and the directory still there it would be none of both.
     done = tables / STAGING_NAME / uuid.uuid4().hex
@@ -160,7 +161,7 @@ def last_derived(tables: Path) -> RawBatch | None:
     note = tables / DERIVED_NAME
     try:
         found = json.loads(note.read_text(encoding="utf-8"))
-        return RawBatch(found["batch"], found["ingest_hour"])
+        return RawBatch(found["batch"], found["ingest_date"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,0 +1,26 @@
+"""Parquet tables as versions before the present layout left them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from sfpubsub.spark.raw.layout import LAYOUTS
+
+
+def as_layout_2(table: Path) -> None:
+    """Turn a table of the newest layout into one of layout 2: fewer columns, and hours."""
+    old = LAYOUTS[2]
+    for file in sorted(table.glob("ingest_date=*/batch=*/part-*.parquet")):
+        (row_time,) = {file.parent.parent.name.removeprefix("ingest_date=")}
+        hour = table / f"ingest_hour={row_time}-23"
+        hour.mkdir(exist_ok=True)
+        rows = pq.ParquetFile(file).read().select(old.columns.names)
+        pq.write_table(rows, file)
+        file.parent.rename(hour / file.parent.name)
+    for day in table.glob("ingest_date=*"):
+        day.rmdir()
+    identity = json.loads((table / "_table.json").read_text())
+    (table / "_table.json").write_text(json.dumps({**identity, "layout": 2}))
