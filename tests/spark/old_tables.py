@@ -14,11 +14,11 @@ def as_layout_2(table: Path) -> None:
     """Turn a table of the newest layout into one of layout 2: fewer columns, and hours."""
     old = LAYOUTS[2]
     for file in sorted(table.glob("ingest_date=*/batch=*/part-*.parquet")):
-        (row_time,) = {file.parent.parent.name.removeprefix("ingest_date=")}
-        hour = table / f"ingest_hour={row_time}-23"
+        hour = table / f"ingest_hour={file.parent.parent.name.removeprefix('ingest_date=')}-23"
         hour.mkdir(exist_ok=True)
         rows = pq.ParquetFile(file).read().select(old.columns.names)
         pq.write_table(rows, file)
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # of what was there before
         file.parent.rename(hour / file.parent.name)
     for day in table.glob("ingest_date=*"):
         day.rmdir()

@@ -120,6 +120,7 @@ class Table:
         self._writer = writer
         self._source = source
         self._rows: list[Row] = []
+        self._schemas: dict[str, str] = {}
         self._bytes = 0
         self.duplicates = 0
         """Events that the table had already."""
@@ -143,16 +144,21 @@ class Table:
         if row.error is not None:
             raise row.error
         self._rows.append(row)
+        self._schemas[event.schema_id] = event.codec.schema_json
         self._bytes += len(event.payload)
         return len(self._rows) >= _ROWS or self._bytes >= _ROW_BYTES
 
     def write(self) -> None:
-        """See `Sink`. What the table has is not written again, however long ago it was."""
+        """See `Sink`. What the table has is not written again, however long ago it was.
+
+        The schemas are durable beside the table before the rows.
+        """
         from sfpubsub.spark.raw.rows import arrow_table
 
         if self._rows:
-            self.duplicates += self._writer.write_rows(arrow_table(self._rows, 0)).duplicates
-        self._rows, self._bytes = [], 0
+            rows = arrow_table(self._rows, 0)
+            self.duplicates += self._writer.write_rows(rows, schemas=self._schemas).duplicates
+        self._rows, self._schemas, self._bytes = [], {}, 0
 
 
 def source_of(entry: QuarantinedEvent) -> Source:

@@ -22,7 +22,7 @@ HealthState: TypeAlias = Literal[
     "closed",
 ]
 
-GapReason: TypeAlias = Literal["unanchored", "repositioned", "rejected", "missing"]
+GapReason: TypeAlias = Literal["unanchored", "repositioned", "rejected", "missing", "restored"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Gap:
     """``unanchored`` (a drop before a LATEST start had a position, or before a managed subscription
     had a confirmed commit), ``repositioned`` (the service began a managed stream elsewhere),
     ``rejected`` (the position was refused), ``missing`` (a Spark source was given an offset of
-    which the service knows nothing)."""
+    which the service knows nothing), ``restored`` (a raw table was taken back to an older version,
+    and the managed subscription has gone past what it lost)."""
     subscription: str
     """Topic, or name or id of the managed subscription."""
     after: ReplayId | None = None

@@ -9,8 +9,8 @@ import pytest
 
 from sfpubsub.errors import ReplayIdRejectedError, StreamUnavailableError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
+from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.ingest.sidecars import Commit
-from sfpubsub.spark.ingest.writer import WriteResult
 from sfpubsub.types import Gap
 from tests.conftest import until
 from tests.spark.fakes import Clock, FakeSubscription
@@ -49,9 +49,6 @@ class FakeSidecars:
         self.log = subscription.log
         self.gaps: list[Gap] = []
         self.commits: list[Commit] = []
-
-    def keep_schemas(self, codecs):
-        self.log.append(f"schemas {sorted(codecs)}")
 
     def keep_gaps(self, gaps):
         self.gaps += gaps
@@ -399,14 +396,6 @@ def beside(subscription: FakeSubscription, **options):
     return job, writer, sidecars
 
 
-def test_schemas_are_kept_before_the_rows_that_need_them():
-    """Rows without their schema could not be decoded, if the service forgot it."""
-    subscription = FakeSubscription([3])
-    job, _, _ = beside(subscription, idle_timeout=1.0)
-    job.run()
-    assert subscription.log == ["schemas ['schema-1']", "write", "ack"]
-
-
 def test_a_gap_is_kept_before_what_came_after_it_is_written():
     """Even if it was told while the batch was being gathered; once each."""
     gap = Gap("repositioned", MANAGED)
@@ -459,7 +448,7 @@ def test_a_commit_is_noted_after_its_receipt_and_covers_every_write_before_it():
     subscription = FakeSubscription([3, 2, confirm, 4])
     job, _, sidecars = beside(subscription, batch_events=1, idle_timeout=1.0)
     job.run()
-    assert subscription.log[-3:] == ["schemas ['schema-1']", "write", "ack"], "not confirmed"
+    assert subscription.log[-2:] == ["write", "ack"], "not confirmed"
     (first,) = sidecars.commits
     assert (first.received, first.batches, first.replay_id) == (5, 2, replay_id(4).hex())
     subscription.confirmed, subscription.committed = 9, replay_id(8)

@@ -15,6 +15,9 @@ from sfpubsub.cli.main import run
 from sfpubsub.cli.redrive import Decoder, Table, redrive, source_of
 from sfpubsub.errors import WriteError
 from sfpubsub.spark import EventWriter
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.parquet import ParquetTable
+from sfpubsub.stores.schema_store import FileSchemaStore
 from tests.spark.sample_events import (
     MANAGED,
     NOW,
@@ -158,3 +161,22 @@ def test_the_command_redrives_into_a_table(table, kept, tmp_path, capsys):
     assert run([*command, str(tmp_path / "other"), "--again"]) == 1
     assert run([*command[:-1], "--format", "parquet"]) == 2
     assert "--to" in capsys.readouterr().err
+
+
+def test_the_schema_of_a_redriven_row_is_kept_before_the_row(spark, table, kept, monkeypatch):
+    """Wherever it was found: typed tables need it, and the mark would hide that it is missing."""
+    kept.put([quarantined(1, schema_json=None)])
+    held = FileSchemaStore(Destination.parse(table, "parquet").beside / "_schemas")
+    seen: list[str | None] = []
+    append = ParquetTable.append
+
+    def look(self, *arguments):
+        seen.append(held.get("schema-1"))
+        return append(self, *arguments)
+
+    monkeypatch.setattr(ParquetTable, "append", look)
+    with EventWriter(spark, table, topic=TOPIC, clock=lambda: NOW) as writer:
+        sink = Table(writer, source_of(next(kept.entries())))
+        decoder = Decoder([{"schema-1": SCHEMA_JSON}.get])
+        assert redrive(kept, kept.entries(), decoder, sink) == (1, 0)
+    assert seen == [SCHEMA_JSON]

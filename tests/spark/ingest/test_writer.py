@@ -14,14 +14,21 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.raw import parquet
+from sfpubsub.spark.raw.batches import RawBatches
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import arrow_table, read
-from sfpubsub.spark.raw.schema import SCHEMA
-from sfpubsub.types import ReplayId
-from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
+from sfpubsub.spark.raw.schema import COMMENTS, SCHEMA
+from sfpubsub.stores.schema_store import FileSchemaStore
+from sfpubsub.types import RawEvent, ReplayId
+from tests.spark.old_tables import as_layout_2
+from tests.spark.sample_events import CODEC, MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
 HOUR = 3600.0
 
@@ -539,3 +546,136 @@ def test_a_refused_destination_is_left_as_it_was(spark, open_writer, table, cloc
 
 def _disk_full(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+CHANGE_SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "AccountChangeEvent",
+        "fields": [
+            {
+                "name": "ChangeEventHeader",
+                "type": {
+                    "type": "record",
+                    "name": "ChangeEventHeader",
+                    "fields": [
+                        {"name": "entityName", "type": "string"},
+                        {"name": "recordIds", "type": {"type": "array", "items": "string"}},
+                        {"name": "changeType", "type": "string"},
+                        {"name": "changeOrigin", "type": "string"},
+                        {"name": "transactionKey", "type": "string"},
+                        {"name": "sequenceNumber", "type": "int"},
+                        {"name": "commitTimestamp", "type": "long"},
+                        {"name": "commitNumber", "type": "long"},
+                        {"name": "commitUser", "type": "string"},
+                    ],
+                },
+            },
+            {"name": "Name", "type": ["null", "string"], "default": None},
+        ],
+    }
+)
+
+
+def test_what_an_event_says_beside_its_fields_is_in_columns(spark, open_writer, table):
+    """A change event's header, the headers that an event was sent with, and whose org it is of."""
+    codec = Codec("change", CHANGE_SCHEMA)
+    header = {
+        "entityName": "Account",
+        "recordIds": ["001A", "001B"],
+        "changeType": "UPDATE",
+        "changeOrigin": "com/salesforce/api/rest/65.0",
+        "transactionKey": "key",
+        "sequenceNumber": 1,
+        "commitTimestamp": round(NOW * 1000),
+        "commitNumber": 2**40,
+        "commitUser": "005",
+    }
+    payload = codec.encode({"ChangeEventHeader": header, "Name": "x"})
+    changed = RawEvent("", "change", payload, replay_id(7), (("trace", b"\x01"), ("trace", b"2")))
+    batch = EventBatch(
+        subscription=TOPIC,
+        topic=TOPIC,
+        events=(changed, raw_event(1)),
+        codecs={"change": codec, "schema-1": CODEC},
+        first_seq=0,
+        received_at=NOW,
+        ack=lambda first, last: None,
+    )
+    open_writer(org_id="00D000000000001EAA").write(batch)
+    change, other = spark.read.parquet(str(table)).orderBy("ingest_seq").collect()
+    assert change["change_header"].asDict() == {
+        "entity_name": "Account",
+        "record_ids": ["001A", "001B"],
+        "change_type": "UPDATE",
+        "change_origin": "com/salesforce/api/rest/65.0",
+        "transaction_key": "key",
+        "sequence_number": 1,
+        "commit_timestamp": change["event_time"],
+        "commit_number": 2**40,
+        "commit_user": "005",
+    }
+    assert change["headers"] == {"trace": bytearray(b"2")}
+    assert (other["change_header"], other["headers"]) == (None, None)
+    assert change["org_id"] == other["org_id"] == "00D000000000001EAA"
+
+
+def test_every_column_says_what_it_is(spark, open_writer, table):
+    """In the files, where Spark finds it; catalogs show it."""
+    open_writer().write(batch_of(range(2)))
+    columns = {field.name: field.metadata for field in spark.read.parquet(str(table)).schema}
+    assert {name: columns[name].get("comment") for name in SCHEMA.names} == {
+        name: COMMENTS[name] for name in SCHEMA.names
+    }
+
+
+def test_schemas_are_kept_before_the_rows_that_need_them(open_writer, table, monkeypatch):
+    """The writer does it, whoever calls it: without them no typed table can be made."""
+    held = FileSchemaStore(table.parent / ".orders.sfpubsub" / "_schemas")
+    seen: list[str | None] = []
+
+    def die(self, *arguments):
+        seen.append(held.get("schema-1"))
+        raise WriteError("killed")
+
+    writer = open_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetTable, "append", die)
+        with pytest.raises(WriteError, match="killed"):
+            writer.write(batch_of(range(2)))
+    assert seen == [CODEC.schema_json]
+
+
+def test_rows_without_their_schema_are_written_and_told(open_writer, table, caplog):
+    """They cannot be decoded until it is put there; said once, and not if it is there."""
+    rows = arrow_table([read(event, NOW) for event in batch_of(range(3))], 0)
+    writer = open_writer()
+    assert writer.write_rows(rows.slice(0, 1)).rows == writer.write_rows(rows.slice(1, 1)).rows == 1
+    assert caplog.text.count("rows of schema schema-1 are written") == 1
+    caplog.clear()
+    assert writer.write_rows(rows, schemas={"schema-1": CODEC.schema_json}).rows == 1
+    assert open_writer().write_rows(rows).duplicates == 3
+    assert "schema-1" not in caplog.text
+    assert FileSchemaStore(table.parent / ".orders.sfpubsub" / "_schemas").get("schema-1")
+
+
+def test_a_table_of_the_old_layout_goes_on_as_it_is(spark, open_writer, table, clock):
+    """Its columns and its hours; what it has no column for is not written, and all are read."""
+    open_writer().write(batch_of(range(3)))
+    writer = open_writer()
+    writer.close()
+    as_layout_2(table)
+    clock.now += HOUR
+    writer = open_writer(org_id="00D000000000001EAA")
+    result = writer.write(batch_of(range(5)))
+    assert (result.rows, result.duplicates) == (2, 3)
+    assert len(list(table.glob("ingest_hour=*"))) == 2
+    assert not list(table.glob("ingest_date=*"))
+    assert ids_of(table) == [f"event-{n}" for n in range(5)]
+    raw = RawBatches(spark, Destination.parse(table, "parquet"))
+    found = raw.after(None)
+    assert [batch.date for batch in found] == ["2026-11-20", "2026-11-21"]
+    rows = raw.rows(found)
+    assert rows.columns == NEWEST.stored.names
+    assert {row["ingest_date"].isoformat() for row in rows.collect()} == {b.date for b in found}
+    assert raw.after(found[0]) == found[1:]

@@ -30,8 +30,8 @@ from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.stores.schema_store import FileSchemaStore
 from tests.spark.old_tables import as_layout_2
 from tests.spark.readers import ids_of
+from tests.spark.sample_events import SCHEMA_JSON, batch_of
 from tests.spark.sample_events import TOPIC as TOPIC_NAME
-from tests.spark.sample_events import batch_of
 
 TOPIC = Source("topic", TOPIC_NAME)
 
@@ -177,7 +177,7 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
         writer.write(batch_of(range(3)))
         sidecars = Sidecars(spark, place)
         sidecars.open()
-        sidecars.keep_schemas(batch_of([0]).codecs)
+        sidecars.keep_schemas({"schema-1": SCHEMA_JSON})
     as_layout_2(table)
     age(table)
 

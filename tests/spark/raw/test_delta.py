@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark import EventWriter
+from sfpubsub.spark import EventWriter, read_sidecar
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of
-from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
+from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, replay_id
 
 pytestmark = pytest.mark.skipif(
     TABLE_FORMAT != "delta",
@@ -28,10 +28,11 @@ def table(tmp_path: Path) -> Path:
 def open_writer(spark: SparkSession, table: Path):
     opened: list[EventWriter] = []
 
-    def open_one() -> EventWriter:
+    def open_one(**options) -> EventWriter:
         if opened:
             opened[-1].close()
-        opened.append(EventWriter(spark, table, format="delta", topic=TOPIC, clock=lambda: NOW))
+        options.setdefault("topic", None if "subscription" in options else TOPIC)
+        opened.append(EventWriter(spark, table, format="delta", clock=lambda: NOW, **options))
         return opened[-1]
 
     yield open_one
@@ -89,8 +90,23 @@ def test_a_table_that_was_restored_goes_on_from_its_rows(spark, open_writer, tab
     writer = open_writer()
     assert writer.position == replay_id(1)
     result = writer.write(batch_of(range(6)))
-    assert (result.rows, result.duplicates, result.first_seq) == (4, 2, 2)
+    assert (result.rows, result.duplicates) == (4, 2)
+    assert result.first_seq == 5, "the numbers of rows that were taken back are not used again"
     assert ids_of(table, "delta") == events(6)
+
+
+def test_what_a_restore_took_from_a_managed_subscription_is_a_gap(spark, open_writer, table):
+    """The service has gone past it; once, however often the table is opened afterwards."""
+    writer = open_writer(subscription=MANAGED)
+    writer.write(batch_of(range(2), topic=None))
+    version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
+    writer.write(batch_of(range(2, 5), topic=None))
+    spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
+    for _ in range(2):
+        open_writer(subscription=MANAGED)
+        (gap,) = read_sidecar(spark, table, "gaps").collect()
+        assert (gap["reason"], gap["subscription"]) == ("restored", MANAGED)
+        assert gap["after"] == replay_id(1).hex()
 
 
 def test_a_commit_that_delta_left_out_is_an_error(open_writer, table, monkeypatch):

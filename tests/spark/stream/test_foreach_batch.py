@@ -119,7 +119,7 @@ def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
     """Several batches; a batch repeated after its commit was lost; a new checkpoint on the path."""
     published = streams.emulator.publish(TOPIC, orders(50))
     schemas = streams.table.parent / ".table.sfpubsub" / "_schemas"
-    query = streams.run("one", maxOffsetsPerTrigger="20", schemaStore=str(schemas))
+    query = streams.run("one", maxOffsetsPerTrigger="20")
     batches = [progress["batchId"] for progress in query.recentProgress if progress.numInputRows]
     assert batches == [0, 1, 2]
     assert streams.ids() == [event.event_id for event in published]

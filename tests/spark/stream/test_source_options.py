@@ -92,9 +92,9 @@ def test_this_and_newer_versions_are_taken():
 def test_the_schema_is_that_of_the_raw_table(spark):
     """What Spark makes of the raw table's rows, names, types and nullability."""
     source = PubSubDataSource({"topic": TOPIC})
-    from sfpubsub.spark.raw.schema import SCHEMA
+    from sfpubsub.spark.stream.partition import SOURCE_SCHEMA
 
-    wanted = spark.createDataFrame(SCHEMA.empty_table()).schema
+    wanted = spark.createDataFrame(SOURCE_SCHEMA.empty_table()).schema
     assert source.schema().simpleString() == wanted.simpleString()
     assert all(field.nullable and field.metadata["comment"] for field in source.schema())
     assert source.name() == "sfpubsub"

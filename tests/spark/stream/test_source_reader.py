@@ -25,9 +25,9 @@ from sfpubsub.errors import (
     StreamError,
     StreamUnavailableError,
 )
-from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.stream import feed, partition, reader
 from sfpubsub.spark.stream.offsets import Offset
+from sfpubsub.spark.stream.partition import SOURCE_SCHEMA
 from tests.conftest import PATIENCE, until
 from tests.spark.source_world import TOPIC, World, ids, next_end, rows
 
@@ -55,7 +55,7 @@ def test_every_event_comes_once_in_order_in_batches_of_the_asked_size(world):
     assert ids(found) == [event.event_id for event in published]
     assert [row["ingest_seq"] for row in found] == list(range(50))
     assert [row["replay_id"] for row in found] == [event.replay_id for event in published]
-    assert list(found[0]) == SCHEMA.names
+    assert list(found[0]) == SOURCE_SCHEMA.names
     assert '"Order_Number__c":"0"' in found[0]["payload_json"]
     assert source.latestOffset(position, source.getDefaultReadLimit()) == position
 

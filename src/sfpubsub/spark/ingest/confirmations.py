@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from sfpubsub.spark.ingest.writer import WriteResult
+from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.types import ReplayId
 
 

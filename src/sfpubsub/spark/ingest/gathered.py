@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import ReplayId
@@ -24,8 +23,6 @@ class Gathered:
         """Of payload."""
         self.opened = 0.0
         """When the first events came."""
-        self.codecs: dict[str, Codec] = {}
-        """By schema id."""
         self._last: tuple[EventBatch, int] | None = None
         self._acks: list[Callable[[], None]] = []
 
@@ -35,7 +32,6 @@ class Gathered:
             self.opened = now
         self.bytes += sum([len(raw.payload) for raw in batch.raw_events[:count]])
         self.rows.extend(islice(batch, count), batch.received_at)
-        self.codecs.update(batch.codecs)
         self._last = batch, count
         self._acks.append(partial(batch.ack_range, batch.first_seq, batch.first_seq + count - 1))
 

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError, SubscriptionClosedError
 from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.ingest.confirmations import Commit, Unconfirmed
 from sfpubsub.spark.ingest.gathered import Gathered
 from sfpubsub.spark.ingest.progress import Ending, Progress, Summary
-from sfpubsub.spark.ingest.writer import WriteResult
+from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import Gap, Health
 
@@ -80,10 +79,6 @@ class Writer(Protocol):
 class Beside(Protocol):
     """What the loop keeps beside the table: see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
 
-    def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
-        """Make schemas durable."""
-        ...
-
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
         """Make gaps durable."""
         ...
@@ -112,7 +107,7 @@ class IngestJob:
         subscription: Opened with ``ack="manual"``. Left open: leaving its own block drains it, and
             `settle` then notes what the drain committed.
         writer: The table's writer.
-        beside: Where schemas, gaps and commits are kept; None to keep none.
+        beside: Where gaps and commits are kept; None to keep none.
         batch_events: Events after which a batch is written.
         batch_bytes: Payload bytes after which a batch is written; a response more may be in it.
         batch_seconds: Seconds after a batch's first event after which it is written.
@@ -301,7 +296,6 @@ class IngestJob:
             # sorts that out, and all that is gathered came before it.
             self._keep_gaps(health.gaps[:-1] if health.has_ended else health.gaps)
             self._note_confirmed(health)
-            self._beside.keep_schemas(batch.codecs)
         written = self._background.start(lambda: self._writer.write_read(batch.rows))
         self._writing = _Writing(batch, written)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sfpubsub.spark.ingest.writer import WriteResult
+from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.types import Gap, ReplayId
 
 Ending: TypeAlias = Literal["idle", "caught-up", "max-events", "stopped"]

@@ -3,7 +3,7 @@
 Each is a directory of JSON files, one object a line (raw/sidecar_files.py). What they are for
 decides when they are written:
 
-- a *schema* is durable before a row that needs it is published;
+- a *schema* is durable before a row that needs it is published (writer.py does that);
 - an event in the *quarantine* is durable before its position may pass (writer.py does that);
 - a *gap* is durable before anything that came after it is written;
 - a *commit* is a line of a log, written after the service's word and never read by a job. A job
@@ -19,14 +19,13 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from sfpubsub.avro.codec import Codec
 from sfpubsub.spark.ingest.confirmations import Commit
 from sfpubsub.spark.raw.beside import (
     COMMITS_NAME,
@@ -112,23 +111,38 @@ class Sidecars:
             return FileQuarantine(self._local / QUARANTINE_NAME)
         return SidecarQuarantine(lambda: self._files(QUARANTINE_NAME))
 
-    def keep_schemas(self, codecs: Mapping[str, Codec]) -> None:
+    def keep_schemas(self, schemas: Mapping[str, str]) -> None:
         """Make the schemas of events durable; call it before their rows are written.
 
         Args:
-            codecs: By schema id. One whose schema the service does not know has nothing to keep.
+            schemas: JSON texts by schema id. One that the service does not know is empty, and there
+                is nothing to keep.
 
         Raises:
             ConfigurationError: One could not be kept.
             WriteError: As well.
         """
-        for schema_id, codec in codecs.items():
-            if schema_id in self._kept or not codec.schema_json:
+        for schema_id, text in schemas.items():
+            if schema_id in self._kept or not text:
                 continue
             store = self.schemas
             if store.get(schema_id) is None:
-                store.put(schema_id, codec.schema_json)
+                store.put(schema_id, text)
             self._kept.add(schema_id)
+
+    def lacks_schemas(self, schema_ids: Iterable[str]) -> list[str]:
+        """Return those of some schemas that are not kept.
+
+        Raises:
+            ConfigurationError: The store cannot be read.
+        """
+        lacking = []
+        for schema_id in sorted(set(schema_ids) - self._kept):
+            if self.schemas.get(schema_id) is None:
+                lacking.append(schema_id)
+            else:
+                self._kept.add(schema_id)
+        return lacking
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
         """Make gaps durable; call it before anything that was received behind them is written.

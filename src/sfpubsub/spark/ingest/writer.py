@@ -6,15 +6,16 @@ Responsible for what is new and for the order of the steps; the table's format d
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import LocalProtocolError, WriteError
@@ -25,42 +26,24 @@ from sfpubsub.spark.ingest.dedupe import (
     drop_repeats,
     drop_stored,
 )
+from sfpubsub.spark.ingest.result import WriteResult
+from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
 from sfpubsub.spark.raw.destination import Destination, Source, claim_table, make_table_directory
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import EventRows, TimedEvents
-from sfpubsub.spark.raw.schema import check_rows, joined_keys, renumbered
+from sfpubsub.spark.raw.schema import check_rows, joined_keys, of_org, renumbered, schemas_in
 from sfpubsub.spark.raw.table import RawTable
 from sfpubsub.spark.runtime.session import jvm_of
 from sfpubsub.stores.quarantine import Quarantine
-from sfpubsub.types import ReplayId
+from sfpubsub.types import Gap, ReplayId
+
+_log = logging.getLogger("sfpubsub.spark")
 
 # Seconds that an event may say to be younger than it was when it arrived: publishers set its time
 # themselves, with their own clocks. A look-up in the table begins so much earlier.
 _CLOCK_MARGIN = 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class WriteResult:
-    """What became of one write. All of it is durable."""
-
-    rows: int
-    """Events written."""
-    duplicates: int
-    """Events dropped because the table has them, or because they came twice."""
-    undecodable: int
-    """Events that could not be decoded: rows without JSON, or `set_aside`."""
-    batch_id: str | None
-    """The table's name for the batch; None if nothing was left to write."""
-    first_seq: int | None
-    """``ingest_seq`` of the first row."""
-    position: ReplayId | None
-    """Where a plain subscription resumes; None with a managed one."""
-    set_aside: int = 0
-    """Events that have no row because they could not be decoded: quarantined or skipped."""
-    repeated: bool = False
-    """Whether nothing was looked at, because the table has a batch of this name already."""
 
 
 class EventWriter:
@@ -88,6 +71,7 @@ class EventWriter:
             JSON; ``quarantine``: it is put into *quarantine* and has no row; ``skip``: it is
             counted, logged, and has no row; ``fail``: `write` raises.
         quarantine: Where such events are kept.
+        org_id: Id of the org that the events come from, 18 characters; null in the table without.
 
     Raises:
         ConfigurationError: The destination is of no use or another's, or another writer lives; or
@@ -110,12 +94,18 @@ class EventWriter:
         clock: Callable[[], float] = time.time,
         on_undecodable: OnUndecodable = "keep",
         quarantine: Quarantine | None = None,
+        org_id: str | None = None,
     ) -> None:
         place = Destination.parse(path, format, staging)
         source = Source.choose(subscription, topic)
         self._undecodable = Undecodable(on_undecodable, quarantine)
         self.topic = topic
         self.destination = place
+        self.org_id = org_id
+        self._source = source
+        self._sidecars = Sidecars(spark, place)
+        self._told: set[str] = set()
+        """Schemas that are known to be lacking."""
         self._trusted = False  # whether window, numbers and position are those of the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
@@ -132,6 +122,7 @@ class EventWriter:
                 self._lease = Lease.acquire(place.local, self._jvm.pid)
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, source)
+            self._table.on_restored = self._note_restored
             self._latest = 0.0
             self._recover()
             unless_done.pop_all()
@@ -145,9 +136,10 @@ class EventWriter:
            Those that cannot be decoded have no time, so it is asked for them as well.
         4. Put those that cannot be decoded into the quarantine, which makes them durable. They
            have no row. (By default there is no quarantine, and their row has no JSON.)
-        5. Hand rows and position to the table, which publishes them at once and returns when they
+        5. Make the schemas of these events durable beside the table, where they are not yet.
+        6. Hand rows and position to the table, which publishes them at once and returns when they
            are durable. With no rows left, the position alone: a redelivered tail is done too.
-        6. Remember the keys. Only then return, and only then may the caller ack.
+        7. Remember the keys. Only then return, and only then may the caller ack.
 
         If a step fails, nothing may be acked, and the next write begins by reading window, numbers
         and position from the table again: it alone knows whether the batch is in it.
@@ -190,6 +182,7 @@ class EventWriter:
             )
             first_seq = self._table.next_seq
             batch_id = None
+            self._sidecars.keep_schemas(received.schemas)
             if kept:
                 batch_id = self._append(table, kept, position, now)
             elif position is not None and position != self._table.position:
@@ -204,7 +197,9 @@ class EventWriter:
             set_aside=len(new) - len(kept),
         )
 
-    def write_rows(self, rows: pa.Table, *, name: str | None = None) -> WriteResult:
+    def write_rows(
+        self, rows: pa.Table, *, name: str | None = None, schemas: Mapping[str, str] | None = None
+    ) -> WriteResult:
         """Make rows of a raw table durable, each once; the table's position stays as it is.
 
         They are new or not by their ``dedupe_key``, as in `write`, and get an ``ingest_seq`` of
@@ -212,14 +207,19 @@ class EventWriter:
 
         Args:
             rows: With the columns of `sfpubsub.spark.raw.schema.SCHEMA`, in the order to keep;
-                ``ingest_seq`` may be missing. Of any subscription.
+                ``ingest_seq`` may be missing, and ``schema_json`` be there, as the streaming source
+                has it. Of any subscription.
             name: What the caller calls these rows. It is part of the transaction, and if one of
                 the table's last 32 batches has it, nothing is done: they are in the table.
+            schemas: The Avro schemas of the rows as JSON texts, by id. They are durable before the
+                rows. Rows whose schema is neither here nor in ``schema_json`` nor kept beside the
+                table are written, and the log says so: typed tables need it.
 
         Raises:
             LocalProtocolError: Columns are missing or of other types; or the writer was closed.
             WriteError: Whether the rows are in the table is unknown; write them again.
         """
+        given = {**schemas_in(rows), **(schemas or {})}
         rows = check_rows(rows)
         with self._turn():
             if name is not None and name in self._table.names:
@@ -227,6 +227,8 @@ class EventWriter:
             now = self._now()
             new = self._new(rows, now)
             first_seq = self._table.next_seq
+            self._sidecars.keep_schemas(given)
+            self._tell_lacking(rows)
             batch_id = self._append(rows, new, None, now, name) if new else None
         return WriteResult(
             rows=len(new),
@@ -305,10 +307,22 @@ class EventWriter:
         """Hand those of *rows* that are kept to the table, and remember their keys."""
         if len(kept) < len(rows):
             rows = rows.take(pa.array(kept, pa.int64()))
-        rows = renumbered(rows.combine_chunks(), self._table.next_seq)
+        rows = renumbered(of_org(rows, self.org_id).combine_chunks(), self._table.next_seq)
         batch_id = self._table.append(rows, position, now, name)
         self._window.add(joined_keys(rows["dedupe_key"]), now)
         return batch_id
+
+    def _tell_lacking(self, rows: pa.Table) -> None:
+        wanted = set(pc.unique(rows["schema_id"]).to_pylist()) - {None, ""} - self._told
+        lacking = self._sidecars.lacks_schemas(wanted) if wanted else []
+        if lacking:
+            _log.warning(
+                "rows of schema %s are written to %s without it: give schemas=, or put it "
+                "into the _schemas beside the table before typed tables are made of them",
+                ", ".join(lacking),
+                self.destination,
+            )
+            self._told.update(lacking)
 
     def _unknown(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
         """Return the indices of those of *keys*, new to the window, that the table lacks."""
@@ -356,6 +370,18 @@ class EventWriter:
             if self._window.in_table:
                 break
         self._trusted = True
+
+    def _note_restored(self, last: ReplayId | None) -> None:
+        """Note that rows were taken back which a managed subscription will not deliver again."""
+        gap = Gap("restored", self._source.name, after=last)
+        if self._source.kind == "managed":
+            _log.warning("%s was restored: %s", self.destination, gap)
+            self._sidecars.keep_gaps([gap])
+        else:
+            _log.warning(
+                "%s was restored: what came after the newest row of the topic is read again",
+                self.destination,
+            )
 
     def _now(self) -> float:
         """Read the clock, which must not go back: a batch's hour says where its keys are found."""

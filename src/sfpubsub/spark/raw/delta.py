@@ -47,13 +47,13 @@ class DeltaTable(LoggedTable):
             return None
         log = self._log()
         snapshot = log.unsafeVolatileSnapshot()
-        restored = False
+        self._is_restored = False
         for commit in self._commits(log, snapshot.version()):
             state = self._state_of(commit)
             if state is not None:
-                return state if not restored else self._from_rows(state)
+                return state if not self._is_restored else self._from_rows(state)
             # What our newest commit says is no longer so.
-            restored = restored or commit.get("operation") == "RESTORE"
+            self._is_restored = self._is_restored or commit.get("operation") == "RESTORE"
         # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number for good.
         number = snapshot.transactions().get(self._application)
         if not number.isDefined():

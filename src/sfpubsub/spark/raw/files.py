@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import make_directory, replace_file
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.paths import is_object_store
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 T = TypeVar("T")
@@ -97,9 +98,10 @@ class LocalFiles(Files):
 class HadoopFiles(Files):
     """A directory of a file system that Spark's JVM writes to: ``s3a://…``, ``hdfs://…``.
 
-    Drafts have hidden names, which Spark leaves out, and get their own by a rename that replaces:
-    at once where the file system renames at once (HDFS), else by a copy of one small object, which
-    appears whole (S3A).
+    In an object store a file is written under its own name: it appears when it is closed, as a
+    whole, and replaces the old one at once. A rename would be a copy, before which the old one is
+    deleted. Elsewhere (HDFS) a draft gets the name by a rename that replaces; drafts have hidden
+    names, which Spark leaves out.
 
     Args:
         spark: A session with a JVM of its own, not Spark Connect.
@@ -154,22 +156,26 @@ class HadoopFiles(Files):
         self._written(name, lambda: self._replace(name, text.encode()))
 
     def _replace(self, name: str, content: bytes) -> None:
+        if is_object_store(self._place):
+            self._write(self._named(name), content, "CREATE", "OVERWRITE")
+            return
         draft = self._named(f".{name}.{uuid.uuid4().hex}.tmp")
         try:
-            stream = self._files.create(
-                draft, self._flags("CREATE"), self._no_options("CreateOpts")
-            )
-            try:
-                stream.write(content)
-                if stream.hasCapability("hsync"):  # an object store is durable once it is closed
-                    stream.hsync()
-            finally:
-                stream.close()
+            self._write(draft, content, "CREATE")
             self._files.rename(draft, self._named(name), self._overwrite())
         except SPARK_ERRORS:
             if self._files.util().exists(draft):
                 self._files.delete(draft, False)
             raise
+
+    def _write(self, path: Any, content: bytes, *flags: str) -> None:
+        stream = self._files.create(path, self._flags(*flags), self._no_options("CreateOpts"))
+        try:
+            stream.write(content)
+            if stream.hasCapability("hsync"):  # an object store is durable once it is closed
+                stream.hsync()
+        finally:
+            stream.close()
 
     def _written(self, name: str, write: Callable[[], T]) -> T:
         try:
@@ -188,9 +194,10 @@ class HadoopFiles(Files):
         permission = self._gateway.jvm.org.apache.hadoop.fs.permission.FsPermission
         return permission.getDirDefault()
 
-    def _flags(self, name: str) -> Any:
+    def _flags(self, *names: str) -> Any:
         jvm = self._gateway.jvm
-        return jvm.java.util.EnumSet.of(getattr(jvm.org.apache.hadoop.fs.CreateFlag, name))
+        flags = [getattr(jvm.org.apache.hadoop.fs.CreateFlag, name) for name in names]
+        return jvm.java.util.EnumSet.of(*flags)
 
     def _no_options(self, kind: str) -> Any:
         return self._gateway.new_array(self._option(kind), 0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -75,9 +76,16 @@ class IcebergTable(LoggedTable):
         metadata = operations.current()
         newest = self._newest_state(metadata)
         self._newest = newest.attempt
-        if self._is_rolled_back(metadata):
+        told = self._read(metadata.properties()) or newest  # a rollback leaves properties alone
+        has_lost_all = self._is_rolled_back(metadata)
+        self._is_restored = has_lost_all or told.number > newest.number
+        if has_lost_all:
             return self._from_rows(newest)
-        return newest
+        return replace(
+            newest,
+            next_seq=max(newest.next_seq, told.next_seq),
+            number=max(newest.number, told.number),
+        )
 
     def _newest_state(self, metadata: Any) -> State:
         state = self._state_of_branch(metadata) or self._read(metadata.properties())

@@ -65,6 +65,8 @@ class LoggedTable(RawTable):
         self._source = source
         self._writer = uuid.uuid4().hex
         self._state: State | None = None
+        self._is_restored = False
+        """Whether `_load` found that somebody has taken the table back to an older version."""
         self._spark = own_session(spark)
 
     @property
@@ -98,7 +100,7 @@ class LoggedTable(RawTable):
 
         Before that, what a dead write left for Spark to read is removed; it is no part of anything.
 
-        1. Read the newest state in the log.
+        1. Read the newest state in the log; if the table was taken back, tell.
         2. If this writer had begun and the state is another's, give up: it was taken over.
         3. Commit a transaction without rows on top of it. From now on no write that began before
            it can be committed: not an older writer's, and not a failed one of our own that Spark
@@ -109,6 +111,8 @@ class LoggedTable(RawTable):
         for _ in range(_FENCE_TRIES):
             with self._errors("cannot be read"):
                 found = self._load()
+                restored = self._is_restored
+                last = self._position_of_rows(self._rows()) if restored else None
             if found is None:
                 self._check_vacant()
                 found = State.first(self._source, self._writer)
@@ -119,6 +123,8 @@ class LoggedTable(RawTable):
                 )
             elif self._state is not None and found.writer != self._writer:
                 raise self._taken_over(found)
+            if restored and self.on_restored is not None:
+                self.on_restored(last)
             try:
                 with self._errors("cannot be written"):
                     self._commit(None, found.taken_by(self._writer))
@@ -262,7 +268,8 @@ class LoggedTable(RawTable):
         """Return the state as the rows tell it, for a log that has lost or undone ours.
 
         The position is that of the last row of the subscription itself, which is no later than the
-        lost one: what comes again is in the window.
+        lost one: what comes again is in the window. Numbers go on where they were: a batch's id is
+        made of them, and readers that have gone past one never look at it again.
 
         Args:
             known: What still holds: whose table it is, who wrote last, and the highest number.
@@ -270,26 +277,32 @@ class LoggedTable(RawTable):
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         layout = known.layout
         found = rows.select("ingest_seq", layout.partition).limit(1).collect()
-        state = replace(State.first(known.source, known.writer, layout), number=known.number)
+        state = replace(
+            State.first(known.source, known.writer, layout),
+            number=known.number,
+            next_seq=known.next_seq,
+        )
         if not found:
             return state
         (row,) = found
-        position = None
-        if self._source.kind == "topic":
-            # Redriven rows, and those of a query, may be others' or without a position.
-            own = (f.col("subscription") == self._source.name) & f.col("replay_id").isNotNull()
-            ids = rows.where(own).select("replay_id").limit(1).collect()
-            position = ReplayId(bytes(ids[0][0])) if ids else None
         return replace(
             state,
-            next_seq=row["ingest_seq"] + 1,
-            position=position,
+            next_seq=max(known.next_seq, row["ingest_seq"] + 1),
+            position=self._position_of_rows(rows) if self._source.kind == "topic" else None,
             time=layout.start_of(row[layout.partition]),
         )
 
+    def _position_of_rows(self, rows: DataFrame) -> ReplayId | None:
+        """Return the position of the newest row of the source itself."""
+        # Redriven rows, and those of a query, may be others' or without a position.
+        own = (f.col("subscription") == self._source.name) & f.col("replay_id").isNotNull()
+        newest = rows.where(own).orderBy(f.col("ingest_seq").desc()).select("replay_id")
+        ids = newest.limit(1).collect()
+        return ReplayId(bytes(ids[0][0])) if ids else None
+
     @abstractmethod
     def _load(self) -> State | None:
-        """Return the newest state; None if there is no table.
+        """Return the newest state; None if there is no table. Sets `_is_restored`.
 
         Raises:
             ConfigurationError: The table is not ours.

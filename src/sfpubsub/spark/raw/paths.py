@@ -12,6 +12,10 @@ from sfpubsub.errors import ConfigurationError
 # Spark's destinations: ``s3a://…``, ``hdfs://…``, and also ``dbfs:/…``.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
+# Schemes of stores that have objects and no directories. An object appears when it was written, as
+# a whole; a rename is a copy.
+_OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "oss", "cosn", "obs"})
+
 # Spark takes a path for a pattern otherwise, and ``orders[1]`` for ``orders1``.
 EXACT_PATHS = {"__globPaths__": "false"}
 
@@ -44,3 +48,9 @@ def file_url(path: str | os.PathLike[str]) -> str:
     it, so nothing is percent-encoded.
     """
     return f"file://{os.fspath(path)}"
+
+
+def is_object_store(destination: str) -> bool:
+    """Return whether a URL is of an object store, by its scheme."""
+    scheme = SCHEME.match(destination)
+    return scheme is not None and scheme[1].lower() in _OBJECT_STORES

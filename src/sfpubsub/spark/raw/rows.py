@@ -147,6 +147,8 @@ class EventRows:
     def __init__(self) -> None:
         self.undecodable: list[tuple[int, Row]] = []
         """The rows without JSON, and their places."""
+        self.schemas: dict[str, str] = {}
+        """The schemas of all rows, as JSON texts by id; empty for one that nobody has."""
         self._pieces: list[pa.Table] = []
         self._rows: list[Row] = []
         self._count = 0
@@ -159,6 +161,8 @@ class EventRows:
                 self.undecodable.append((self._count, row))
             self._rows.append(row)
             self._count += 1
+            if event.raw.schema_id not in self.schemas:
+                self.schemas[event.raw.schema_id] = event.codec.schema_json
         if len(self._rows) >= _PIECE:
             self._cut()
 

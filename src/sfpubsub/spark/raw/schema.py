@@ -53,6 +53,10 @@ SCHEMA = pa.schema(
     ]
 )
 
+# Of the streaming source alone, beside the columns of the table: the Avro schema, in some of the
+# rows that were written with it, so that whoever writes them can keep it.
+SCHEMA_JSON = "schema_json"
+
 # The columns that were there from the beginning. Rows may lack the others, which are null then.
 FIRST_COLUMNS = SCHEMA.names[:12]
 
@@ -77,6 +81,7 @@ COMMENTS = {
     "headers": "Headers that the event was sent with; null if there are none",
     "ingest_hour": "Hour in which the row was written (UTC)",
     "ingest_date": "Day on which the row was written (UTC)",
+    SCHEMA_JSON: "The Avro schema, in the first row of each schema of a task; else null",
     BATCH_COLUMN: "Write that the row came with; sorts in the order of writing",
 }
 
@@ -85,12 +90,13 @@ def check_rows(rows: pa.Table) -> pa.Table:
     """Return rows of any origin with the columns of `SCHEMA`; ``ingest_seq`` means nothing yet.
 
     ``ingest_seq`` may be missing, and so may columns that raw tables have not had from the
-    beginning. Those that the table makes itself are dropped if present.
+    beginning. Those that the table makes itself are dropped if present, and so is `SCHEMA_JSON`.
 
     Raises:
         LocalProtocolError: Columns are missing, unknown, of other types, or a key is not one.
     """
-    names = set(rows.column_names) - {"ingest_hour", "ingest_date", BATCH_COLUMN}
+    made = {"ingest_hour", "ingest_date", BATCH_COLUMN, SCHEMA_JSON}
+    names = set(rows.column_names) - made
     may_lack = {"ingest_seq", *SCHEMA.names} - (set(FIRST_COLUMNS) - {"ingest_seq"})
     wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
     if wrong:
@@ -111,6 +117,21 @@ def check_rows(rows: pa.Table) -> pa.Table:
     if not lengths <= {KEY_BYTES}:
         raise LocalProtocolError(f"a dedupe_key of a raw table has {KEY_BYTES} bytes")
     return rows
+
+
+def schemas_in(rows: pa.Table) -> dict[str, str]:
+    """Return the Avro schemas that rows of the streaming source bring with them, by id.
+
+    Raises:
+        LocalProtocolError: The column has another type.
+    """
+    if not {SCHEMA_JSON, "schema_id"} <= set(rows.column_names):
+        return {}
+    brought = rows.select(["schema_id", SCHEMA_JSON]).filter(pc.is_valid(rows[SCHEMA_JSON]))
+    texts = brought[SCHEMA_JSON]
+    if not pa.types.is_string(texts.type):
+        raise LocalProtocolError(f"{SCHEMA_JSON} of rows for a raw table is a text: {texts.type}")
+    return dict(zip(brought["schema_id"].to_pylist(), texts.to_pylist(), strict=True))
 
 
 def renumbered(rows: pa.Table, first_seq: int) -> pa.Table:

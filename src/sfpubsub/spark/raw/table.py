@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import pyarrow as pa
 
@@ -20,10 +20,14 @@ class RawTable(ABC):
     A batch and its position are one transaction: readers see both or neither, whatever happens.
     """
 
+    on_restored: Callable[[ReplayId | None], None] | None = None
+    """Called by `recover` where somebody has taken the table back to an older version, before that
+    is settled, with the position of the newest row that is left. May be called again for one."""
+
     @property
     @abstractmethod
     def next_seq(self) -> int:
-        """The ``ingest_seq`` of the next row."""
+        """The ``ingest_seq`` of the next row. Never used twice, whatever became of the rows."""
 
     @property
     @abstractmethod

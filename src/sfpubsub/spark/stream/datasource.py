@@ -33,8 +33,8 @@ from pyspark.sql.datasource import DataSource  # noqa: E402
 from pyspark.sql.types import StructType  # noqa: E402
 
 from sfpubsub.spark.raw.frames import spark_schema  # noqa: E402
-from sfpubsub.spark.raw.schema import SCHEMA  # noqa: E402
 from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
+from sfpubsub.spark.stream.partition import SOURCE_SCHEMA  # noqa: E402
 from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
 
 
@@ -63,8 +63,8 @@ class PubSubDataSource(DataSource):
         return "sfpubsub"
 
     def schema(self) -> StructType:
-        """Return the columns of the raw table."""
-        return spark_schema(SCHEMA)
+        """Return the columns of the raw table, and the Avro schema, which some rows have."""
+        return spark_schema(SOURCE_SCHEMA)
 
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
         """Return what reads."""

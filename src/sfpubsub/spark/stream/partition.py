@@ -18,7 +18,7 @@ from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import SchemaError
 from sfpubsub.spark.raw.rows import arrow_table, read
-from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.raw.schema import SCHEMA, SCHEMA_JSON
 from sfpubsub.types import Gap, RawEvent, ReplayId, dedupe_key
 
 # ``event_name`` of the row that stands for a position given up.
@@ -29,6 +29,9 @@ GAP_EVENT = "sfpubsub.Gap"
 MAX_TASK_EVENTS = 10_000
 MAX_TASK_BYTES = 4 * 1024 * 1024
 
+# The columns of the source: those of the raw table, and one more.
+SOURCE_SCHEMA = SCHEMA.append(pa.field(SCHEMA_JSON, pa.string()))
+
 _WIRE = pa.schema(
     [
         ("id", pa.string()),
@@ -36,6 +39,7 @@ _WIRE = pa.schema(
         ("replay_id", pa.binary()),
         ("received_at", pa.float64()),
         ("payload", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.binary())),
     ]
 )
 
@@ -67,7 +71,7 @@ class EventPartition(InputPartition):
         self.gaps = gaps
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Decode the events; a record batch has the columns of the raw table."""
+        """Decode the events; a record batch has the columns of `SOURCE_SCHEMA`."""
         if self.gaps:
             yield _gap_rows(self.topic, self.gaps)
         table = pa.ipc.open_stream(self.data).read_all()
@@ -85,6 +89,7 @@ def pack(events: Sequence[tuple[RawEvent, float]]) -> bytes:
             pa.array([bytes(raw.replay_id) for raw in raws], pa.binary()),
             pa.array([received_at for _, received_at in events], pa.float64()),
             pa.array([raw.payload for raw in raws], pa.binary()),
+            pa.array([list(raw.headers) for raw in raws], _WIRE.field("headers").type),
         ],
         schema=_WIRE,
     )
@@ -111,8 +116,8 @@ def chunks(
 def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
     columns = [table[name].to_pylist() for name in _WIRE.names]
     raws = [
-        RawEvent(event_id, schema_id, payload, ReplayId(replay_id))
-        for event_id, schema_id, replay_id, _, payload in zip(*columns, strict=True)
+        RawEvent(event_id, schema_id, payload, ReplayId(replay_id), tuple(headers))
+        for event_id, schema_id, replay_id, _, payload, headers in zip(*columns, strict=True)
     ]
     codecs = {name: _codec(name, partition.schemas.get(name)) for name in set(columns[1])}
     batch = EventBatch(
@@ -125,7 +130,14 @@ def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
         ack=lambda first, last: None,
     )
     rows = [read(event, at) for event, at in zip(batch, columns[3], strict=True)]
-    return arrow_table(rows, partition.first_seq).combine_chunks().to_batches()[0]
+    found = arrow_table(rows, partition.first_seq)
+    # In the first row of each schema: whoever writes the rows can keep it (see `SCHEMA_JSON`).
+    first = {schema_id: place for place, schema_id in reversed(list(enumerate(columns[1])))}
+    texts: list[str | None] = [None] * len(rows)
+    for schema_id, place in first.items():
+        texts[place] = partition.schemas.get(schema_id)
+    found = found.append_column(SOURCE_SCHEMA.field(SCHEMA_JSON), pa.array(texts, pa.string()))
+    return found.combine_chunks().to_batches()[0]
 
 
 # As many as the client keeps (avro/schema_cache.py); a worker process outlives its tasks.
@@ -159,4 +171,4 @@ def _gap_rows(topic: str, gaps: Sequence[tuple[Gap, float]]) -> pa.RecordBatch:
                 "payload_json": json.dumps(said | {"rpc_id": gap.rpc_id, "message": str(gap)}),
             }
         )
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    return pa.RecordBatch.from_pylist(rows, schema=SOURCE_SCHEMA)
