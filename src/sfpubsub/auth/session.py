@@ -51,6 +51,12 @@ def org_id_of_token(access_token: str) -> str:
     return eighteen(found[1]) if found else ""
 
 
+def org_id_of(tenant_id: str) -> str:
+    """Return the organisation id, of 18 characters, in a tenant id; empty where it has none."""
+    given = tenant_id.rpartition("/")[2]
+    return eighteen(given) if re.fullmatch(ORG_ID, given) else ""
+
+
 def is_other_org(org_id: str, tenant_id: str) -> bool:
     """Whether *tenant_id*, an id or ``core/MyDomain/ID``, is of another org than *org_id*."""
     given = tenant_id.rpartition("/")[2]

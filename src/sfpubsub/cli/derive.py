@@ -15,6 +15,7 @@ import click
 
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.service import StopRequest
+from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import MissingExtraError
@@ -41,8 +42,17 @@ _LOOK_EVERY = 10.0
     help="Format of the raw table. Typed tables are Parquet.",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
+@spark_options
 @click.option("--follow", is_flag=True, help="Go on with what is written to the raw table.")
-def derive(raw: str, destination: str, format_: str, master: str | None, follow: bool) -> None:
+def derive(
+    raw: str,
+    destination: str,
+    format_: str,
+    master: str | None,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+    follow: bool,
+) -> None:
     """Decode a raw table into one typed table for each event type.
 
     Every batch of the raw table is derived once, also across crashes: the job can be killed at any
@@ -63,7 +73,12 @@ def derive(raw: str, destination: str, format_: str, master: str | None, follow:
     total = Derived()
     click.echo("starting Spark", err=True)
     with stop.installed(), ExitStack() as opened:
-        session = spark_session(master, app_name="sfpubsub derive", format=format_)
+        session = spark_session(
+            master,
+            app_name="sfpubsub derive",
+            format=format_,
+            settings=spark_settings(conf, packages),
+        )
         spark = start_spark(session, stop)
         opened.push(session)
         stop.tell(stopping.set)

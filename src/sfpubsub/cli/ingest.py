@@ -16,6 +16,7 @@ from sfpubsub.cli.ingest_run import Run
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, service_options
+from sfpubsub.cli.spark_options import pairs, spark_options, spark_settings
 from sfpubsub.config import Settings
 from sfpubsub.errors import ConfigurationError, MissingExtraError
 
@@ -64,6 +65,15 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "tables beside the table.  [default: the directory that the table is in]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
+@spark_options
+@click.option(
+    "--table-property",
+    "table_properties",
+    callback=pairs,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="With delta and iceberg: a property that the table gets when it is made; can be repeated.",
+)
 @click.option(
     "--max-events",
     type=click.IntRange(min=1),
@@ -120,6 +130,9 @@ def ingest(
     format_: str,
     staging: str | None,
     master: str | None,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+    table_properties: tuple[tuple[str, str], ...],
     max_events: int | None,
     idle_timeout: float | None,
     once: bool,
@@ -141,6 +154,8 @@ def ingest(
         raise click.UsageError("--fallback goes with --topic; --managed resumes where it is told")
     if staging is not None and format_ != "parquet":
         raise click.UsageError(f"--staging goes with --format parquet; {format_} has none")
+    if table_properties and format_ == "parquet":
+        raise click.UsageError("--table-property goes with --format delta and iceberg")
     _require_spark()
     # Imported here: they load pyspark, pyarrow and grpc, which no other command needs together.
     from sfpubsub.spark.ingest import job as jobs
@@ -156,6 +171,8 @@ def ingest(
         on_undecodable=on_undecodable,
         fallback=None if fallback == "stop" else fallback,
         settings=settings,
+        spark_settings=spark_settings(conf, packages),
+        table_properties=dict(table_properties),
         job_settings={
             "batch_events": batch_events or jobs.DEFAULT_BATCH_EVENTS,
             "batch_bytes": batch_bytes or jobs.DEFAULT_BATCH_BYTES,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.session import CurrentSession, org_id_of
 from sfpubsub.cli.ingest_report import Report
 from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.service import StopRequest, connected_client
@@ -60,6 +62,8 @@ class Run:
         on_undecodable: OnUndecodable,
         fallback: str | None,
         settings: Settings,
+        spark_settings: dict[str, str],
+        table_properties: dict[str, str],
         job_settings: dict[str, Any],
     ) -> None:
         self.tables = tables
@@ -68,6 +72,9 @@ class Run:
         self._on_undecodable = on_undecodable
         self._fallback = fallback
         self._settings = settings
+        self._spark_settings = spark_settings
+        self._table_properties = table_properties
+        self._org_id = ""
         self._job_settings = job_settings
 
     def all(self, master: str | None, service: dict[str, str | None], stop: StopRequest) -> None:
@@ -79,7 +86,9 @@ class Run:
             if stop.requested:
                 return
             schemas = _Schemas()
-            client = opened.enter_context(connected_client(schemas, **service))
+            sessions = CurrentSession(session_provider(self._settings))
+            client = opened.enter_context(connected_client(schemas, sessions, **service))
+            self._org_id = org_id_of(sessions.get().tenant_id)
             for source in self.tables:
                 _check_name(client, source)
             tables = [self._open(opened, spark, source) for source in self.tables]
@@ -108,7 +117,12 @@ class Run:
         self.report.say("starting Spark")
         first = next(iter(self.tables.values()))
         name = first.name if len(self.tables) == 1 else f"{len(self.tables)} sources"
-        session = spark_session(master, format=first.format, app_name=f"sfpubsub ingest {name}")
+        session = spark_session(
+            master,
+            format=first.format,
+            app_name=f"sfpubsub ingest {name}",
+            settings=self._spark_settings,
+        )
         spark = start_spark(session, stop)
         opened.push(session)
         return spark
@@ -128,6 +142,8 @@ class Run:
             subscription=source.name if source.kind == "managed" else None,
             topic=source.name if source.kind == "topic" else None,
             staging=place.staging,
+            org_id=self._org_id,
+            table_properties=self._table_properties,
         )
         opened.callback(self._close, source, writer)
         sidecars.open()

@@ -18,6 +18,7 @@ from sfpubsub.cli.redrive import Decoder, Lines, Sink, Table, source_of
 from sfpubsub.cli.redrive import redrive as run_redrive
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
+from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.errors import ConfigurationError, SchemaNotFoundError
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import QuarantinedEvent
@@ -103,6 +104,7 @@ def show(directory: Path, key: str) -> None:
     help="With --to: format of the table.  [default: parquet]",
 )
 @click.option("--master", metavar="URL", help="With --to: Spark master.  [default: local[2]]")
+@spark_options
 @click.option(
     "--schemas",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -119,6 +121,8 @@ def redrive(
     to: str | None,
     format_: str | None,
     master: str | None,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
     schemas: tuple[Path, ...],
     fetch: bool,
     again: bool,
@@ -130,8 +134,8 @@ def redrive(
     and is left out next time. Those that still cannot be decoded stay, with a word on stderr; then
     the exit code is 1.
     """
-    if to is None and (format_ or master):
-        raise click.UsageError("--format and --master go with --to")
+    if to is None and (format_ or master or conf or packages):
+        raise click.UsageError("--format, --master, --conf and --packages go with --to")
     kept = _quarantine_at(directory)
     beside = [place for place in [directory.parent / _SCHEMAS_BESIDE] if place.is_dir()]
     with ExitStack() as opened:
@@ -145,7 +149,8 @@ def redrive(
                 return
             entries = chain([first], entries)
             # Before the client: Spark forks.
-            sink = _open_table(opened, to, format_ or "parquet", master, source_of(first))
+            spark = spark_settings(conf, packages)
+            sink = _open_table(opened, to, format_ or "parquet", master, spark, source_of(first))
         sources: list[Callable[[str], str | None]] = [
             FileSchemaStore(place).get for place in schemas or beside
         ]
@@ -180,14 +185,21 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
 
 
 def _open_table(
-    opened: ExitStack, to: str, format_: str, master: str | None, source: Source
+    opened: ExitStack,
+    to: str,
+    format_: str,
+    master: str | None,
+    settings: dict[str, str],
+    source: Source,
 ) -> Table:
     from sfpubsub.spark import EventWriter, spark_session
     from sfpubsub.spark.raw.destination import Destination
 
     Destination.parse(to, format_).check(source)  # before Spark starts, which takes seconds
     spark = opened.enter_context(
-        spark_session(master, format=format_, app_name="sfpubsub quarantine redrive")
+        spark_session(
+            master, format=format_, app_name="sfpubsub quarantine redrive", settings=settings
+        )
     )
     writer = EventWriter(
         spark,

@@ -127,6 +127,7 @@ class Sidecars:
                 continue
             store = self.schemas
             if store.get(schema_id) is None:
+                self._files(SCHEMAS_NAME).make()
                 store.put(schema_id, text)
             self._kept.add(schema_id)
 
@@ -165,6 +166,7 @@ class Sidecars:
             name = f"{digest.hexdigest()}.json"
             files = self._gaps or self._files(GAPS_NAME)
             if files.read(name) is None:
+                files.make()
                 record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
                 files.replace(name, _line(record))
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import LocalProtocolError, WriteError
+from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark.ingest.dedupe import (
     DEFAULT_WINDOW,
     DEFAULT_WINDOW_KEYS,
@@ -56,8 +56,9 @@ class EventWriter:
     Args:
         spark: A classic session (not Spark Connect), on this machine or with a shared file system;
             for table formats with their jars (`spark_session`).
-        path: The table's directory, or for table formats a URL, or for iceberg the name of a
-            catalog's table; made if it is missing.
+        path: The table's directory, or for table formats a URL, or the name of a catalog's table
+            (``schema.table``, ``catalog.schema.table``); made if it is missing. One that was made
+            beforehand, with the same columns, is taken while it is empty.
         format: ``parquet``, ``delta`` or ``iceberg``.
         subscription: Name or id of the managed subscription whose events come, or else
         topic: The topic; then the table keeps the position as well (`TableReplayStore`).
@@ -72,6 +73,8 @@ class EventWriter:
             counted, logged, and has no row; ``fail``: `write` raises.
         quarantine: Where such events are kept.
         org_id: Id of the org that the events come from, 18 characters; null in the table without.
+        table_properties: For table formats: what the table is given if it has to be made, such as
+            ``delta.logRetentionDuration``.
 
     Raises:
         ConfigurationError: The destination is of no use or another's, or another writer lives; or
@@ -95,6 +98,7 @@ class EventWriter:
         on_undecodable: OnUndecodable = "keep",
         quarantine: Quarantine | None = None,
         org_id: str | None = None,
+        table_properties: Mapping[str, str] | None = None,
     ) -> None:
         place = Destination.parse(path, format, staging)
         source = Source.choose(subscription, topic)
@@ -121,7 +125,7 @@ class EventWriter:
                 make_table_directory(place.local)
                 self._lease = Lease.acquire(place.local, self._jvm.pid)
                 unless_done.callback(self._lease.release)
-            self._table = _open_table(spark, place, source)
+            self._table = _open_table(spark, place, source, table_properties)
             self._table.on_restored = self._note_restored
             self._latest = 0.0
             self._recover()
@@ -389,15 +393,22 @@ class EventWriter:
         return self._latest
 
 
-def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawTable:
+def _open_table(
+    spark: SparkSession,
+    place: Destination,
+    source: Source,
+    properties: Mapping[str, str] | None,
+) -> RawTable:
     if place.format == "delta":
         from sfpubsub.spark.raw.delta import DeltaTable
 
-        return DeltaTable(spark, place, source)
+        return DeltaTable(spark, place, source, properties)
     if place.format == "iceberg":
         from sfpubsub.spark.raw.iceberg import IcebergTable
 
-        return IcebergTable(spark, place, source)
+        return IcebergTable(spark, place, source, properties)
+    if properties:
+        raise ConfigurationError("table properties go with delta and iceberg; parquet has none")
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
     beside, layout = claim_table(place.local, source, place.staging)

@@ -10,16 +10,18 @@ one is read back.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination, Source
-from sfpubsub.spark.raw.layout import layout_with
+from sfpubsub.spark.raw.frames import column_definitions, sql_text
+from sfpubsub.spark.raw.layout import Layout, layout_with
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
@@ -27,12 +29,20 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 
 class DeltaTable(LoggedTable):
-    """A raw table in Delta format, at a path or URL. See `LoggedTable`."""
+    """A raw table in Delta format: at a path or URL, or of a catalog. See `LoggedTable`."""
 
-    def __init__(self, spark: SparkSession, place: Destination, source: Source) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Destination,
+        source: Source,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         check_session(spark, "delta")
-        super().__init__(spark, place, source)
+        super().__init__(spark, place, source, properties)
         self._url = place.url
+        """Where its log is; of a catalog's table known once there is one."""
+        self._exists = False
         self._jvm: Any = self._spark._jvm
         self._application = f"sfpubsub:{source.kind}:{source.name}"
         # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
@@ -42,8 +52,8 @@ class DeltaTable(LoggedTable):
         self._spark.conf.set("parquet.column.statistics.enabled#replay_id", "false")
 
     def _load(self) -> State | None:
-        java = self._jvm.io.delta.tables.DeltaTable
-        if not java.isDeltaTable(self._spark._jsparkSession, self._url):
+        self._exists = self._find()
+        if not self._exists:
             return None
         log = self._log()
         snapshot = log.unsafeVolatileSnapshot()
@@ -57,12 +67,42 @@ class DeltaTable(LoggedTable):
         # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number for good.
         number = snapshot.transactions().get(self._application)
         if not number.isDefined():
-            raise ConfigurationError(
-                f"{self.place} is a delta table of somebody else's: name another destination"
-            )
+            return self._adopted(self._rows())
         layout = layout_with(self._rows().columns)
         first = State.first(self._source, self._writer, layout)  # the number is this source's own
         return self._from_rows(replace(first, number=int(number.get())))
+
+    def _find(self) -> bool:
+        """Whether there is a table; of a catalog's one find out where it is.
+
+        Raises:
+            ConfigurationError: The catalog's table has another format.
+        """
+        if not self.place.in_catalog:
+            java = self._jvm.io.delta.tables.DeltaTable
+            return bool(java.isDeltaTable(self._spark._jsparkSession, self._url))
+        if not self._spark.catalog.tableExists(self.place.in_sql):
+            return False
+        try:
+            (found,) = self._spark.sql(f"DESCRIBE DETAIL {self.place.in_sql}").collect()
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"{self.place} is not a table of format delta: {first_line(error)}"
+            ) from error
+        if found["format"] != "delta":
+            raise ConfigurationError(f"{self.place} is a table of format {found['format']}")
+        self._url = str(found["location"])
+        return True
+
+    def _create(self, layout: Layout) -> None:
+        """Make a table without rows; another writer may have done so meanwhile."""
+        name = self.place.in_sql if self.place.in_catalog else f"delta.{_quoted(self._url)}"
+        pairs = ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in self._properties.items())
+        self._spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {name} ({column_definitions(layout.stored)}) USING delta "
+            f"PARTITIONED BY ({layout.partition})" + (f" TBLPROPERTIES ({pairs})" if pairs else "")
+        )
+        self._exists = self._find()
 
     def _log(self) -> Any:
         """Return the table's log, as it is now."""
@@ -98,13 +138,13 @@ class DeltaTable(LoggedTable):
             "txnVersion": str(state.number),
         }
         try:
-            (
-                frame.write.format("delta")
-                .mode("append")
-                .partitionBy(state.layout.partition)
-                .options(**options)
-                .save(self._url)
-            )
+            if not self._exists:
+                self._create(state.layout)
+            writer = frame.write.format("delta").mode("append").options(**options)
+            if self.place.in_catalog:
+                writer.saveAsTable(self.place.in_sql)
+            else:
+                writer.save(self._url)
         except SPARK_ERRORS as error:
             if _is_conflict(error):
                 raise Conflict(first_line(error)) from error
@@ -119,7 +159,13 @@ class DeltaTable(LoggedTable):
         raise Conflict(f"delta left the commit out: number {state.number} is taken")
 
     def _rows(self) -> DataFrame:
+        if self.place.in_catalog:
+            return self._spark.read.table(self.place.in_sql)
         return self._spark.read.format("delta").load(self._url)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:

@@ -29,15 +29,15 @@ from sfpubsub.spark.raw.beside import (
 )
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, newer_layout
 from sfpubsub.spark.raw.lease import LEASE_NAME
-from sfpubsub.spark.raw.paths import SCHEME, file_url, local_path
+from sfpubsub.spark.raw.paths import SCHEME, file_url, is_object_store, local_path
 
 POSITION_NAME = "_position"
 BATCH_PREFIX = "batch="
 
 FORMATS = ("parquet", "delta", "iceberg")
 
-# A table of a catalog of the user's own, as Spark SQL writes it without quotes.
-_CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
+# A table of a catalog, as Spark SQL writes it without quotes: schema.table, catalog.schema.table.
+_CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 # The layout of Parquet that a table of an older one gets when it is opened: only what is beside it
 # moves. Once it is taken over no older version writes it.
@@ -78,7 +78,7 @@ class Destination:
     format: str
     """One of `FORMATS`."""
     address: str
-    """What Spark is told: an absolute path, a URL, or for iceberg the name of a catalog's table."""
+    """What Spark is told: an absolute path, a URL, or the name of a catalog's table."""
     local: Path | None
     """The directory, if it is one of this machine's."""
     in_catalog: bool = False
@@ -97,7 +97,8 @@ class Destination:
 
         Args:
             destination: A path; a URL of scheme ``file``, or for table formats of any scheme that
-                Spark knows; for iceberg also ``catalog.namespace.table``.
+                Spark knows, or a table of a catalog: ``schema.table`` of the session's, or
+                ``catalog.schema.table``. So a directory of such a name is ``./schema.table``.
             format: One of `FORMATS`.
             staging: With parquet: the directory in which to keep staging and sidecars; beside the
                 table by default.
@@ -106,10 +107,17 @@ class Destination:
             ConfigurationError: It is not for this format, or there is no such format.
         """
         check_format(format)
+        if format == "iceberg" and is_object_store(os.fspath(destination)):
+            raise ConfigurationError(
+                f"iceberg tables that are only a path need a rename that replaces nothing, which "
+                f"{destination} does not have, and would lose commits: name a table of a catalog "
+                f"(of type jdbc or rest), or use delta"
+            )
         if staging is not None and format != "parquet":
             raise ConfigurationError(f"staging goes with format parquet; {format} has none")
         text = os.fspath(destination)
-        if format == "iceberg" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
+        if format != "parquet" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
+            _refuse_ambiguous(text, format)
             return cls(format, text, None, in_catalog=True)
         scheme = SCHEME.match(text)
         if format != "parquet" and scheme is not None and scheme[1] != "file":
@@ -122,6 +130,11 @@ class Destination:
     def url(self) -> str:
         """`address`, with its scheme if it is a path."""
         return self.address if self.local is None else file_url(self.local)
+
+    @property
+    def in_sql(self) -> str:
+        """The name of a catalog's table, with quotes."""
+        return ".".join(f"`{part}`" for part in self.address.split("."))
 
     @property
     def name(self) -> str:
@@ -174,6 +187,14 @@ def check_raw_table(table: Destination) -> None:
         hint = f"; it holds {', '.join(inner)}, which are: name one of them" if inner else ""
         raise ConfigurationError(
             f"{table} is not a raw table of format {table.format} (it has no {mark}){hint}"
+        )
+
+
+def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # Spark's own word
+    if Path(name, _LOGS[format]).is_dir():
+        raise ConfigurationError(
+            f"{name} is a directory here that holds a table, and the name of a table of a catalog: "
+            f"write ./{name} for the directory, or name the catalog as well"
         )
 
 

@@ -48,6 +48,33 @@ def spark_schema(columns: pa.Schema) -> StructType:
     return found
 
 
+def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
+    """Return what is wrong with a table's columns, each as a clause. Further columns are not."""
+    kinds = {field.name: field.dataType.simpleString() for field in found}
+    clauses = []
+    for field in spark_schema(wanted):
+        kind = field.dataType.simpleString()
+        if field.name not in kinds:
+            clauses.append(f"{field.name} is missing")
+        elif kinds[field.name] != kind:
+            clauses.append(f"{field.name} is {kinds[field.name]} and not {kind}")
+    return clauses
+
+
+def column_definitions(columns: pa.Schema) -> str:
+    """Return columns as SQL defines them, with their comments."""
+    return ", ".join(
+        f"`{field.name}` {field.dataType.simpleString()} COMMENT "
+        f"{sql_text(field.metadata.get('comment', ''))}"
+        for field in spark_schema(columns)
+    )
+
+
+def sql_text(text: str) -> str:
+    """Return a text as SQL writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def in_newest_layout(rows: DataFrame) -> DataFrame:
     """Return rows of a raw table of any layout with the columns of the newest one, by name.
 

@@ -13,7 +13,7 @@ top of ours, and after that ours may be expired.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,8 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination, Source
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
+from sfpubsub.spark.raw.paths import is_object_store
+from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
 
@@ -43,10 +45,11 @@ _WAP_SETTING = "spark.wap.id"
 # Tries to publish. Each fails only if something else was committed in the same tenths of a second.
 _TRIES = 5
 
+# Of a table: lets a snapshot be staged.
+_STAGING = "write.wap.enabled"
+
 _PROPERTIES = {
     "format-version": "2",
-    # Lets a snapshot be staged.
-    "write.wap.enabled": "true",
     # Two metadata files a batch: keep the last ones only.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -61,9 +64,17 @@ _PROPERTIES = {
 class IcebergTable(LoggedTable):
     """A raw table in Iceberg format. See `LoggedTable`."""
 
-    def __init__(self, spark: SparkSession, place: Destination, source: Source) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Destination,
+        source: Source,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         check_session(spark, "iceberg")
-        super().__init__(spark, place, source)
+        super().__init__(spark, place, source, properties)
+        if place.in_catalog:
+            _check_catalog(self._spark, place)
         self._jvm: Any = self._spark._jvm
         self._address = place.url
         self._newest: str | None = None
@@ -74,6 +85,9 @@ class IcebergTable(LoggedTable):
         if operations is None:
             return None
         metadata = operations.current()
+        if self._is_ownerless(metadata):
+            self._adopt()
+            metadata = operations.refresh()
         newest = self._newest_state(metadata)
         self._newest = newest.attempt
         told = self._read(metadata.properties()) or newest  # a rollback leaves properties alone
@@ -86,6 +100,19 @@ class IcebergTable(LoggedTable):
             next_seq=max(newest.next_seq, told.next_seq),
             number=max(newest.number, told.number),
         )
+
+    def _is_ownerless(self, metadata: Any) -> bool:
+        return self._state_of_branch(metadata) is None and self._read(metadata.properties()) is None
+
+    def _adopt(self) -> None:
+        """Take a table that somebody has made for us, and left empty.
+
+        Raises:
+            ConfigurationError: Its columns are others, or it has rows.
+        """
+        state = self._adopted(self._rows())
+        changes = self._table().updateProperties()
+        changes.set(_STAGING, "true").set(_STATE, state.to_json()).commit()
 
     def _newest_state(self, metadata: Any) -> State:
         state = self._state_of_branch(metadata) or self._read(metadata.properties())
@@ -147,6 +174,15 @@ class IcebergTable(LoggedTable):
             f"snapshot-property.{_STATE}": state.to_json(),
             "distribution-mode": "none",  # the frame has one partition, and rows of one day
         }
+        # Columns of somebody else's, which we leave empty; a frame must have all of them.
+        columns = self._rows().schema
+        others = {
+            field.name: f.lit(None).cast(field.dataType)
+            for field in columns
+            if field.name not in frame.columns
+        }
+        if others:
+            frame = frame.withColumns(others)
         writer = frame.write.format("iceberg").mode("append").options(**options)
         with self._active_session():
             if self.place.in_catalog:
@@ -189,16 +225,21 @@ class IcebergTable(LoggedTable):
         """Make a table without rows that is ours from its first moment."""
         properties = {
             **_PROPERTIES,
+            **self._properties,
+            _STAGING: "true",
             _STATE: State.first(self._source, self._writer).to_json(),
         }
         if self.place.in_catalog:
-            creation = frame.limit(0).writeTo(self._address).using("iceberg")
+            creation = _with_comments(frame).limit(0).writeTo(self._address).using("iceberg")
             for key, text in properties.items():
                 creation = creation.tableProperty(key, text)
             creation.partitionedBy(f.col(NEWEST.partition)).create()
         else:
             iceberg = self._jvm.org.apache.iceberg
-            schema = iceberg.spark.SparkSchemaUtil.convert(frame._jdf.schema())
+            columns = _with_comments(frame).schema.json()
+            schema = iceberg.spark.SparkSchemaUtil.convert(
+                self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns)
+            )
             spec = iceberg.PartitionSpec.builderFor(schema).identity(NEWEST.partition).build()
             order = iceberg.SortOrder.unsorted()
             self._tables().create(schema, spec, order, properties, self._address)
@@ -257,6 +298,30 @@ def _ancestors(metadata: Any) -> Iterator[Any]:
         yield snapshot
         parent = snapshot.parentId()
         snapshot = None if parent is None else metadata.snapshot(parent)
+
+
+def _with_comments(frame: DataFrame) -> DataFrame:
+    return frame.select(
+        [f.col(n).alias(n, metadata={"comment": COMMENTS[n]}) for n in frame.columns]
+    )
+
+
+def _check_catalog(spark: SparkSession, place: Destination) -> None:
+    """Make sure that the catalog can exchange a table's metadata in one step.
+
+    Raises:
+        ConfigurationError: It cannot: it has nothing but the renames of an object store.
+    """
+    catalog = f"spark.sql.catalog.{place.address.split('.')[0]}"
+    kind = str(spark.conf.get(f"{catalog}.type", ""))
+    made_by = str(spark.conf.get(f"{catalog}.catalog-impl", ""))
+    warehouse = str(spark.conf.get(f"{catalog}.warehouse", ""))
+    if (kind == "hadoop" or made_by.endswith("HadoopCatalog")) and is_object_store(warehouse):
+        raise ConfigurationError(
+            f"the catalog of {place} is of type hadoop on {warehouse.split(':')[0]}, which has no "
+            f"rename that replaces nothing, so that commits would be lost: use one of type jdbc or "
+            f"rest"
+        )
 
 
 def _tip(metadata: Any) -> int | None:

@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +27,12 @@ from pyspark.sql import functions as f
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
 from sfpubsub.spark.raw.destination import Destination, Source
-from sfpubsub.spark.raw.frames import frame_of, keys_among
+from sfpubsub.spark.raw.frames import columns_that_differ, frame_of, keys_among
+from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.schema import joined_keys
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.raw.table import RawTable
+from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
 
@@ -55,18 +57,28 @@ class LoggedTable(RawTable):
         spark: The session that writes; its settings are left alone.
         place: Where the table is.
         source: Whose table it is. Positions are kept for a topic.
+        properties: What the table is given if it has to be made.
 
     Raises:
         ConfigurationError: Spark lacks the format's jars.
     """
 
-    def __init__(self, spark: SparkSession, place: Destination, source: Source) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Destination,
+        source: Source,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._properties = dict(properties or {})
         self.place = place
         self._source = source
         self._writer = uuid.uuid4().hex
         self._state: State | None = None
         self._is_restored = False
         """Whether `_load` found that somebody has taken the table back to an older version."""
+        if place.local is None and not place.in_catalog:
+            check_file_system(spark, place.address)
         self._spark = own_session(spark)
 
     @property
@@ -307,6 +319,24 @@ class LoggedTable(RawTable):
         Raises:
             ConfigurationError: The table is not ours.
         """
+
+    def _adopted(self, rows: DataFrame) -> State:
+        """Return the first state of a table that somebody has made for us, and left empty.
+
+        Raises:
+            ConfigurationError: Its columns are others, or it has rows.
+        """
+        misfits = columns_that_differ(rows.schema, NEWEST.stored)
+        if misfits:
+            raise ConfigurationError(
+                f"{self.place} is a table of somebody else's, or one made for sfpubsub whose "
+                f"columns differ ({'; '.join(misfits)}): name another destination"
+            )
+        if rows.limit(1).count():
+            raise ConfigurationError(
+                f"{self.place} has rows that sfpubsub did not write: name another destination"
+            )
+        return State.first(self._source, self._writer)
 
     @abstractmethod
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:

@@ -45,7 +45,7 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
 
     Args:
         spark: Any session.
-        table: The raw table's path or URL, or ``catalog.namespace.table``.
+        table: The raw table's path or URL, or the name of a catalog's.
         name: ``schemas``, ``quarantine``, ``gaps`` or ``commits``.
 
     Raises:
@@ -53,8 +53,8 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
     """
     if name not in COLUMNS:
         raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
-    # Of the formats iceberg is the one whose tables can have every kind of name.
-    place = Destination.parse(table, "iceberg")
+    # Of the formats delta is the one whose tables can have every kind of name.
+    place = Destination.parse(table, "delta")
     if place.local is None:
         found = [f"{location_of(spark, place)}/_{name}"]
     else:
@@ -69,7 +69,7 @@ def location_of(spark: SparkSession, destination: Destination) -> str:
     """Return the URL or path of a table's directory; a catalog is asked for it."""
     if not destination.in_catalog:
         return destination.address
-    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {destination.address}").collect()
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {destination.in_sql}").collect()
     return next(str(row["data_type"]) for row in rows if row["col_name"] == "Location")
 
 

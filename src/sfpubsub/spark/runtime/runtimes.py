@@ -43,7 +43,11 @@ _SPARK_HAS = (
     "com.fasterxml.jackson.core:*",
     "com.github.luben:*",
     "io.airlift:*",
-    "org.apache.hadoop:*",
+    # Not all of Hadoop: a file system such as hadoop-aws may be asked for as well.
+    "org.apache.hadoop:hadoop-client",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.hadoop:hadoop-common",
     "org.apache.logging.log4j:*",
     "org.apache.parquet:*",
     "org.locationtech.jts:*",
@@ -100,6 +104,16 @@ _CLASSES = {
 }
 
 
+# What brings the file system of a scheme, of the version of Spark's own Hadoop.
+_FILE_SYSTEMS = {
+    "s3a": "org.apache.hadoop:hadoop-aws",
+    "abfs": "org.apache.hadoop:hadoop-azure",
+    "abfss": "org.apache.hadoop:hadoop-azure",
+    "wasb": "org.apache.hadoop:hadoop-azure",
+    "wasbs": "org.apache.hadoop:hadoop-azure",
+}
+
+
 def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # noqa: A002
     """Return what *format* needs with this PySpark.
 
@@ -131,16 +145,18 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
     Raises:
         ConfigurationError: There are no jars of the format for this PySpark.
     """
-    if format == "parquet":
-        return {}
-    runtime = runtime_for(format)
     ivy = Path(settings.get("spark.jars.ivy") or private_directory() / "ivy")
+    if format == "parquet":
+        return {"spark.jars.ivy": str(ivy)} if "spark.jars.packages" in settings else {}
+    runtime = runtime_for(format)
     jars = [ivy / "jars" / _file_name(module) for module in runtime.modules]
     lists = {"spark.sql.extensions": _EXTENSIONS.get(format, "")}
     wanted = {**_SETTINGS.get(format, {})}
     # Ivy does not copy a jar by one step: what a start that was killed left may be a part of one.
     if all(zipfile.is_zipfile(jar) for jar in jars):
         lists["spark.jars"] = ",".join(jar.as_uri() for jar in jars)
+        if "spark.jars.packages" in settings:
+            wanted["spark.jars.ivy"] = str(ivy)
     else:
         lists["spark.jars.packages"] = runtime.coordinate
         lists["spark.jars.excludes"] = ",".join(_SPARK_HAS)
@@ -149,6 +165,27 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
         if text:
             wanted[key] = ",".join(filter(None, [settings.get(key), text]))
     return wanted
+
+
+def check_file_system(spark: SparkSession, url: str) -> None:
+    """Make sure that the session knows the file system of a URL.
+
+    Raises:
+        ConfigurationError: It lacks the jars of it.
+    """
+    jvm: Any = spark._jvm
+    scheme = url.partition(":")[0]
+    configuration = spark._jsparkSession.sessionState().newHadoopConf()
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, configuration)
+    except Py4JJavaError as error:
+        artifact = _FILE_SYSTEMS.get(scheme)
+        version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+        jars = f"--packages {artifact}:{version}" if artifact else "--packages with its jars"
+        raise ConfigurationError(
+            f"spark has no file system for {scheme}: ({error.java_exception.toString()}): add "
+            f"{jars}, or the setting spark.jars.packages to a session of your own"
+        ) from error
 
 
 def check_session(spark: SparkSession, format: str) -> None:  # noqa: A002

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -27,6 +29,10 @@ DEFAULT_MASTER = "local[2]"
 # Set by spark-submit, which has started the JVM already.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
+
+# Settings whose values Spark itself does not show (its default of spark.redaction.regex), and keys
+# of accounts.
+_SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|account[.]?key|credential")
 
 # What a failing Spark raises: its own errors, py4j's, and those of the sockets between Python and
 # a JVM that went away.
@@ -67,7 +73,13 @@ def spark_session(
     submitted = _SUBMITTED in os.environ
     if master is None and not submitted:
         master = DEFAULT_MASTER
-    wanted = {**_settings(master, java_options), **(settings or {})}
+    given = dict(settings or {})
+    wanted = {**_settings(master, java_options), **given}
+    if "spark.driver.extraJavaOptions" in given:  # added to ours, which make the log quiet
+        ours = _settings(master, java_options)["spark.driver.extraJavaOptions"]
+        wanted["spark.driver.extraJavaOptions"] = (
+            f"{ours} {given['spark.driver.extraJavaOptions']}".strip()
+        )
     if not submitted:
         wanted.update(session_settings(format, wanted))
     builder = SparkSession.builder.appName(app_name).config(map=dict(wanted))
@@ -79,17 +91,19 @@ def spark_session(
         environment["PYSPARK_PYTHON"] = sys.executable
     try:
         with _environment(environment):
+            _start_java(wanted)
             spark = builder.getOrCreate()
     except SPARK_ERRORS as error:
+        reason = _without_secrets(first_line(error), wanted)
         if "spark.jars.packages" in wanted:
             raise ConfigurationError(
-                f"spark did not start (master {master}): {first_line(error)}; were the jars of "
+                f"spark did not start (master {master}): {reason}; were the jars of "
                 f"{wanted['spark.jars.packages']} to be had? they come from Maven Central once, "
                 f"and are kept in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
             ) from error
         java = environment.get("JAVA_HOME", "spark-submit's")
         raise ConfigurationError(
-            f"spark did not start (master {master}, java {java}): {first_line(error)}"
+            f"spark did not start (master {master}, java {java}): {reason}"
         ) from error
     try:
         if format != "parquet":
@@ -97,6 +111,26 @@ def spark_session(
         yield spark
     finally:
         _stop(spark)
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start the JVM without the settings that are secret.
+
+    PySpark would put all of them on its command line, which every user of the machine can read. The
+    session gets them afterwards, through the socket.
+    """
+    conf = SparkConf()
+    for key, value in settings.items():
+        if not _SECRET.search(key):
+            conf.set(key, value)
+    SparkContext._ensure_initialized(conf=conf)
+
+
+def _without_secrets(text: str, settings: Mapping[str, str]) -> str:
+    for key, value in settings.items():
+        if value and _SECRET.search(key):
+            text = text.replace(value, "…")
+    return text
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
