@@ -20,8 +20,8 @@ def test_settings_and_packages_are_what_the_session_gets():
     """A value may hold equals signs and commas; packages join those of a setting."""
     found = CliRunner().invoke(
         command,
-        ["--conf", "spark.a=b=c,d", "--conf", "spark.jars.packages=g:a:1"]
-        + ["--packages", "g:b:2,g:c:3", "--packages", "g:d:4"],
+        "--conf spark.a=b=c,d --conf spark.jars.packages=g:a:1 "
+        "--packages g:b:2,g:c:3 --packages g:d:4",
     )
     assert found.output.splitlines() == [
         "spark.a -> b=c,d",
@@ -34,5 +34,6 @@ def test_a_setting_that_is_none_is_refused_without_being_repeated(given):
     """It may be a secret that was mistyped."""
     found = CliRunner().invoke(command, ["--conf", given])
     assert found.exit_code == 2
-    assert "--conf" in found.output and "KEY=VALUE" in found.output
+    assert "--conf" in found.output
+    assert "KEY=VALUE" in found.output
     assert "hunter2" not in found.output

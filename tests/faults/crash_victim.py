@@ -125,6 +125,9 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
     def when_a_file_is_complete(self: Any, *_arguments: Any, empty: bool) -> None:
         if empty or not killer.comes():
             return
+        if self.place.local is None:  # nothing tells when its files are complete
+            killer.later(lambda: time.sleep(delay))
+            return
         before = complete_files(self.place.local)
 
         def wait() -> None:

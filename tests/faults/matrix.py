@@ -138,6 +138,8 @@ def run(
     *,
     seed: int,
     python: str = sys.executable,
+    to: str | None = None,
+    options: Sequence[str] = (),
     read: Callable[[Path, str], Rows] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
@@ -150,6 +152,8 @@ def run(
         todo: What to kill, and when.
         seed: What *todo* was made with, for the report.
         python: An interpreter with the PySpark of the format.
+        to: The table, if it is not that of *directory*; then *read* is given.
+        options: Further ones of the command.
         read: Reads the table; by default in a process of its own.
         say: Is told each kill.
 
@@ -159,7 +163,7 @@ def run(
     table, log = directory / "table", directory / "ingest.log"
     began = time.monotonic()
     chosen = ["--managed", MANAGED] if source == "managed" else ["--topic", TOPIC]
-    command = ["ingest", *chosen, "--to", str(table), "--format", format_, *OPTIONS]
+    command = ["ingest", *chosen, "--to", to or str(table), "--format", format_, *OPTIONS, *options]
     emulator = Emulator(directory)
     try:
         publisher = Publisher(emulator.ready, pace=0.02)

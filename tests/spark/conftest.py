@@ -15,6 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark.runtime.session import spark_session
+from tests.spark.object_store import ASKED_FOR, ObjectStore
+from tests.spark.object_store import object_store as serve_objects
 
 TABLE_FORMAT = "iceberg" if pyspark.__version__.startswith("4.1.") else "delta"
 
@@ -53,10 +55,25 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(lake: Path) -> Iterator[SparkSession]:
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A server with the API of S3, which the session of `spark` can reach. For tests that are slow.
+
+    Jars cannot be added to a Java that runs: so the tests are run by themselves.
+    """
+    if ASKED_FOR not in os.environ:
+        pytest.skip("run by scripts/test_s3.sh")
+    with serve_objects(tmp_path_factory.mktemp("objects")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def spark(lake: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """A small session."""
+    settings = lake_settings(lake)
+    if ASKED_FOR in os.environ:
+        settings |= request.getfixturevalue("object_store").settings
     with spark_session(
-        format=TABLE_FORMAT, java_options=JAVA_OPTIONS, settings=lake_settings(lake)
+        format=TABLE_FORMAT, java_options=JAVA_OPTIONS, settings=settings
     ) as session:
         yield session
 

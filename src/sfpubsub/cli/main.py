@@ -31,6 +31,7 @@ INTERRUPTED = 130
 # Module of each command, and the line that --help shows.
 COMMANDS = {
     "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
+    "upgrade": ("sfpubsub.cli.upgrade", "Give an older raw table the columns of a new one."),
     "derive": ("sfpubsub.cli.derive", "Decode a raw table into typed tables with PySpark."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),

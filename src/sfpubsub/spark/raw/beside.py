@@ -23,6 +23,7 @@ from sfpubsub.errors import ConfigurationError
 
 IDENTITY_NAME = "_table.json"
 STAGING_NAME = "_staging"
+UPGRADE_NAME = "_upgrade"
 SCHEMAS_NAME = "_schemas"
 QUARANTINE_NAME = "_quarantine"
 GAPS_NAME = "_gaps"

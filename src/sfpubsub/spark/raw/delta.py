@@ -44,7 +44,6 @@ class DeltaTable(LoggedTable):
         """Where its log is; of a catalog's table known once there is one."""
         self._exists = False
         self._jvm: Any = self._spark._jvm
-        self._application = f"sfpubsub:{source.kind}:{source.name}"
         # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
         # files, and costs each commit of a small one 0.3 s.
         self._spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
@@ -132,15 +131,10 @@ class DeltaTable(LoggedTable):
         return State.from_json(commit.get("userMetadata"), str(self.place))
 
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
-        options = {
-            "userMetadata": state.to_json(),
-            "txnAppId": self._application,
-            "txnVersion": str(state.number),
-        }
         try:
             if not self._exists:
                 self._create(state.layout)
-            writer = frame.write.format("delta").mode("append").options(**options)
+            writer = frame.write.format("delta").mode("append").options(**self._options(state))
             if self.place.in_catalog:
                 writer.saveAsTable(self.place.in_sql)
             else:
@@ -157,6 +151,25 @@ class DeltaTable(LoggedTable):
             if found is not None and found.number <= state.number:
                 break
         raise Conflict(f"delta left the commit out: number {state.number} is taken")
+
+    def _replace(self, frame: DataFrame, state: State) -> None:
+        writer = frame.write.format("delta").mode("overwrite").options(**self._options(state))
+        writer = writer.option("overwriteSchema", "true").partitionBy(state.layout.partition)
+        if self.place.in_catalog:
+            writer.saveAsTable(self.place.in_sql)
+        else:
+            writer.save(self._url)
+
+    @property
+    def _application(self) -> str:
+        return f"sfpubsub:{self._source.kind}:{self._source.name}"
+
+    def _options(self, state: State) -> dict[str, str]:
+        return {
+            "userMetadata": state.to_json(),
+            "txnAppId": self._application,
+            "txnVersion": str(state.number),
+        }
 
     def _rows(self) -> DataFrame:
         if self.place.in_catalog:

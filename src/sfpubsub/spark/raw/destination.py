@@ -20,6 +20,7 @@ from sfpubsub.spark.raw.beside import (
     IDENTITY_NAME,
     SIDECARS,
     STAGING_NAME,
+    UPGRADE_NAME,
     check_place,
     owner_of,
     place_of,
@@ -262,6 +263,8 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> tupl
     check_destination(path, source, staging=staging)
     staging = staging or _recorded_staging(path)
     place = place_of(path, staging)
+    if (place / UPGRADE_NAME / "ready").exists():
+        raise ConfigurationError(f"{path} is being upgraded: sfpubsub upgrade finishes that")
     found = _identity(path)
     layout = NEWEST
     if found is not None and found.layout < NEWEST.number and _is_written(path):
@@ -275,6 +278,24 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> tupl
     except OSError as error:
         raise _refusal(path, error) from error
     return place, layout
+
+
+def source_of_table(path: Path) -> Source:
+    """Return whose a Parquet table is.
+
+    Raises:
+        ConfigurationError: It does not say so.
+    """
+    identity = _identity(path)
+    if identity is None:
+        raise ConfigurationError(f"{path} is not a parquet table of sfpubsub")
+    return identity.source
+
+
+def claim_upgraded(path: Path, source: Source) -> None:
+    """Write on a table's directory that its rows have the newest layout, or will at once."""
+    identity = _Identity(source, _recorded_staging(path), NEWEST.number)
+    replace_file(path / IDENTITY_NAME, identity.to_json())
 
 
 def local_sidecars(path: Path, name: str) -> list[Path]:

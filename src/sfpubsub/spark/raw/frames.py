@@ -75,10 +75,14 @@ def sql_text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def in_newest_layout(rows: DataFrame) -> DataFrame:
+def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
     """Return rows of a raw table of any layout with the columns of the newest one, by name.
 
     What an older one lacks is null; but the headers of change events are in their JSON.
+
+    Args:
+        rows: Of a raw table, with the columns that it stores.
+        others: Whether columns that are in no layout are kept as well.
     """
     columns = set(rows.columns)
     wanted = []
@@ -93,7 +97,17 @@ def in_newest_layout(rows: DataFrame) -> DataFrame:
             wanted.append(_header_of_json().alias(name))
         else:
             wanted.append(f.lit(None).cast(kind).alias(name))
+    if others:
+        known = {*NEWEST.stored.names, "ingest_hour"}
+        wanted += [f.col(name) for name in rows.columns if name not in known]
     return rows.select(*wanted)
+
+
+def with_comments(rows: DataFrame) -> DataFrame:
+    """Return rows whose columns say what they are."""
+    return rows.select(
+        [f.col(n).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
+    )
 
 
 def _header_of_json() -> Column:

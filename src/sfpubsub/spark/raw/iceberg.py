@@ -24,10 +24,10 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.frames import with_comments
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.paths import is_object_store
-from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
 
@@ -221,6 +221,20 @@ class IcebergTable(LoggedTable):
             return True
         return False
 
+    def _replace(self, frame: DataFrame, state: State) -> None:
+        if not self.place.in_catalog:
+            raise ConfigurationError(
+                f"{self.place} is an iceberg table that is only a path, and cannot be replaced in "
+                f"one step: it goes on as it is; a new table has the newest layout"
+            )
+        replacement = frame.writeTo(self._address).using("iceberg")
+        # The snapshot whose state it was is no part of the table any more.
+        properties = {**_PROPERTIES, _STAGING: "true", _STATE: state.to_json(), _STATE_OF: "0"}
+        for key, text in properties.items():
+            replacement = replacement.tableProperty(key, text)
+        replacement.partitionedBy(f.col(state.layout.partition)).replace()
+        self._newest = state.attempt
+
     def _create(self, frame: DataFrame) -> Any:
         """Make a table without rows that is ours from its first moment."""
         properties = {
@@ -230,13 +244,13 @@ class IcebergTable(LoggedTable):
             _STATE: State.first(self._source, self._writer).to_json(),
         }
         if self.place.in_catalog:
-            creation = _with_comments(frame).limit(0).writeTo(self._address).using("iceberg")
+            creation = with_comments(frame).limit(0).writeTo(self._address).using("iceberg")
             for key, text in properties.items():
                 creation = creation.tableProperty(key, text)
             creation.partitionedBy(f.col(NEWEST.partition)).create()
         else:
             iceberg = self._jvm.org.apache.iceberg
-            columns = _with_comments(frame).schema.json()
+            columns = with_comments(frame).schema.json()
             schema = iceberg.spark.SparkSchemaUtil.convert(
                 self._jvm.org.apache.spark.sql.types.DataType.fromJson(columns)
             )
@@ -298,12 +312,6 @@ def _ancestors(metadata: Any) -> Iterator[Any]:
         yield snapshot
         parent = snapshot.parentId()
         snapshot = None if parent is None else metadata.snapshot(parent)
-
-
-def _with_comments(frame: DataFrame) -> DataFrame:
-    return frame.select(
-        [f.col(n).alias(n, metadata={"comment": COMMENTS[n]}) for n in frame.columns]
-    )
 
 
 def _check_catalog(spark: SparkSession, place: Destination) -> None:

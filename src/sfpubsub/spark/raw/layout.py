@@ -112,7 +112,7 @@ PREFIXES = tuple({layout.prefix: None for layout in LAYOUTS.values()})
 
 def layout_with(columns: Collection[str]) -> Layout:
     """Return the layout of a table with these columns, for one that does not name it."""
-    return NEWEST if NEWEST.partition in columns else LAYOUTS[1]
+    return LAYOUTS[1] if LAYOUTS[1].partition in columns else NEWEST
 
 
 def newer_layout(table: object, number: object) -> str:

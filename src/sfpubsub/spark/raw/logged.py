@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,13 @@ from pyspark.sql import functions as f
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
 from sfpubsub.spark.raw.destination import Destination, Source
-from sfpubsub.spark.raw.frames import columns_that_differ, frame_of, keys_among
+from sfpubsub.spark.raw.frames import (
+    columns_that_differ,
+    frame_of,
+    in_newest_layout,
+    keys_among,
+    with_comments,
+)
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.schema import joined_keys
 from sfpubsub.spark.raw.state import State
@@ -80,6 +86,38 @@ class LoggedTable(RawTable):
         if place.local is None and not place.in_catalog:
             check_file_system(spark, place.address)
         self._spark = own_session(spark)
+
+    @classmethod
+    def of_any_source(cls, spark: SparkSession, place: Destination) -> Self:
+        """Return a table that exists, for whatever source it has.
+
+        Raises:
+            ConfigurationError: There is no raw table, or Spark lacks the format's jars.
+            WriteError: It cannot be read.
+        """
+        table = cls(spark, place, Source("topic", ""))
+        with table._errors("cannot be read"):
+            found = table._load()
+        if found is None or not found.source.name:
+            raise ConfigurationError(f"{place} is not a raw table of sfpubsub")
+        table._source = found.source
+        return table
+
+    def upgrade(self) -> bool:
+        """Give the table the newest layout, in one transaction; return whether it had another.
+
+        Raises:
+            ConfigurationError: It cannot be done in one transaction.
+            WriteError: It was not done.
+        """
+        self.recover()
+        if self._known.layout is NEWEST:
+            return False
+        state = self._known.upgraded()
+        with self._errors("was not upgraded"):
+            self._replace(with_comments(in_newest_layout(self._rows(), others=True)), state)
+        self._state = state
+        return True
 
     @property
     def _known(self) -> State:
@@ -351,6 +389,14 @@ class LoggedTable(RawTable):
 
         Raises:
             Conflict: Another transaction of ours, or of another writer, came in between.
+        """
+
+    @abstractmethod
+    def _replace(self, frame: DataFrame, state: State) -> None:
+        """Exchange rows, columns and partitions of the table for those of *frame*, at once.
+
+        Raises:
+            ConfigurationError: That cannot be done with this one.
         """
 
     @abstractmethod

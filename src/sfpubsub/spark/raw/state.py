@@ -58,6 +58,10 @@ class State:
         """Return the state of a transaction that has a position and no rows."""
         return replace(self._next(), position=position)
 
+    def upgraded(self) -> State:
+        """Return the state of a transaction that gives the table the newest layout."""
+        return replace(self._next(), layout=NEWEST)
+
     def grown(
         self, batch: str, rows: int, position: ReplayId | None, now: float, name: str | None
     ) -> State:

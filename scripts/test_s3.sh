@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs the tests of tables in an object store with the API of S3: Delta, and Iceberg in an environment
+# of its own; each with a stream that is killed many times. Fetches 700 MB of jars for each of the
+# two, once. Arguments go to pytest instead of the tests chosen here.
+#
+#   scripts/test_s3.sh                     20 kills each; SFPUBSUB_S3_KILLS says another number
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/environment.sh
+. scripts/environment.sh
+prepare all,dev
+prepare_iceberg
+install "${SFPUBSUB_ICEBERG_VENV:-.venv-iceberg}" --constraint constraints.txt 'moto[s3]' flask flask-cors
+export SFPUBSUB_TEST_S3=1
+
+if [ $# -eq 0 ]; then
+  set -- tests/spark/raw/test_object_store.py
+fi
+python -m pytest -s "$@"
+exec "$iceberg_python" -m pytest -s -p no:cacheprovider -W ignore::ResourceWarning \
+  -W ignore::pytest.PytestUnraisableExceptionWarning "$@"

@@ -1,0 +1,62 @@
+"""``sfpubsub upgrade``: gives an older raw table the columns and partitions of a new one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import click
+
+from sfpubsub.cli.service import StopRequest
+from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.cli.starting import start_spark
+from sfpubsub.errors import MissingExtraError
+
+
+@click.command("upgrade")
+@click.option("--table", metavar="PATH", required=True, help="The raw table.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["parquet", "delta", "iceberg"]),
+    default="parquet",
+    show_default=True,
+    help="Format of the table.",
+)
+@click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
+@spark_options
+def upgrade(
+    table: str,
+    format_: str,
+    master: str | None,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+) -> None:
+    """Give a raw table of an older version the columns and partitions of a new one.
+
+    Every row is written once more. Older tables go on without it. End the jobs that write or read
+    the table first; a run that was killed is finished by the next one.
+    """
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError("sfpubsub upgrade", "spark")
+    from sfpubsub.spark.raw.destination import Destination, check_raw_table
+    from sfpubsub.spark.raw.upgrade import upgrade_table
+    from sfpubsub.spark.runtime.session import spark_session
+
+    place = Destination.parse(table, format_)
+    check_raw_table(place)  # before Spark starts, which takes seconds
+    stop = StopRequest()
+    click.echo("starting Spark", err=True)
+    session = spark_session(
+        master,
+        app_name="sfpubsub upgrade",
+        format=format_,
+        settings=spark_settings(conf, packages),
+    )
+    with stop.installed():
+        spark = start_spark(session, stop)
+    try:
+        done = upgrade_table(spark, place)
+    finally:
+        session.__exit__(None, None, None)
+    click.echo(f"{place} was upgraded" if done else f"{place} has the newest layout")

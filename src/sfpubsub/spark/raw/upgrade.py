@@ -1,0 +1,145 @@
+"""Gives a raw table of an older layout the newest one (layout.py).
+
+Every row is written once more, with its number, its batch and everything it holds; columns that the
+old layout lacks are null, but for the headers of change events, which are in their JSON. Delta and
+Iceberg do it in one transaction. Of Parquet files everything is written beside the table first, and
+then moved: it can die at any step and be called again, and until it has ended nobody writes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from sfpubsub.durable import make_directory, replace_file, sync, sync_directory_and_files
+from sfpubsub.errors import WriteError
+from sfpubsub.spark.raw.batches import RawBatches
+from sfpubsub.spark.raw.beside import STAGING_NAME, UPGRADE_NAME
+from sfpubsub.spark.raw.destination import (
+    BATCH_PREFIX,
+    Destination,
+    check_raw_table,
+    claim_upgraded,
+    source_of_table,
+)
+from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST
+from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.raw.parquet import WRITE_OPTIONS
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own_session
+
+_OLD = LAYOUTS[2]
+
+# Raw batches that are written by one job of Spark's.
+_BATCHES_AT_ONCE = 64
+
+# In the directory of an upgrade: the new table, and what says that all of it is there.
+_NEW_NAME = "new"
+_READY_NAME = "ready"
+
+
+def upgrade_table(spark: SparkSession, table: Destination) -> bool:
+    """Give a raw table the newest layout.
+
+    Args:
+        spark: As for `EventWriter`.
+        table: One that no job writes to, and none reads: readers of files see it change.
+
+    Returns:
+        Whether there was anything to do.
+
+    Raises:
+        ConfigurationError: There is no raw table, or another writer lives, or it is an Iceberg
+            table that is only a path.
+        WriteError: It was not done; call it again.
+    """
+    check_raw_table(table)
+    if table.format == "delta":
+        from sfpubsub.spark.raw.delta import DeltaTable
+
+        return DeltaTable.of_any_source(spark, table).upgrade()
+    if table.format == "iceberg":
+        from sfpubsub.spark.raw.iceberg import IcebergTable
+
+        return IcebergTable.of_any_source(spark, table).upgrade()
+    if table.local is None:
+        raise AssertionError("a parquet table has a directory")
+    lease = Lease.acquire(table.local, jvm_of(spark).pid)
+    try:
+        return _upgrade_files(spark, table, table.local)
+    finally:
+        lease.release()
+
+
+def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
+    """Upgrade a table of files.
+
+    1. Write every batch beside the table, and flush all of it.
+    2. Say so: from now on it can only be finished, and `claim_table` refuses the table until then.
+    3. Write the newest layout into the table's identity. Older versions keep off from now on.
+    4. Move the old hours out of the table, and the new days into it.
+    5. Remove the old ones.
+    """
+    beside = table.beside
+    if beside is None:
+        raise AssertionError("a parquet table has a place for its sidecars")
+    place = beside / UPGRADE_NAME
+    try:
+        if not (place / _READY_NAME).exists():
+            if not any(path.glob(f"{_OLD.prefix}*")):
+                return False
+            shutil.rmtree(place, ignore_errors=True)
+            _write_anew(spark, table, path, place)
+            replace_file(place / _READY_NAME, "")
+        claim_upgraded(path, source_of_table(path))
+        old = place / "old"
+        make_directory(old)
+        for hour in sorted(path.glob(f"{_OLD.prefix}*")):
+            os.rename(hour, old / hour.name)
+        for day in sorted((place / _NEW_NAME).glob(f"{NEWEST.prefix}*")):
+            os.rename(day, path / day.name)
+        sync(path)
+        done = beside / STAGING_NAME / "upgraded"
+        make_directory(done.parent)
+        shutil.rmtree(done, ignore_errors=True)
+        os.rename(place, done)
+        sync(beside)
+        shutil.rmtree(done, ignore_errors=True)
+    except (OSError, *SPARK_ERRORS) as error:
+        raise WriteError(f"{path} was not upgraded: {first_line(error)}; do it again") from error
+    return True
+
+
+def _write_anew(spark: SparkSession, table: Destination, path: Path, place: Path) -> None:
+    spark = own_session(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"})
+    raw = RawBatches(spark, table)
+    new = place / _NEW_NAME
+    waiting = iter(raw.after(None))
+    while batches := list(islice(waiting, _BATCHES_AT_ONCE)):
+        writer = raw.rows(batches).write.options(**WRITE_OPTIONS).partitionBy(*NEWEST.added)
+        writer.mode("append").parquet(f"file://{new}")
+    for batch in _batches(path, _OLD.prefix):
+        found = next(new.glob(f"{NEWEST.prefix}*/{batch.name}"), None)
+        if found is None or _rows(found) != _rows(batch):
+            raise WriteError(f"batch {batch.name} of {path} was not written as a whole")
+        for file in batch.iterdir():
+            if file.name.startswith("_") and file.name != "_SUCCESS":  # position and name
+                shutil.copy(file, found / file.name)
+        sync_directory_and_files(found)
+        sync(found.parent)
+    (new / "_SUCCESS").unlink(missing_ok=True)
+    sync(new)
+
+
+def _batches(path: Path, prefix: str) -> Iterator[Path]:
+    for partition in sorted(path.glob(f"{prefix}*")):
+        yield from sorted(partition.glob(f"{BATCH_PREFIX}*"))
+
+
+def _rows(batch: Path) -> int:
+    return sum(pq.read_metadata(file).num_rows for file in batch.glob("part-*.parquet"))
