@@ -7,8 +7,8 @@ that holds them already, a process of its own on loopback without TLS, and write
 Parquet table, each write flushed to the disk and acked. What it is compared with has the same rows
 in memory, in the same batches:
 
-- ``write``: `EventWriter.write_rows`, the best there is: what ``ingest`` would take if receiving and
-  decoding cost nothing. It dedupes, flushes and publishes.
+- ``write``: `EventWriter.write_rows`, the best there is: what ``ingest`` would take if receiving
+  and decoding cost nothing. It dedupes, flushes and publishes.
 - ``create_frame``: ``createDataFrame(Arrow data)`` and append, as one would write it by hand. It
   flushes nothing, and takes Spark's slower way for Arrow data (frames.py).
 - ``naive``: ``createDataFrame(list of dicts)`` and append.
