@@ -23,6 +23,10 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 T = TypeVar("T")
 
+# Times that a file is read which was replaced between opening and reading. Writers replace one each
+# few seconds at most, so that twice in turn is rare.
+_READS = 5
+
 
 class Files(ABC):
     """The files of one directory. Thread-safe; one writer a file."""
@@ -138,18 +142,24 @@ class HadoopFiles(Files):
     def read(self, name: str) -> str | None:
         """See `Files`."""
         path = self._named(name)
-        try:
-            if not self._files.util().exists(path):
-                return None
-            stream = self._files.open(path)
+        for left in reversed(range(_READS)):
             try:
-                return str(
-                    self._gateway.jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-                )
-            finally:
-                stream.close()
-        except SPARK_ERRORS as error:
-            raise ConfigurationError(f"{path} cannot be read: {first_line(error)}") from error
+                return self._text(path)
+            except SPARK_ERRORS as error:
+                if not left or not _was_replaced(error):
+                    raise ConfigurationError(
+                        f"{path} cannot be read: {first_line(error)}"
+                    ) from error
+        raise AssertionError("the last time it raises")
+
+    def _text(self, path: Any) -> str | None:
+        if not self._files.util().exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._gateway.jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
 
     def replace(self, name: str, text: str) -> None:
         """See `Files`."""
@@ -210,6 +220,12 @@ class HadoopFiles(Files):
 
     def _option(self, kind: str) -> Any:
         return getattr(self._gateway.jvm.org.apache.hadoop.fs, f"Options${kind}")
+
+
+def _was_replaced(error: BaseException) -> bool:
+    """Whether an object was another one when it was read than when it was opened."""
+    text = str(error)
+    return "Status Code: 412" in text or "RemoteFileChangedException" in text
 
 
 def files_at(table: Path | str, name: str, spark: SparkSession) -> Files:
