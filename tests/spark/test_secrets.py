@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -66,3 +68,35 @@ def test_no_secret_is_in_the_table_the_plan_or_the_configuration(
     for what, text in seen.items():
         assert SECRET not in text, what
         assert token not in text, what
+
+
+SETTINGS = """
+import sys
+from pathlib import Path
+from sfpubsub.spark import spark_session
+
+settings = {
+    "spark.hadoop.fs.s3a.secret.key": sys.argv[1],
+    "spark.sql.catalog.lake.jdbc.password": sys.argv[1],
+    "spark.hadoop.fs.s3a.endpoint": "seen",
+}
+with spark_session(settings=settings) as spark:
+    pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    assert "fs.s3a.endpoint=seen" in command
+    assert sys.argv[1] not in command
+    assert spark.conf.get("spark.sql.catalog.lake.jdbc.password") == sys.argv[1]
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
+    assert hadoop.get("fs.s3a.secret.key") == sys.argv[1]
+    assert sys.argv[1] not in spark.sql("SET").limit(1000).collect().__repr__()
+print("hidden and in force")
+"""
+
+
+def test_a_secret_among_the_settings_is_not_on_the_command_line_of_java():
+    """Every user of the machine can read that; and Spark masks it where it shows settings."""
+    found = subprocess.run(
+        [sys.executable, "-c", SETTINGS, SECRET], capture_output=True, text=True, check=False
+    )
+    assert "hidden and in force" in found.stdout, found.stderr[-2000:]
+    assert SECRET not in found.stderr

@@ -26,7 +26,7 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
 HOUR = 3600.0
 
 
-class Killed(Exception):
+class Killed(Exception):  # noqa: N818
     """Stands for SIGKILL."""
 
 

@@ -1,0 +1,159 @@
+"""Raw tables by name: of the session's catalog in Delta, and made by somebody else beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark import EventWriter, read_sidecar
+from sfpubsub.spark.raw.batches import RawBatches
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.frames import column_definitions
+from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.schema import COMMENTS
+from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
+
+delta = pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Delta runs with PySpark 4.2")
+
+
+def test_a_name_with_a_dot_and_no_slash_is_a_table_of_a_catalog(tmp_path: Path, monkeypatch):
+    """In both table formats, with and without the catalog; a path has a slash, or is a Path."""
+    monkeypatch.chdir(tmp_path)
+    for format_ in ("delta", "iceberg"):
+        for name in ("raw.orders", "main.raw.orders"):
+            assert Destination.parse(name, format_).in_catalog
+        assert Destination.parse("./raw.orders", format_).local == tmp_path / "raw.orders"
+        assert Destination.parse(Path("raw.orders"), format_).local == tmp_path / "raw.orders"
+        assert Destination.parse("orders", format_).local == tmp_path / "orders"
+    assert Destination.parse("raw.orders", "parquet").local == tmp_path / "raw.orders"
+
+
+def test_a_directory_of_such_a_name_that_is_a_table_is_asked_about(tmp_path: Path, monkeypatch):
+    """Versions before wrote ``main.raw.orders`` as a directory: it does not vanish unseen."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "main.raw.orders" / "_delta_log").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=r"write \./main\.raw\.orders for the directory"):
+        Destination.parse("main.raw.orders", "delta")
+
+
+def test_a_file_system_that_spark_lacks_is_an_error_that_says_what_to_add(spark: SparkSession):
+    """With the version of Spark's own Hadoop."""
+    with pytest.raises(ConfigurationError, match=r"--packages org\.apache\.hadoop:hadoop-aws:3\."):
+        EventWriter(spark, "s3a://lake/raw/orders", format="delta", topic=TOPIC)
+
+
+@pytest.fixture
+def schema(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """A schema of the session's catalog."""
+    name = f"s_{tmp_path.name.replace('-', '_')}"
+    spark.sql(f"CREATE SCHEMA {name} LOCATION 'file://{tmp_path}/schema'")
+    yield name
+    spark.sql(f"DROP SCHEMA {name} CASCADE")
+
+
+def open_writer(spark: SparkSession, table: str, **options) -> EventWriter:
+    return EventWriter(spark, table, format="delta", topic=TOPIC, clock=lambda: NOW, **options)
+
+
+@delta
+def test_a_delta_table_of_the_catalog_has_all_promises(spark: SparkSession, schema: str):
+    """Each event once over restarts, position and sidecars, properties and comments; a fence."""
+    table = f"{schema}.orders"
+    kept = {"delta.logRetentionDuration": "interval 60 days", "owner": "o'brien"}
+    with open_writer(spark, table, table_properties=kept) as older:
+        assert older.write(batch_of(range(3))).rows == 3
+        with open_writer(spark, f"spark_catalog.{table}") as newer:
+            assert newer.position == replay_id(2)
+            result = newer.write(batch_of(range(5)))
+            assert (result.rows, result.duplicates, result.first_seq) == (2, 3, 3)
+        with pytest.raises(Exception, match="taken over by another writer"):
+            older.write(batch_of([9]))
+    rows = spark.table(table)
+    assert [row["event_id"] for row in rows.orderBy("ingest_seq").collect()] == [
+        f"event-{n}" for n in range(5)
+    ]
+    assert {field.name: field.metadata.get("comment") for field in rows.schema} == {
+        name: COMMENTS[name] for name in NEWEST.stored.names
+    }
+    properties = {
+        row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
+    }
+    assert kept.items() <= properties.items()
+    assert [row["schema_id"] for row in read_sidecar(spark, table, "schemas").collect()] == [
+        "schema-1"
+    ]
+    raw = RawBatches(spark, Destination.parse(table, "delta"))
+    found = raw.after(None)
+    assert len(found) == 2
+    assert raw.rows(found[1:]).count() == 2
+
+
+@delta
+def test_a_table_that_was_made_beforehand_is_taken_while_it_is_empty(
+    spark: SparkSession, schema: str
+):
+    """With other partitions and a column of its owner, which stays null."""
+    table = f"{schema}.orders"
+    columns = column_definitions(NEWEST.stored)
+    spark.sql(f"CREATE TABLE {table} (note STRING, {columns}) USING delta CLUSTER BY (ingest_date)")
+    with open_writer(spark, table) as writer:
+        writer.write(batch_of(range(2)))
+        spark.sql(f"ALTER TABLE {table} ADD COLUMNS (more INT)")
+        writer.write(batch_of(range(4)))
+    with open_writer(spark, table) as writer:
+        assert writer.write(batch_of(range(5))).duplicates == 4
+    rows = spark.table(table).orderBy("ingest_seq").collect()
+    assert [(row["event_id"], row["note"], row["more"]) for row in rows] == [
+        (f"event-{n}", None, None) for n in range(5)
+    ]
+
+
+@delta
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("`ingest_date` date", "`ingest_date` string"), "ingest_date is string and not date"),
+        (("`org_id` string", "`org` string"), "org_id is missing"),
+    ],
+)
+def test_a_table_of_other_columns_is_refused(spark: SparkSession, schema: str, change, reason):
+    """And named; nothing of ours is written to it."""
+    table = f"{schema}.orders"
+    columns = column_definitions(NEWEST.stored).replace(*change)
+    spark.sql(f"CREATE TABLE {table} ({columns}) USING delta")
+    with pytest.raises(ConfigurationError, match=reason):
+        open_writer(spark, table)
+    assert spark.sql(f"DESCRIBE HISTORY {table}").count() == 1
+
+
+@delta
+def test_a_table_with_rows_of_somebody_else_is_refused(spark: SparkSession, schema: str):
+    """However well its columns fit."""
+    table = f"{schema}.orders"
+    spark.sql(f"CREATE TABLE {table} ({column_definitions(NEWEST.stored)}) USING delta")
+    spark.sql(f"INSERT INTO {table} (event_id) VALUES ('x')")
+    with pytest.raises(ConfigurationError, match="has rows that sfpubsub did not write"):
+        open_writer(spark, table)
+
+
+@delta
+def test_a_newer_layout_is_read_and_not_written(spark: SparkSession, schema: str):
+    """Its new columns would stay empty, and nobody would see it."""
+    table = f"{schema}.orders"
+    with open_writer(spark, table) as writer:
+        writer.write(batch_of(range(2)))
+        state = writer._table._state
+    text = state.to_json().replace('"sfpubsub": 3', '"sfpubsub": 4')
+    location = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["location"]
+    empty = spark.table(table).limit(0)
+    empty.write.format("delta").mode("append").option("userMetadata", text).save(location)
+    spark.sql(f"ALTER TABLE {table} ADD COLUMNS (novelty STRING)")
+    with pytest.raises(ConfigurationError, match="layout 4, of a newer sfpubsub"):
+        open_writer(spark, table)
+    raw = RawBatches(spark, Destination.parse(table, "delta"))
+    assert raw.rows(raw.after(None)).columns == NEWEST.stored.names
