@@ -69,6 +69,7 @@ class ForeachBatchWriter:
         format: ``parquet``, ``delta`` or ``iceberg``.
         window: Seconds for which a dedupe key is kept in memory.
         staging: With parquet: where to keep staging and sidecars, as for `EventWriter`.
+        org_id: Id of the org that the events come from, as for `EventWriter`.
 
     Raises:
         ConfigurationError: The destination is of no use or another's, or another writer lives, or
@@ -85,11 +86,18 @@ class ForeachBatchWriter:
         format: str = "parquet",  # noqa: A002  # Spark's own word
         window: float = DEFAULT_WINDOW,
         staging: str | os.PathLike[str] | None = None,
+        org_id: str | None = None,
     ) -> None:
         self._lock = threading.Lock()
         with ExitStack() as unless_done:
             self._writer = EventWriter(
-                spark, path, format=format, topic=topic, window=window, staging=staging
+                spark,
+                path,
+                format=format,
+                topic=topic,
+                window=window,
+                staging=staging,
+                org_id=org_id,
             )
             unless_done.callback(self._writer.close)
             self._beside = Sidecars(spark, self._writer.destination)
