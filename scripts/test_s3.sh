@@ -3,7 +3,7 @@
 # of its own; each with a stream that is killed many times. Fetches 700 MB of jars for each of the
 # two, once. Arguments go to pytest instead of the tests chosen here.
 #
-#   scripts/test_s3.sh                     20 kills each; SFPUBSUB_S3_KILLS says another number
+#   scripts/test_s3.sh                     20 kills each; OBJECT_STORE_KILLS says another number
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 prepare all,dev
 prepare_iceberg
 install "${SFPUBSUB_ICEBERG_VENV:-.venv-iceberg}" --constraint constraints.txt 'moto[s3]' flask flask-cors
-export SFPUBSUB_TEST_S3=1
+export TEST_OBJECT_STORE=1
 
 if [ $# -eq 0 ]; then
   set -- tests/spark/raw/test_object_store.py

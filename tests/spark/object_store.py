@@ -23,7 +23,7 @@ import pyspark
 from sfpubsub.spark.runtime.java import private_directory
 
 # Set to anything: tests of the object store run, and the session of `spark` can reach it.
-ASKED_FOR = "SFPUBSUB_TEST_S3"
+ASKED_FOR = "TEST_OBJECT_STORE"
 
 BUCKET = "lake"
 

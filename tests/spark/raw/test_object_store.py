@@ -23,8 +23,8 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
 
 pytestmark = pytest.mark.slow
 
-# Kills of one stream; SFPUBSUB_S3_KILLS says another number.
-KILLS = int(os.environ.get("SFPUBSUB_S3_KILLS", "20"))
+# Kills of one stream; OBJECT_STORE_KILLS says another number.
+KILLS = int(os.environ.get("OBJECT_STORE_KILLS", "20"))
 
 
 @pytest.fixture
