@@ -191,7 +191,9 @@ class Sidecars:
     @property
     def _place(self) -> Path | str:
         if self._root is None:
-            self._root = location_of(self._spark, self._destination)
+            # In a session of its own: a catalog of Iceberg keeps for its session what it has looked
+            # up, and the user's would go on seeing the table as it is now.
+            self._root = location_of(self._spark.newSession(), self._destination)
         return self._root
 
     def _files(self, name: str) -> Files:

@@ -94,14 +94,23 @@ class DeltaTable(LoggedTable):
         return True
 
     def _create(self, layout: Layout) -> None:
-        """Make a table without rows; another writer may have done so meanwhile."""
-        name = self.place.in_sql if self.place.in_catalog else f"delta.{_quoted(self._url)}"
-        pairs = ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in self._properties.items())
+        """Make a catalog's table without rows; another writer may have done so meanwhile."""
         self._spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {name} ({column_definitions(layout.stored)}) USING delta "
-            f"PARTITIONED BY ({layout.partition})" + (f" TBLPROPERTIES ({pairs})" if pairs else "")
+            f"CREATE TABLE IF NOT EXISTS {self.place.in_sql} ({column_definitions(layout.stored)}) "
+            f"USING delta PARTITIONED BY ({layout.partition})"
+            + (f" TBLPROPERTIES ({self._pairs})" if self._properties else "")
         )
-        self._exists = self._find()
+        self._find()
+
+    def _set_properties(self) -> None:
+        """Give a table that is only a path those properties that are not Delta's own, too."""
+        if not all(key.startswith("delta.") for key in self._properties):
+            name = f"delta.{_quoted(self._url)}"
+            self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({self._pairs})")
+
+    @property
+    def _pairs(self) -> str:
+        return ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in self._properties.items())
 
     def _log(self) -> Any:
         """Return the table's log, as it is now."""
@@ -132,13 +141,19 @@ class DeltaTable(LoggedTable):
 
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
         try:
-            if not self._exists:
+            is_new = not self._exists
+            if is_new and self.place.in_catalog:
                 self._create(state.layout)
             writer = frame.write.format("delta").mode("append").options(**self._options(state))
             if self.place.in_catalog:
                 writer.saveAsTable(self.place.in_sql)
+            elif is_new:  # the first commit makes it: SQL makes none where a directory is
+                writer = writer.partitionBy(state.layout.partition).options(**self._properties)
+                writer.save(self._url)
+                self._set_properties()
             else:
                 writer.save(self._url)
+            self._exists = True
         except SPARK_ERRORS as error:
             if _is_conflict(error):
                 raise Conflict(first_line(error)) from error
