@@ -83,7 +83,7 @@ subscriptions = [Subscription(script) for script in [{script}]]
 every = list(subscriptions)
 
 @contextmanager
-def connected_client(schema_store, **service):
+def connected_client(schema_store, sessions, **service):
     yield Client()
 
 runs.connected_client = connected_client
@@ -157,6 +157,8 @@ def test_a_run_tells_what_it_did(tmp_path: Path):
     assert "5 rows in 2 batches" in done.stderr
     assert done.stderr.count("waiting: ") == done.stderr.count("receiving again") == 1
     assert ids_of(tmp_path / "t") == [f"event-{n}" for n in range(5)]
+    orgs = ds.dataset(tmp_path / "t", format="parquet").to_table()["org_id"].to_pylist()
+    assert orgs == [SETTINGS["SFPUBSUB_TENANT_ID"]] * 5
     noise = [line for line in done.stderr.splitlines() if "log" in line and "ack" not in line]
     assert noise == [], "what Spark says must not bury what we say"
 
