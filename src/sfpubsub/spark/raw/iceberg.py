@@ -31,7 +31,7 @@ from sfpubsub.spark.raw.paths import is_object_store
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
 
-_MAIN = "main"
+MAIN = "main"
 
 # Of the snapshot and of the table.
 _STATE = "sfpubsub.state"
@@ -39,8 +39,8 @@ _STATE = "sfpubsub.state"
 _STATE_OF = "sfpubsub.snapshot"
 
 # A staged snapshot's mark in the format, and the setting with which Spark makes one.
-_WAP_ID = "wap.id"
-_WAP_SETTING = "spark.wap.id"
+WAP_ID = "wap.id"
+WAP_SETTING = "spark.wap.id"
 
 # Tries to publish. Each fails only if something else was committed in the same tenths of a second.
 _TRIES = 5
@@ -48,11 +48,17 @@ _TRIES = 5
 # Of a table: lets a snapshot be staged.
 _STAGING = "write.wap.enabled"
 
-_PROPERTIES = {
+# Of a table whose snapshots are staged, if it is made by us.
+STAGING_PROPERTIES = {
     "format-version": "2",
+    _STAGING: "true",
     # Two metadata files a batch: keep the last ones only.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
+}
+
+_PROPERTIES = {
+    **STAGING_PROPERTIES,
     # A minimum and a maximum would be an order, and replay ids have none; others are never of use.
     "write.metadata.metrics.column.replay_id": "none",
     "write.metadata.metrics.column.dedupe_key": "none",
@@ -123,7 +129,7 @@ class IcebergTable(LoggedTable):
         return state
 
     def _state_of_branch(self, metadata: Any) -> State | None:
-        for snapshot in _ancestors(metadata):
+        for snapshot in ancestors(metadata):
             state = self._read(snapshot.summary())
             if state is not None:
                 return state
@@ -156,16 +162,16 @@ class IcebergTable(LoggedTable):
         """Make a snapshot that no branch leads to, and return its id."""
         if empty:
             append = self._table().newFastAppend()
-            append.set(_STATE, state.to_json()).set(_WAP_ID, state.attempt).stageOnly().commit()
+            append.set(_STATE, state.to_json()).set(WAP_ID, state.attempt).stageOnly().commit()
         else:
-            self._spark.conf.set(_WAP_SETTING, state.attempt)
+            self._spark.conf.set(WAP_SETTING, state.attempt)
             try:
                 self._append(frame, state)
             finally:
-                self._spark.conf.unset(_WAP_SETTING)
+                self._spark.conf.unset(WAP_SETTING)
         snapshots = operations.refresh().snapshots()
         for index in reversed(range(len(snapshots))):
-            if snapshots[index].summary().get(_WAP_ID) == state.attempt:
+            if snapshots[index].summary().get(WAP_ID) == state.attempt:
                 return int(snapshots[index].snapshotId())
         raise Conflict("the staged snapshot is gone")
 
@@ -204,18 +210,18 @@ class IcebergTable(LoggedTable):
             if self._newest_state(base).attempt != self._newest:
                 raise Conflict("another writer's transaction came in between")
             snapshot = base.snapshot(staged)
-            if snapshot is None or snapshot.parentId() != _tip(base):
+            if snapshot is None or snapshot.parentId() != tip(base):
                 return False
             changed = (
                 self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
-                .setBranchSnapshot(staged, _MAIN)
+                .setBranchSnapshot(staged, MAIN)
                 .setProperties({_STATE: state.to_json(), _STATE_OF: str(staged)})
                 .build()
             )
             try:
                 operations.commit(base, changed)
             except Py4JJavaError as error:
-                if not _is_conflict(error):
+                if not is_conflict(error):
                     raise
                 continue
             return True
@@ -305,7 +311,7 @@ class IcebergTable(LoggedTable):
                 sessions.clearActiveSession()
 
 
-def _ancestors(metadata: Any) -> Iterator[Any]:
+def ancestors(metadata: Any) -> Iterator[Any]:
     """Yield the snapshots of the main branch, the newest first, as far back as they are kept."""
     snapshot = metadata.currentSnapshot()
     while snapshot is not None:
@@ -332,11 +338,13 @@ def _check_catalog(spark: SparkSession, place: Destination) -> None:
         )
 
 
-def _tip(metadata: Any) -> int | None:
+def tip(metadata: Any) -> int | None:
+    """Return the id of the main branch's newest snapshot."""
     snapshot = metadata.currentSnapshot()
     return None if snapshot is None else int(snapshot.snapshotId())
 
 
-def _is_conflict(error: Py4JJavaError) -> bool:
+def is_conflict(error: Py4JJavaError) -> bool:
+    """Whether metadata was not exchanged because it had changed."""
     name = str(error.java_exception.getClass().getName())
     return name == "org.apache.iceberg.exceptions.CommitFailedException"

@@ -1,1 +1,39 @@
-"""Tables that people query, made of raw tables."""
+"""Tables made of a raw one: what people query."""
+
+from __future__ import annotations
+
+import os
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.spark.tables.target import Place, Target
+
+
+def open_target(
+    spark: SparkSession,
+    target: str | os.PathLike[str],
+    format: str,  # noqa: A002  # Spark's own word
+) -> Target:
+    """Open a place for tables, to write to it.
+
+    Args:
+        spark: A classic session with the format's jars.
+        target: A directory; with a table format also a URL of any scheme that Spark knows, or
+            ``schema`` or ``catalog.schema``.
+        format: ``parquet``, ``delta`` or ``iceberg``.
+
+    Raises:
+        ConfigurationError: It cannot be that, or another process writes there.
+    """
+    place = Place.parse(target, format)
+    if format == "delta":
+        from sfpubsub.spark.tables.delta_target import DeltaTarget
+
+        return DeltaTarget(spark, place)
+    if format == "iceberg":
+        from sfpubsub.spark.tables.iceberg_target import IcebergTarget
+
+        return IcebergTarget(spark, place)
+    from sfpubsub.spark.tables.parquet_target import ParquetTarget
+
+    return ParquetTarget(spark, place)

@@ -1,0 +1,325 @@
+"""Tables made of a raw table, in Delta format: at a path or URL, or in a catalog.
+
+A change carries its step as the ``txnVersion`` of an application id that all our tables share;
+Delta makes no commit with a number that the table has. Rows come as whole Parquet files, which are
+put beside the others and committed through Delta's own transaction: a write by Spark would cost
+each of forty small tables a job of its own. Merges and deletes are Spark's.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.durable import sync
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.runtime.runtimes import check_session
+from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
+from sfpubsub.spark.tables.target import Place, TargetTable
+
+# Delta's word for who numbers its transactions.
+_APPLICATION = "sfpubsub:tables"
+
+# The table property that makes a table ours, and keeps its facts.
+_FACTS = "sfpubsub.facts"
+
+# With these set, a delete or merge of the session carries the number.
+_APPLICATION_SETTING = "spark.databricks.delta.write.txnAppId"
+_NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
+
+# Columns of which a file's least and greatest value are kept, so that readers can leave files out:
+# those that say when something was. Delta's own writer takes the first 32, replay ids among them.
+_BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch")
+
+# Column mapping is off: a file's columns are found by the names that the table shows.
+_UNMAPPED = ("none", "NoMapping")
+
+
+class DeltaTarget(LoggedTarget):
+    """A place with Delta tables. See `Target`."""
+
+    def __init__(self, spark: SparkSession, place: Place) -> None:
+        check_session(spark, "delta")
+        # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
+        # files, and costs each commit of a small one 0.3 s.
+        super().__init__(spark, place, {"spark.databricks.delta.snapshotPartitions": "2"})
+
+    def _open(self, name: str) -> TargetTable:
+        return DeltaTargetTable(self, name)
+
+
+class DeltaTargetTable(LoggedTargetTable):
+    """One Delta table. See `TargetTable`."""
+
+    def __init__(self, target: DeltaTarget, name: str) -> None:
+        super().__init__(target, name)
+        self._in_catalog = target.place.in_catalog
+        self._location = None if self._in_catalog else self._address
+        self._exists = False
+
+    def exists(self) -> bool:
+        """See `TargetTable`."""
+        with self._errors("cannot be read"):
+            if not self._exists and self._is_there():
+                if _FACTS not in self._properties():
+                    raise ConfigurationError(
+                        f"{self._address} is a delta table of somebody else's: name another target"
+                    )
+                self._exists = True
+        return self._exists
+
+    def step(self) -> int:
+        """See `TargetTable`."""
+        if not self.exists():
+            return 0
+        with self._errors("cannot be read"):
+            number = self._snapshot().transactions().get(_APPLICATION)
+            return int(number.get()) if number.isDefined() else 0
+
+    def facts(self) -> dict[str, str]:
+        """See `TargetTable`."""
+        if not self.exists():
+            return {}
+        with self._errors("cannot be read"):
+            return dict(json.loads(self._properties()[_FACTS]))
+
+    def columns(self) -> list[str]:
+        """See `TargetTable`."""
+        if not self.exists():
+            return []
+        with self._errors("cannot be read"):
+            return list(self._snapshot().schema().fieldNames())
+
+    def make(
+        self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
+    ) -> None:
+        """See `TargetTable`."""
+        there = self.exists()
+        with self._errors("cannot be made"), self._target.active():
+            if not there:
+                self._create(columns, facts or {}, merged=merged)
+                return
+            schema = spark_schema(columns)
+            if self._lacks(columns):
+                writer = self._spark.createDataFrame([], schema).write.format("delta")
+                writer = writer.mode("append").option("mergeSchema", "true")
+                if self._in_catalog:
+                    writer.saveAsTable(self._address)
+                else:
+                    writer.save(self._address)
+            if facts is not None and dict(facts) != self.facts():
+                self._spark.sql(
+                    f"ALTER TABLE {self._in_sql} SET TBLPROPERTIES "
+                    f"('{_FACTS}' = {_sql_text(json.dumps(dict(facts)))})"
+                )
+
+    def append(self, files: Sequence[bytes], step: int) -> None:
+        """See `TargetTable`.
+
+        Step and files are one commit; Delta refuses it if another one with our number came in
+        between. A death before it leaves files that no reader sees, until VACUUM removes them.
+        """
+        with self._errors("was not written"), self._target.active():
+            transaction = self._log().startTransaction()
+            if transaction.txnVersion(_APPLICATION) >= step:
+                return
+            self._check_names(transaction.metadata())
+            number = {"appId": _APPLICATION, "version": step, "lastUpdated": _now()}
+            actions = [{"txn": number}, *({"add": self._put(content)} for content in files)]
+            transaction.commit(self._parsed(actions), self._manual_update)
+
+    def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
+        """See `TargetTable`."""
+        condition = " AND ".join(f"t.`{name}` = s.`{name}`" for name in on)
+        values = self._jvm.java.util.HashMap()
+        for name in source.columns:
+            values[f"`{name}`"] = f"s.`{name}`"
+        with self._errors("was not merged into"), self._numbered(step):
+            merging = self._table().alias("t").merge(source._jdf.alias("s"), condition)
+            merging = merging.whenMatched().updateExpr(values)
+            merging.whenNotMatched().insertExpr(values).execute()
+        self._check(step)
+
+    def delete(self, condition: str, step: int) -> None:
+        """See `TargetTable`."""
+        with self._errors("was not deleted from"), self._numbered(step):
+            self._table().delete(condition)
+        if self.step() < step:  # nothing was to be deleted, and Delta makes no commit of that
+            self.append([], step)
+
+    def read(self) -> DataFrame:
+        """See `TargetTable`."""
+        with self._errors("cannot be read"):
+            if self._in_catalog:
+                return self._spark.read.table(self._address)
+            return self._spark.read.format("delta").load(self._address)
+
+    def _create(self, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool) -> None:
+        made = self._jvm.io.delta.tables.DeltaTable.createIfNotExists(self._java_session)
+        if self._in_catalog:
+            made = made.tableName(self._address)
+        else:  # as Hadoop writes it, or Delta takes it for two different places
+            made = made.location(self._jvm.org.apache.hadoop.fs.Path(self._address).toString())
+        made = made.property(_FACTS, json.dumps(dict(facts)))
+        if merged:
+            made = made.property("delta.enableDeletionVectors", "true")
+        schema = self._java_session.parseDataType(spark_schema(columns).json())
+        made.addColumns(schema).execute()
+        self._exists = True
+
+    def _lacks(self, columns: pa.Schema) -> bool:
+        """Whether the table lacks some of the columns, or parts of them."""
+        there = json.loads(self._snapshot().schema().json())
+        return _lacking(there, json.loads(spark_schema(columns).json()))
+
+    def _put(self, content: bytes) -> dict[str, Any]:
+        """Put a file beside the table's others, and return what the log says of it."""
+        name = f"part-{uuid.uuid4()}.snappy.parquet"
+        place = self._target.place
+        if place.local is not None:
+            path = Path(place.local, self.name, name)
+            path.write_bytes(content)
+            sync(path)
+        else:
+            log = self._log()
+            path = self._jvm.org.apache.hadoop.fs.Path(log.dataPath(), name)
+            stream = path.getFileSystem(log.newDeltaHadoopConf()).create(path, False)
+            try:
+                stream.write(content)
+            finally:
+                stream.close()
+        return {
+            "path": name,
+            "partitionValues": {},
+            "size": len(content),
+            "modificationTime": _now(),
+            "dataChange": True,
+            "stats": json.dumps(_statistics(content)),
+        }
+
+    def _parsed(self, actions: Sequence[Mapping[str, Any]]) -> Any:
+        """Return actions as Delta's own, from the form of its log, which no version changes."""
+        action = self._jvm.org.apache.spark.sql.delta.actions.Action
+        parsed = self._jvm.java.util.ArrayList()
+        for record in actions:
+            parsed.add(action.fromJson(json.dumps(record)))
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(parsed).toSeq()
+
+    @property
+    def _manual_update(self) -> Any:
+        delta: Any = self._jvm.org.apache.spark.sql.delta
+        return getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+
+    def _check_names(self, metadata: Any) -> None:
+        mode = str(metadata.columnMappingMode().name())
+        if mode not in _UNMAPPED:
+            raise WriteError(
+                f"{self._address} has column mapping ({mode}), with which rows cannot be added to "
+                f"it: leave delta.columnMapping.mode as it was, and make the tables anew with "
+                f"sfpubsub tables rebuild"
+            )
+
+    @contextmanager
+    def _numbered(self, step: int) -> Iterator[None]:
+        with self._target.settings(
+            {_APPLICATION_SETTING: _APPLICATION, _NUMBER_SETTING: str(step)}
+        ):
+            yield
+
+    def _table(self) -> Any:
+        java = self._jvm.io.delta.tables.DeltaTable
+        if self._in_catalog:
+            return java.forName(self._java_session, self._address)
+        return java.forPath(self._java_session, self._address)
+
+    @property
+    def _in_sql(self) -> str:
+        return self._address if self._in_catalog else f"delta.`{self._address}`"
+
+    def _is_there(self) -> bool:
+        if self._in_catalog:
+            return bool(self._spark.catalog.tableExists(self._address))
+        java = self._jvm.io.delta.tables.DeltaTable
+        return bool(java.isDeltaTable(self._java_session, self._address))
+
+    def _properties(self) -> dict[str, str]:
+        found = self._snapshot().metadata().configuration()
+        return dict(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
+
+    def _log(self) -> Any:
+        if self._location is None:
+            row = self._spark.sql(f"DESCRIBE DETAIL {self._address}").collect()[0]
+            self._location = str(row["location"])
+        logs = self._jvm.org.apache.spark.sql.delta.DeltaLog
+        return logs.forTable(self._java_session, self._location)
+
+    def _snapshot(self) -> Any:
+        log = self._log()
+        none = self._jvm.scala.Option.empty()
+        log.update(False, none, none)
+        return log.unsafeVolatileSnapshot()
+
+
+def _lacking(there: Any, wanted: Any) -> bool:
+    """Whether a type, as Spark's JSON, lacks fields that another one has, at any depth."""
+    if not isinstance(wanted, dict) or not isinstance(there, dict):
+        return False
+    if wanted["type"] == "struct":
+        fields = {field["name"].lower(): field["type"] for field in there["fields"]}
+        return any(
+            field["name"].lower() not in fields
+            or _lacking(fields[field["name"].lower()], field["type"])
+            for field in wanted["fields"]
+        )
+    return any(_lacking(there.get(part), wanted.get(part)) for part in ("elementType", "valueType"))
+
+
+def _statistics(content: bytes) -> dict[str, Any]:
+    """Return what Delta keeps of a file, as far as its readers make use of it."""
+    metadata = pq.read_metadata(io.BytesIO(content))
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            name, found = column.path_in_schema, column.statistics
+            if name not in _BOUNDED:
+                continue
+            if found is None or not found.has_min_max:
+                continue
+            least[name] = min(least.get(name, found.min), found.min)
+            most[name] = max(most.get(name, found.max), found.max)
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": {name: _bound(value) for name, value in least.items()},
+        "maxValues": {name: _bound(value) for name, value in most.items()},
+        "tightBounds": True,
+    }
+
+
+def _bound(value: Any) -> Any:
+    """Return a bound as Delta writes it: of a time the milliseconds, which readers allow for."""
+    if hasattr(value, "isoformat"):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value
+
+
+def _sql_text(text: str) -> str:
+    """Return *text* as a literal of Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,328 @@
+"""Tables made of a raw table, in Iceberg format: at a path or URL, or in a catalog.
+
+Iceberg's appends never conflict, so a change is made in two steps, as in a raw table: a snapshot is
+*staged*, which no branch leads to, and then *published* by exchanging the table's metadata, if the
+table still has a lower step. The step is a property of the snapshot, and of the table as well:
+compaction puts snapshots on top of ours, and ours may expire.
+
+Rows come as whole Parquet files, which are put where the table's own would be, through the table's
+own `FileIO`, and appended with the metrics that Iceberg reads from them. Their columns are found by
+name (``schema.name-mapping.default``). Merges and deletes are Spark's.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.iceberg import (
+    MAIN,
+    STAGING_PROPERTIES,
+    WAP_ID,
+    WAP_SETTING,
+    ancestors,
+    is_conflict,
+    tip,
+)
+from sfpubsub.spark.runtime.runtimes import check_session
+from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
+from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
+
+# Properties: the step, of a snapshot and of the table; and what makes the table ours.
+_STEP = "sfpubsub.step"
+_FACTS = "sfpubsub.facts"
+
+_NAMES = "schema.name-mapping.default"
+
+# Puts a property on the snapshots that the session makes.
+_SNAPSHOT_SETTING = "spark.sql.iceberg.snapshot-property."
+
+# The session's name for the directory above a target at a path.
+_CATALOG = "sfpubsub_target"
+
+# Tries to publish. Each fails only if something else was committed in the same tenths of a second.
+_TRIES = 5
+
+# Where a change touches rows, mark them as deleted and write the new ones, no whole files.
+_MERGED = {f"write.{change}.mode": "merge-on-read" for change in ("delete", "update", "merge")}
+
+
+class IcebergTarget(LoggedTarget):
+    """A place with Iceberg tables. See `Target`."""
+
+    def __init__(self, spark: SparkSession, place: Place) -> None:
+        check_session(spark, "iceberg")
+        super().__init__(spark, place, {} if place.in_catalog else _catalog_of(place))
+
+    def _open(self, name: str) -> TargetTable:
+        return IcebergTargetTable(self, name)
+
+
+class IcebergTargetTable(LoggedTargetTable):
+    """One Iceberg table. See `TargetTable`."""
+
+    def exists(self) -> bool:
+        """See `TargetTable`."""
+        with self._errors("cannot be read"):
+            table = self._table()
+            if table is not None and table.properties().get(_FACTS) is None:
+                raise ConfigurationError(
+                    f"{self._address} is an iceberg table of somebody else's: name another target"
+                )
+            return table is not None
+
+    def step(self) -> int:
+        """See `TargetTable`."""
+        if not self.exists():
+            return 0
+        with self._errors("cannot be read"):
+            return _step_of(self._operations().current())
+
+    def facts(self) -> dict[str, str]:
+        """See `TargetTable`."""
+        if not self.exists():
+            return {}
+        with self._errors("cannot be read"):
+            return dict(json.loads(self._table().properties()[_FACTS]))
+
+    def columns(self) -> list[str]:
+        """See `TargetTable`."""
+        if not self.exists():
+            return []
+        with self._errors("cannot be read"):
+            return [str(field.name()) for field in self._table().schema().columns()]
+
+    def make(
+        self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
+    ) -> None:
+        """See `TargetTable`."""
+        there = self.exists()
+        with self._errors("cannot be made"), self._target.active():
+            java = self._java_session.parseDataType(spark_schema(columns).json())
+            wanted = self._jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(java)
+            if not there:
+                self._create(wanted, columns, facts or {}, merged=merged)
+                return
+            table = self._table()
+            widened = table.updateSchema().unionByNameWith(wanted)
+            if not widened.apply().sameSchema(table.schema()):
+                widened.commit()
+            text = json.dumps(dict(facts or {}))
+            if facts is not None and table.properties().get(_FACTS) != text:
+                table.updateProperties().set(_FACTS, text).commit()
+
+    def append(self, files: Sequence[bytes], step: int) -> None:
+        """See `TargetTable`.
+
+        A death before the snapshot is published leaves files that no reader sees, until
+        ``remove_orphan_files`` and ``expire_snapshots`` remove them.
+        """
+        with self._errors("was not written"):
+            put = [self._put(content) for content in files]
+
+            def stage(attempt: str) -> None:
+                append = self._table().newAppend()
+                for file in put:
+                    append.appendFile(file)
+                append.set(_STEP, str(step)).set(WAP_ID, attempt).stageOnly().commit()
+
+            self._change(stage, step)
+
+    def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
+        """See `TargetTable`."""
+        name = f"merged_{uuid.uuid4().hex}"
+        condition = " AND ".join(f"t.`{column}` = s.`{column}`" for column in on)
+        new = ", ".join(f"t.`{column}` = s.`{column}`" for column in source.columns)
+        columns = ", ".join(f"`{column}`" for column in source.columns)
+        values = ", ".join(f"s.`{column}`" for column in source.columns)
+        statement = (
+            f"MERGE INTO {self._in_sql} t USING {name} s ON {condition} "  # noqa: S608
+            f"WHEN MATCHED THEN UPDATE SET {new} "
+            f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
+        )
+        source.createOrReplaceTempView(name)
+        try:
+            with self._errors("was not merged into"):
+                self._change(lambda attempt: self._run(statement, attempt, step), step)
+        finally:
+            self._spark.catalog.dropTempView(name)
+
+    def delete(self, condition: str, step: int) -> None:
+        """See `TargetTable`."""
+        statement = f"DELETE FROM {self._in_sql} WHERE {condition}"  # noqa: S608  # the engine's own
+        with self._errors("was not deleted from"):
+            self._change(lambda attempt: self._run(statement, attempt, step), step)
+
+    def read(self) -> DataFrame:
+        """See `TargetTable`."""
+        with self._errors("cannot be read"):
+            if self._target.place.in_catalog:
+                self._spark.catalog.refreshTable(self._address)
+            return self._spark.table(self._in_sql)
+
+    def _run(self, statement: str, attempt: str, step: int) -> None:
+        marked = {WAP_SETTING: attempt, f"{_SNAPSHOT_SETTING}{_STEP}": str(step)}
+        with self._target.settings(marked):
+            self._spark.sql(statement)
+
+    def _change(self, stage: Callable[[str], None], step: int) -> None:
+        """Stage a snapshot and publish it, unless the table has the step."""
+        for _ in range(_TRIES):
+            operations = self._operations()
+            if _step_of(operations.current()) >= step:
+                return
+            attempt = uuid.uuid4().hex
+            stage(attempt)
+            staged = _staged(operations.refresh(), attempt)
+            if staged is None:  # a change that changes nothing: the number is all there is
+                empty = self._table().newAppend().set(_STEP, str(step))
+                empty.set(WAP_ID, attempt).stageOnly().commit()
+                staged = _staged(operations.refresh(), attempt)
+            if staged is not None and self._publish(staged, step, operations):
+                return
+        raise WriteError(f"{self._address} is being changed by others all the time: end them")
+
+    def _publish(self, staged: int, step: int, operations: Any) -> bool:
+        """Exchange the table's metadata; say no if the snapshot must be staged again."""
+        for _ in range(_TRIES):
+            base = operations.refresh()
+            if _step_of(base) >= step:
+                return True
+            snapshot = base.snapshot(staged)
+            if snapshot is None or snapshot.parentId() != tip(base):
+                return False
+            changed = (
+                self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
+                .setBranchSnapshot(staged, MAIN)
+                .setProperties({_STEP: str(step)})
+                .build()
+            )
+            try:
+                operations.commit(base, changed)
+            except Py4JJavaError as error:
+                if not is_conflict(error):
+                    raise
+                continue
+            return True
+        return False
+
+    def _create(
+        self, schema: Any, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool
+    ) -> None:
+        iceberg = self._jvm.org.apache.iceberg
+        properties = {
+            **STAGING_PROPERTIES,
+            **(_MERGED if merged else {}),
+            _FACTS: json.dumps(dict(facts)),
+            "write.distribution-mode": "none",
+        }
+        for name in {*UNORDERED, *DISTINCT} & {*columns.names} - {"ingest_seq"}:
+            properties[f"write.metadata.metrics.column.{name}"] = "none"
+        if self._target.place.in_catalog:
+            empty = self._spark.createDataFrame([], spark_schema(columns))
+            creation = empty.writeTo(self._address).using("iceberg")
+            for key, value in properties.items():
+                creation = creation.tableProperty(key, value)
+            creation.create()
+        else:
+            spec = iceberg.PartitionSpec.unpartitioned()
+            order = iceberg.SortOrder.unsorted()
+            self._tables().create(schema, spec, order, properties, self._address)
+        table = self._table()
+        # Made of the table's own ids, and kept up by Iceberg as columns are added.
+        mapping = iceberg.mapping
+        names = mapping.NameMappingParser.toJson(mapping.MappingUtil.create(table.schema()))
+        table.updateProperties().set(_NAMES, names).commit()
+
+    def _put(self, content: bytes) -> Any:
+        """Put a file where the table's own would be, and return Iceberg's record of it."""
+        iceberg = self._jvm.org.apache.iceberg
+        table = self._table()
+        path = table.locationProvider().newDataLocation(f"{uuid.uuid4()}.parquet")
+        stream = table.io().newOutputFile(path).create()
+        try:
+            stream.write(content)
+        finally:
+            stream.close()
+        file = table.io().newInputFile(path)
+        names = iceberg.mapping.NameMappingParser.fromJson(self._name_mapping(table))
+        metrics = iceberg.parquet.ParquetUtil.fileMetrics(
+            file, iceberg.MetricsConfig.forTable(table), names
+        )
+        return (
+            iceberg.DataFiles.builder(table.spec())
+            .withInputFile(file)
+            .withFormat("PARQUET")
+            .withMetrics(metrics)
+            .build()
+        )
+
+    def _name_mapping(self, table: Any) -> str:
+        found = table.properties().get(_NAMES)
+        if found is None:
+            raise WriteError(
+                f"{self._address} has lost its property {_NAMES}, by which files are read: make "
+                f"the tables anew with sfpubsub tables rebuild"
+            )
+        return str(found)
+
+    @property
+    def _in_sql(self) -> str:
+        place = self._target.place
+        if place.in_catalog:
+            return self._address
+        return f"{_CATALOG}.`{place.address.rpartition('/')[2]}`.`{self.name}`"
+
+    def _operations(self) -> Any:
+        operations = self._table().operations()
+        operations.refresh()
+        return operations
+
+    def _table(self) -> Any:
+        """Return the table as it is now, or None."""
+        if not self._target.place.in_catalog:
+            tables = self._tables()
+            return tables.load(self._address) if tables.exists(self._address) else None
+        if not self._spark.catalog.tableExists(self._address):
+            return None
+        spark = self._jvm.org.apache.iceberg.spark
+        return spark.Spark3Util.loadIcebergTable(self._java_session, self._address)
+
+    def _tables(self) -> Any:
+        configuration = self._java_session.sessionState().newHadoopConf()
+        return self._jvm.org.apache.iceberg.hadoop.HadoopTables(configuration)
+
+
+def _catalog_of(place: Place) -> dict[str, str]:
+    """Return the settings by which SQL finds tables that are at a path."""
+    return {
+        f"spark.sql.catalog.{_CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
+        f"spark.sql.catalog.{_CATALOG}.type": "hadoop",
+        f"spark.sql.catalog.{_CATALOG}.warehouse": place.url.rpartition("/")[0],
+        f"spark.sql.catalog.{_CATALOG}.cache-enabled": "false",
+    }
+
+
+def _step_of(metadata: Any) -> int:
+    """Return the newest step of the main branch, or the table's own where none is left there."""
+    for snapshot in ancestors(metadata):
+        found = snapshot.summary().get(_STEP)
+        if found is not None:
+            return int(found)
+    return int(metadata.properties().get(_STEP) or 0)
+
+
+def _staged(metadata: Any, attempt: str) -> int | None:
+    snapshots = metadata.snapshots()
+    for index in reversed(range(len(snapshots))):
+        if snapshots[index].summary().get(WAP_ID) == attempt:
+            return int(snapshots[index].snapshotId())
+    return None

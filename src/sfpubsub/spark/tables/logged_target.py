@@ -1,0 +1,172 @@
+"""What targets of a table format have in common: who writes, which tables there are, the session.
+
+On a local path a lease keeps other processes off, as on a raw table. Elsewhere each change finds
+out by its number whether another process came first.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from sfpubsub.durable import make_directory
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own_session
+from sfpubsub.spark.tables.target import Place, Target, TargetTable
+
+# Bounds that a Parquet file of Spark's own does not get either (target.parquet_of).
+_SETTINGS = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "parquet.column.statistics.enabled#replay_id": "false",
+    "parquet.column.statistics.enabled#dedupe_key": "false",
+}
+
+
+class LoggedTarget(Target):
+    """A place with tables of a table format. See `Target`.
+
+    Args:
+        spark: Any classic session of the JVM.
+        place: Where the tables are; made if it is a local directory that is missing.
+        settings: What the format needs of the session.
+
+    Raises:
+        ConfigurationError: Another process writes there, or the directory cannot be made.
+    """
+
+    def __init__(self, spark: SparkSession, place: Place, settings: Mapping[str, str]) -> None:
+        super().__init__(own_session(spark, {**_SETTINGS, **settings}), place)
+        self._tables: dict[str, TargetTable] = {}
+        self._lock = RLock()
+        """Over the tables that are known, and over the session's settings while one is changed."""
+        self._lease: Lease | None = None
+        if place.local is not None:
+            try:
+                make_directory(place.local)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{place} cannot be made ({error.strerror}): name another directory"
+                ) from error
+            self._lease = Lease.acquire(place.local, jvm_of(spark).pid)
+
+    @property
+    def can_merge(self) -> bool:
+        """See `Target`."""
+        return True
+
+    def table(self, name: str) -> TargetTable:
+        """See `Target`."""
+        with self._lock:
+            if name not in self._tables:
+                self._tables[name] = self._open(name)
+            return self._tables[name]
+
+    def names(self) -> list[str]:
+        """See `Target`."""
+        try:
+            return sorted(name for name in self._listed() if self._is_ours(name))
+        except SPARK_ERRORS as error:
+            raise WriteError(f"{self.place} cannot be listed: {first_line(error)}") from error
+
+    def finish(self, step: int) -> None:
+        """See `Target`. Elsewhere than on a local path a transaction is durable at once."""
+        if self.place.local is not None:
+            # Spark flushes nothing, and which files are new only the format knows.
+            os.sync()
+
+    def close(self) -> None:
+        """See `Target`."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make the target's session this thread's: the formats look for it there."""
+        sessions = self._sessions()
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self.spark._jsparkSession)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
+
+    @contextmanager
+    def settings(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Change settings of the session for a moment; other threads wait with theirs."""
+        with self._lock, self.active():
+            for name, value in settings.items():
+                self.spark.conf.set(name, value)
+            try:
+                yield
+            finally:
+                for name in settings:
+                    self.spark.conf.unset(name)
+
+    @abstractmethod
+    def _open(self, name: str) -> TargetTable:
+        """Return a table, which need not exist."""
+
+    def _is_ours(self, name: str) -> bool:
+        try:
+            return self.table(name).exists()
+        except ConfigurationError:
+            return False
+
+    def _listed(self) -> list[str]:
+        if self.place.in_catalog:
+            rows = self.spark.sql(f"SHOW TABLES IN {self.place.schema_in_sql}").collect()
+            return [str(row["tableName"]) for row in rows]
+        if self.place.local is not None:
+            return [entry.name for entry in os.scandir(self.place.local) if entry.is_dir()]
+        jvm: Any = self.spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path(self.place.address)
+        files = path.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
+        entries = files.listStatus(path) if files.exists(path) else []
+        return [str(entry.getPath().getName()) for entry in entries if entry.isDirectory()]
+
+    def _sessions(self) -> Any:
+        jvm: Any = self.spark._jvm
+        return jvm.org.apache.spark.sql.classic.SparkSession
+
+
+class LoggedTargetTable(TargetTable):
+    """One table of a table format. See `TargetTable`."""
+
+    def __init__(self, target: LoggedTarget, name: str) -> None:
+        super().__init__(name)
+        self._target = target
+        self._spark = target.spark
+        self._jvm: Any = target.spark._jvm
+        self._address = target.place.of(name)
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (*SPARK_ERRORS, pa.ArrowException) as error:
+            raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
+
+    def _check(self, step: int) -> None:
+        """Make sure that the number is in the table: a format may leave a change out in silence."""
+        found = self.step()
+        if found != step:
+            raise WriteError(
+                f"{self._address} has step {found} after step {step} was written to it: end the "
+                f"other writers of it"
+            )
+
+    @property
+    def _java_session(self) -> Any:
+        return self._spark._jsparkSession

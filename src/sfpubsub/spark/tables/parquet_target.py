@@ -1,0 +1,274 @@
+"""Typed tables as directories of Parquet files, for any reader of directories.
+
+::
+
+    _tables.json                            what the target keeps of itself (steps.py)
+    _lease                                  who writes (lease.py)
+    _step                                   the last step that is published
+    _staging/                               a step under way, or a dead one
+    _ready/                                 one that is being published
+    Order_Event__e/_table.json              its columns, and its facts
+    Order_Event__e/step=0000000042/part-0.parquet
+
+A step is staged, decided on by one rename, to ``_ready``, and then published, a rename for each
+table; one that died after the decision is finished first. So a step is published as a whole or not
+at all, and readers see the rows of one table and step at once. The file system is a local (POSIX)
+one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
+
+from sfpubsub.durable import make_directory, replace_file, sync, sync_directory_and_files
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.lease import LEASE_NAME, Lease
+from sfpubsub.spark.raw.parquet import SETTINGS
+from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
+from sfpubsub.spark.runtime.session import jvm_of, own_session
+from sfpubsub.spark.tables.target import Place, Target, TargetTable
+
+TABLE_NAME = "_table.json"
+STEP_NAME = "_step"
+STAGING_NAME = "_staging"
+READY_NAME = "_ready"
+STEP_PREFIX = "step="
+
+# In `_ready`: tables whose older steps go away as this one comes.
+_CLEARED_NAME = "_cleared.json"
+
+
+class ParquetTarget(Target):
+    """A directory with typed tables. See `Target`.
+
+    Raises:
+        ConfigurationError: Another process writes there, or it holds something else.
+    """
+
+    def __init__(self, spark: SparkSession, place: Place) -> None:
+        if place.local is None:
+            raise AssertionError("a parquet target is a directory")
+        super().__init__(own_session(spark, SETTINGS), place)
+        self.path = place.local
+        self._tables: dict[str, ParquetTargetTable] = {}
+        self.staging = self.path / STAGING_NAME / uuid.uuid4().hex
+        try:
+            make_directory(self.path)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.path} cannot be made ({error.strerror}): name another directory"
+            ) from error
+        self._lease = Lease.acquire(self.path, jvm_of(spark).pid)
+        try:
+            self._check_ours()
+            finish(self.path)
+            shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
+        except OSError as error:
+            self._lease.release()
+            raise WriteError(f"a step of {self.path} was not finished: {error}") from error
+        except ConfigurationError:
+            self._lease.release()
+            raise
+
+    @property
+    def can_merge(self) -> bool:
+        """See `Target`."""
+        return False
+
+    def table(self, name: str) -> TargetTable:
+        """See `Target`."""
+        return self._tables.setdefault(name, ParquetTargetTable(self, name))
+
+    def names(self) -> list[str]:
+        """See `Target`."""
+        return sorted(path.parent.name for path in self.path.glob(f"*/{TABLE_NAME}"))
+
+    def finish(self, step: int) -> None:
+        """See `Target`. Flush what is staged, decide on it by one rename, and publish it."""
+        try:
+            if self.staging.exists():
+                replace_file(self.staging / STEP_NAME, json.dumps({"v": 1, "step": step}))
+                for directory in sorted(self.staging.glob(f"*/{STEP_PREFIX}*")):
+                    sync_directory_and_files(directory)
+                    sync(directory.parent)
+                sync(self.staging)
+                os.rename(self.staging, self.path / READY_NAME)
+                sync(self.path)
+            finish(self.path)
+        except OSError as error:
+            raise WriteError(f"step {step} of {self.path} was not published: {error}") from error
+
+    def close(self) -> None:
+        """See `Target`. What was not finished is dropped."""
+        shutil.rmtree(self.staging, ignore_errors=True)
+        self._lease.release()
+
+    def _check_ours(self) -> None:
+        # A first start that died leaves a lease and a draft at most.
+        own = (LEASE_NAME, "_tables.json", "_steps")
+        if (self.path / "_tables.json").exists():
+            return
+        foreign = sorted(name for name in os.listdir(self.path) if not name.startswith(own))
+        if foreign:
+            raise ConfigurationError(
+                f"{self.path} is not empty and holds no tables of sfpubsub (it holds "
+                f"{foreign[0]!r}): name another directory"
+            )
+
+
+class ParquetTargetTable(TargetTable):
+    """One directory of Parquet files. See `TargetTable`."""
+
+    def __init__(self, target: ParquetTarget, name: str) -> None:
+        super().__init__(name)
+        self._target = target
+        self._path = target.path / name
+
+    def exists(self) -> bool:
+        """See `TargetTable`."""
+        return (self._path / TABLE_NAME).exists()
+
+    def step(self) -> int:
+        """See `TargetTable`. All tables have the last step that was published."""
+        return last_step(self._target.path) if self.exists() else 0
+
+    def facts(self) -> dict[str, str]:
+        """See `TargetTable`."""
+        return dict(self._record()["facts"]) if self.exists() else {}
+
+    def columns(self) -> list[str]:
+        """See `TargetTable`."""
+        return list(columns_in(self._path).names) if self.exists() else []
+
+    def make(
+        self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
+    ) -> None:
+        """See `TargetTable`. *columns* must have all that the table has."""
+        if merged:
+            self._target.check_merge("tables whose rows are replaced")
+        kept = self.facts() if facts is None else dict(facts)
+        record = {"v": 1, "facts": kept, "spark_schema": spark_schema(columns).jsonValue()}
+        if self.exists() and self._record() == record:
+            return
+        with self._errors("was not made"):
+            make_directory(self._path)
+            replace_file(self._path / TABLE_NAME, json.dumps(record))
+
+    def append(self, files: Sequence[bytes], step: int) -> None:
+        """See `TargetTable`. Readers see the rows after `Target.finish`."""
+        if last_step(self._target.path) >= step:
+            return
+        place = self._target.staging / self.name / f"{STEP_PREFIX}{step:010d}"
+        with self._errors("was not written"):
+            make_directory(place)
+            for number, content in enumerate(files):
+                (place / f"part-{number}.parquet").write_bytes(content)
+
+    def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
+        """See `TargetTable`. Not with this format."""
+        self._target.check_merge("tables whose rows are replaced")
+
+    def delete(self, condition: str, step: int) -> None:
+        """See `TargetTable`. With this format only all rows can be removed, as ``true``."""
+        if condition != "true":
+            self._target.check_merge("tables from which rows are removed")
+        if last_step(self._target.path) >= step:
+            return
+        with self._errors("was not emptied"):
+            make_directory(self._target.staging)
+            cleared = self._target.staging / _CLEARED_NAME
+            names = json.loads(cleared.read_text()) if cleared.exists() else []
+            replace_file(cleared, json.dumps([*names, self.name]))
+
+    def read(self) -> DataFrame:
+        """See `TargetTable`."""
+        return read_parquet(self._target.spark, self._path)
+
+    def _record(self) -> dict[str, Any]:
+        with self._errors("cannot be read"):
+            return dict(json.loads((self._path / TABLE_NAME).read_text(encoding="utf-8")))
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise WriteError(f"{self._path} {what}: {error}") from error
+
+
+def columns_in(table: Path) -> StructType:
+    """Return the columns that a table's directory has been given.
+
+    Raises:
+        ConfigurationError: It is no table.
+    """
+    try:
+        record = json.loads((table / TABLE_NAME).read_text(encoding="utf-8"))
+        return StructType.fromJson(record["spark_schema"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{table} is not a table made by sfpubsub: {error}") from error
+
+
+def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
+    """Return a table with all columns that it was ever given, and ``step``."""
+    schema = StructType([*columns_in(table), StructField("step", LongType())])
+    return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(table))
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that is published; 0 for none.
+
+    Raises:
+        WriteError: The note of it cannot be read.
+    """
+    note = path / STEP_NAME
+    try:
+        return int(json.loads(note.read_text(encoding="utf-8"))["step"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WriteError(f"{note} cannot be read: {error}") from error
+
+
+def finish(path: Path) -> None:
+    """Publish the step that was decided on, if there is one. Can die and begin again.
+
+    1. Tables that are to be emptied lose their older steps.
+    2. Each table gets its rows by one rename.
+    3. The step is noted as published, and what is left of it goes away.
+    """
+    ready = path / READY_NAME
+    if not ready.exists():
+        return
+    cleared = ready / _CLEARED_NAME
+    new = {place.relative_to(ready) for place in ready.glob(f"*/{STEP_PREFIX}*")}
+    newest = f"{STEP_PREFIX}{json.loads((ready / STEP_NAME).read_text())['step']:010d}"
+    for name in json.loads(cleared.read_text()) if cleared.exists() else []:
+        for old in sorted((path / name).glob(f"{STEP_PREFIX}*")):
+            if old.name < newest:
+                shutil.rmtree(old)
+        sync(path / name)
+    for place in sorted(new):
+        target = path / place
+        make_directory(target.parent)
+        if not target.exists():  # else a death came right behind
+            os.rename(ready / place, target)
+        sync(target.parent)
+    replace_file(path / STEP_NAME, (ready / STEP_NAME).read_text(encoding="utf-8"))
+    # Away at once: with its note gone and the directory still there it would be neither.
+    done = path / STAGING_NAME / uuid.uuid4().hex
+    make_directory(done.parent)
+    os.rename(ready, done)
+    shutil.rmtree(done, ignore_errors=True)

@@ -1,0 +1,200 @@
+"""What every target promises: a table takes each step once, whole, and in order.
+
+Run with the table format that the session has (conftest.py), on a path, a URL and a catalog.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.tables import open_target
+from sfpubsub.spark.tables.target import Place, parquet_of
+from tests.spark.conftest import TABLE_FORMAT
+
+COLUMNS = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("replay_id", pa.binary()),
+        ("event_time", pa.timestamp("us", tz="UTC")),
+        ("ingest_seq", pa.int64()),
+        ("Address", pa.struct([("City", pa.string())])),
+        ("changed_fields", pa.list_(pa.string())),
+    ]
+)
+WIDER = pa.schema(
+    [
+        *COLUMNS.remove(4),
+        ("Address", pa.struct([("City", pa.string()), ("Zip", pa.string())])),
+        ("Amount__c", pa.float64()),
+    ]
+)
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def rows(*seqs: int, columns: pa.Schema = COLUMNS, **more: object) -> pa.Table:
+    """Rows with these numbers."""
+    found = [
+        {
+            "event_id": f"event-{seq}",
+            "replay_id": b"%d" % seq,
+            "event_time": NOON,
+            "ingest_seq": seq,
+            "Address": {"City": "Zürich", "Zip": "8000"},
+            "changed_fields": ["Name", None],
+            **more,
+        }
+        for seq in seqs
+    ]
+    return pa.Table.from_pylist(found, columns)
+
+
+def seqs(table) -> list[int]:
+    return sorted(row["ingest_seq"] for row in table.read().select("ingest_seq").collect())
+
+
+@pytest.fixture
+def target(spark, tmp_path):
+    """A target in a directory whose name Spark could take for something else."""
+    with open_target(spark, tmp_path / "a [1] #ü", TABLE_FORMAT) as opened:
+        yield opened
+
+
+def test_a_table_takes_each_step_once(target):
+    """An append that is made again, or comes too late, adds nothing; the number is the table's."""
+    table = target.table("Order_Event__e")
+    assert not table.exists()
+    assert table.step() == 0
+    table.make(COLUMNS, {"kind": "typed"})
+    assert (table.step(), table.facts(), table.columns()) == (0, {"kind": "typed"}, COLUMNS.names)
+    table.append([parquet_of(rows(0, 1)), parquet_of(rows(2))], 3)
+    table.append([parquet_of(rows(0, 1))], 3)
+    table.append([parquet_of(rows(7))], 2)
+    assert seqs(table) == [0, 1, 2]
+    table.append([], 4)
+    assert table.step() == 4
+    target.finish(4)
+    assert target.names() == ["Order_Event__e"]
+    found = table.read().where("ingest_seq = 1").first()
+    assert found["replay_id"] == b"1"
+    hours = table.read().selectExpr("hour(event_time) as hour").distinct().collect()
+    assert [row["hour"] for row in hours] == [NOON.hour]
+    assert found["Address"]["City"] == "Zürich"
+    assert found["changed_fields"] == ["Name", None]
+
+
+def test_columns_are_added_at_every_depth(target):
+    """Older rows are null there; facts are replaced as a whole, and stay without new ones."""
+    table = target.table("AccountChangeEvent")
+    table.make(COLUMNS, {"schema_ids": "a"})
+    table.append([parquet_of(rows(0))], 1)
+    table.make(WIDER, {"schema_ids": "a b"})
+    table.make(WIDER)
+    table.make(COLUMNS)
+    assert table.facts() == {"schema_ids": "a b"}
+    table.append([parquet_of(rows(1, columns=WIDER, Amount__c=2.5))], 2)
+    table.append([parquet_of(rows(2))], 3)
+    found = table.read().orderBy("ingest_seq").select("Address.Zip", "Amount__c").collect()
+    assert [tuple(row) for row in found] == [(None, None), ("8000", 2.5), (None, None)]
+    assert table.columns()[: len(COLUMNS)] == COLUMNS.names
+
+
+def test_rows_are_merged_and_deleted_once(target):
+    """With their step, and after a restart nothing is done again."""
+    table = target.table("Account")
+    table.make(COLUMNS, merged=True)
+    table.append([parquet_of(rows(0, 1, 2))], 1)
+
+    def source(text: str):
+        changed = rows(1, 9).set_column(0, "event_id", pa.array([text, text]))
+        return target.spark.createDataFrame(changed)
+
+    table.merge(source("new"), ["ingest_seq"], 2)
+    table.merge(source("newer"), ["ingest_seq"], 2)
+    found = {row["ingest_seq"]: row["event_id"] for row in table.read().collect()}
+    assert found == {0: "event-0", 1: "new", 2: "event-2", 9: "new"}
+    table.delete("ingest_seq in (0, 1)", 3)
+    table.delete("true", 3)
+    table.delete("ingest_seq = 77", 4)
+    assert (seqs(table), table.step()) == ([2, 9], 4)
+    part = target.spark.createDataFrame(rows(2, 9).select(["ingest_seq", "event_id"]))
+    table.merge(part, ["ingest_seq"], 5)
+    assert table.read().where("event_time is null").count() == 0
+    table.delete("true", 6)
+    assert (seqs(table), table.step()) == ([], 6)
+
+
+def test_a_url_and_a_catalog_are_targets(spark, lake):
+    """Through Spark's own file systems, and by name."""
+    places = ["viewfs://lake/tables/targets"]
+    if TABLE_FORMAT == "iceberg":
+        places.append("shop.sales")
+    else:
+        spark.sql("CREATE SCHEMA IF NOT EXISTS sales")
+        places.append("sales")
+    for place in places:
+        with open_target(spark, place, TABLE_FORMAT) as target:
+            if "." in place:
+                spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {place}")
+            table = target.table("Order_Event__e")
+            table.make(COLUMNS, {"kind": "typed"}, merged=True)
+            table.append([parquet_of(rows(0, 1))], 1)
+            table.make(WIDER, {"kind": "x"})
+            more = rows(1, 2, columns=WIDER)
+            table.merge(target.spark.createDataFrame(more), ["ingest_seq"], 2)
+            assert seqs(table) == [0, 1, 2]
+            assert (target.names(), table.step()) == (["Order_Event__e"], 2)
+            assert table.facts() == {"kind": "x"}
+
+
+def test_somebody_elses_table_is_left_alone(spark, target):
+    """It has no facts of ours: it is not listed, not read and not written."""
+    table = target.table("Mine")
+    target.spark.sql(f"CREATE TABLE {table._in_sql} (x INT) USING {TABLE_FORMAT}")
+    assert target.names() == []
+    with pytest.raises(ConfigurationError, match="somebody else's"):
+        table.make(COLUMNS)
+    with pytest.raises(ConfigurationError, match="is being written by another process"):
+        open_target(spark, target.place.local, TABLE_FORMAT)
+
+
+def test_a_change_by_another_process_is_noticed(spark, tmp_path):
+    """Elsewhere than on a local path nothing else keeps a second writer off."""
+    with open_target(spark, tmp_path, TABLE_FORMAT) as target:
+        first, second = (target._open("T") for _ in range(2))
+        first.make(COLUMNS)
+        assert second.step() == 0
+        first.append([parquet_of(rows(0))], 1)
+        second.append([parquet_of(rows(0))], 1)
+        assert seqs(first) == [0]
+        with pytest.raises(WriteError, match="T was not written"):
+            first.append([b"not a file"], 2)
+        assert second.step() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "format_", "catalog", "local"),
+    [
+        ("sales", "delta", True, False),
+        ("main.sales", "iceberg", True, False),
+        ("./sales", "delta", False, True),
+        ("sales", "parquet", False, True),
+        ("/data/sales", "iceberg", False, True),
+        ("s3a://bucket/sales/", "delta", False, False),
+        ("file:/data/sales", "delta", False, True),
+    ],
+)
+def test_what_a_target_names(text, format_, catalog, local):
+    """A name is a schema with a table format, and a directory with none."""
+    place = Place.parse(text, format_)
+    assert (place.in_catalog, place.local is not None) == (catalog, local)
+    assert not place.of("T").endswith("//T")
+
+
+def test_parquet_has_no_target_elsewhere():
+    """There is no rename by which files would appear as a whole."""
+    with pytest.raises(ConfigurationError, match="use a local directory, or a table format"):
+        Place.parse("s3a://bucket/x", "parquet")
