@@ -22,7 +22,6 @@ from sfpubsub.avro.columns import (
     columns_of,
     decode_rows,
     merge,
-    undecodable_rows,
 )
 from sfpubsub.errors import DecodeError
 from tests.avro.schemas import CORPUS, payload, schema_text, values
@@ -59,7 +58,7 @@ def raw_rows(*events: tuple[str, bytes]) -> pa.RecordBatch:
 
 def decoded(plan: Plan, *events: tuple[str, bytes]) -> list[dict[str, Any]]:
     """What `decode_rows` makes of payloads, in order of arrival."""
-    batches = list(decode_rows([raw_rows(*events)], plan))
+    batches = [part for name, part in decode_rows([raw_rows(*events)], {"T": plan}) if name]
     for batch in batches:
         batch.validate(full=True)
         assert batch.schema == plan.output
@@ -319,7 +318,7 @@ def test_a_time_that_no_timestamp_can_hold_is_null():
 def test_every_row_is_decoded_or_has_a_reason():
     """Bad bytes, bad bitmaps and unknown schemas are told apart, and nothing is in both."""
     order, account = schema_text("order_event"), schema_text("account_change")
-    plans = [plan_of(order=order), plan_of(account=account)]
+    plans = {"Order": plan_of(order=order), "Account": plan_of(account=account)}
     (good,) = values("order_event", 1)
     change = next(v for v in values("account_change", 9) if v["ChangeEventHeader"]["changedFields"])
     beyond = json.loads(json.dumps(change))
@@ -331,14 +330,10 @@ def test_every_row_is_decoded_or_has_a_reason():
         ("account", payload("account_change", beyond)),
         ("nobody's", b"?"),
     ]
-    batch = raw_rows(*rows)
-    typed = [
-        row["ingest_seq"]
-        for plan in plans
-        for part in decode_rows([batch], plan)
-        for row in part.to_pylist()
-    ]
-    left = [row for part in undecodable_rows([batch], plans) for row in part.to_pylist()]
+    parts = list(decode_rows([raw_rows(*rows)], plans))
+    typed = [row["ingest_seq"] for name, part in parts if name for row in part.to_pylist()]
+    left = [row for name, part in parts if name is None for row in part.to_pylist()]
+    assert {name for name, _ in parts} == {"Order", "Account", None}
     assert sorted(typed) == [0, 2]
     reasons = {row["ingest_seq"]: row["reason"] for row in left}
     assert list(reasons) == [1, 3, 4]
@@ -353,6 +348,7 @@ def test_large_rows_are_decoded_in_parts(monkeypatch):
     monkeypatch.setattr("sfpubsub.avro.columns.MAX_PAYLOAD_BYTES", 100)
     text = event_schema("string")
     raws = written(text, *(("x" * 30,) for _ in range(20)))
-    parts = list(decode_rows([raw_rows(*(("one", raw) for raw in raws))], plan_of(one=text)))
+    rows = raw_rows(*(("one", raw) for raw in raws))
+    parts = [part for _, part in decode_rows([rows], {"T": plan_of(one=text)})]
     assert len(parts) > 5
     assert sum(len(part) for part in parts) == 20

@@ -2,8 +2,8 @@
 
 `columns_of` maps one Avro schema, `merge` adds those of another version, `decode_rows` decodes rows
 of a raw table into them, on an executor. Needs neither Spark nor grpc. Invariants: columns are only
-ever added, so that what was written stays readable; and every row comes out of `decode_rows` or of
-`undecodable_rows`, never of both. Safe to use from several threads.
+ever added, so that what was written stays readable; and every row comes out of `decode_rows` once.
+Safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -234,58 +234,52 @@ class Plan:
 
     @property
     def output(self) -> pa.Schema:
-        """What `decode_rows` yields."""
+        """What `decode_rows` yields of this event type."""
         return pa.schema([*ENVELOPE, *self.columns, *BATCH])
 
 
-def decode_rows(rows: Iterable[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Decode rows of a raw table.
+def decode_rows(
+    rows: Iterable[pa.RecordBatch], plans: Mapping[str, Plan]
+) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """Decode rows of a raw table, each into the columns of its event type.
 
     Args:
-        rows: With the columns of `ENVELOPE` and `BATCH`, and ``payload``; of any schema ids.
-        plan: Rows whose schema is not in it, or whose payload does not fit it, are left out.
+        rows: With the columns of `ENVELOPE` and `BATCH`, ``event_name`` and ``payload``; of any
+            schema ids.
+        plans: By the name of the event type.
 
     Yields:
-        Record batches of `Plan.output`.
+        The name of an event type and a record batch of its `Plan.output`; or None, for rows whose
+        schema is in no plan or whose payload does not fit it, and a record batch of `UNDECODABLE`
+        and `BATCH`.
     """
+    known = {schema_id: name for name, plan in plans.items() for schema_id in plan.schemas}
     for schema_id, part in _parts_by_schema(rows):
-        text = plan.schemas.get(schema_id)
-        if text is None:
+        name = known.get(schema_id)
+        if name is None:
+            reason = f"schema {schema_id} is not known"
+            yield None, _undecodable(part, dict.fromkeys(range(len(part)), reason))
             continue
-        payloads = part.column("payload").to_pylist()
-        columns, rejected = _Version.of(schema_id, text, plan.columns).decode(payloads)
+        plan = plans[name]
+        version = _Version.of(schema_id, plan.schemas[schema_id], plan.columns)
+        columns, rejected = version.decode(part.column("payload").to_pylist())
         kept = _without(part, rejected)
-        envelope = [kept.column(name) for name in ENVELOPE.names]
-        batch = [kept.column(name) for name in BATCH.names]
-        yield pa.RecordBatch.from_arrays([*envelope, *columns, *batch], schema=plan.output)
-
-
-def undecodable_rows(
-    rows: Iterable[pa.RecordBatch], plans: Sequence[Plan]
-) -> Iterator[pa.RecordBatch]:
-    """Yield what `decode_rows` leaves out, with the reason.
-
-    Args:
-        rows: As for `decode_rows`.
-        plans: Of all event types.
-
-    Yields:
-        Record batches of `UNDECODABLE` and `BATCH`.
-    """
-    known = {schema_id: plan for plan in plans for schema_id in plan.schemas}
-    for schema_id, part in _parts_by_schema(rows):
-        plan = known.get(schema_id)
-        if plan is None:
-            reasons = dict.fromkeys(range(len(part)), f"schema {schema_id} is not known")
-        else:
-            version = _Version.of(schema_id, plan.schemas[schema_id], plan.columns)
-            _, rejected = version.decode(part.column("payload").to_pylist())
+        if len(kept):
+            envelope = [kept.column(field) for field in ENVELOPE.names]
+            batch = [kept.column(field) for field in BATCH.names]
+            arrays = [*envelope, *columns, *batch]
+            yield name, pa.RecordBatch.from_arrays(arrays, schema=plan.output)
+        if rejected:
             reasons = {number: str(rejected[number]) for number in sorted(rejected)}
-        taken = part.take(pa.array(reasons, pa.int64()))
-        columns = [taken.column(name) for name in (*ENVELOPE.names, "event_name")]
-        columns.append(pa.array(reasons.values(), pa.string()))
-        columns += [taken.column(name) for name in BATCH.names]
-        yield pa.RecordBatch.from_arrays(columns, schema=pa.schema([*UNDECODABLE, *BATCH]))
+            yield None, _undecodable(part, reasons)
+
+
+def _undecodable(rows: pa.RecordBatch, reasons: Mapping[int, str]) -> pa.RecordBatch:
+    taken = rows.take(pa.array(reasons, pa.int64()))
+    columns = [taken.column(name) for name in (*ENVELOPE.names, "event_name")]
+    columns.append(pa.array(reasons.values(), pa.string()))
+    columns += [taken.column(name) for name in BATCH.names]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*UNDECODABLE, *BATCH]))
 
 
 def _parts_by_schema(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
