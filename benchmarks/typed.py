@@ -1,11 +1,19 @@
-"""How fast typed tables are derived on executors, against the driver's own native decoding.
+"""How fast typed tables are made: for many event types against one, and against the driver alone.
 
-Prints one JSON line. Both routes read the same raw batches and write the same typed Parquet, on two
-cores, wall-clock; rounds are interleaved, the medians' ratio is inside one run. ``executors`` is
-`TypedTables.derive` with everything it does (counting, flushing, publishing). ``driver`` reads the
-raw files with pyarrow, decodes them natively in this process, hands the Arrow data to Spark and
-lets it write them, all at once. Two schemas: a platform event of 9 fields and an Account change
-event of 60 or more. Usage: python benchmarks/typed.py
+Prints one JSON line. Two cores, wall-clock; rounds are interleaved, and the medians' ratios are
+inside one run.
+
+``types``: a step of `EventTables` with all that belongs to it (planning, decoding, commits,
+flushes), for 12,800 platform events in 32 raw batches, of 1, 10 and 40 event types. The tables are
+there already.
+
+``pe`` and ``acct``, with Parquet only: 100,000 events of one type, a platform event of 9 fields
+and an Account change event of 60 or more. ``executors`` is the step; ``driver`` reads the raw files
+with pyarrow, decodes them natively in this process, hands the Arrow data to Spark and lets it write
+them.
+
+Usage: python benchmarks/typed.py [parquet|delta|iceberg]; iceberg with the PySpark that it has jars
+for (scripts/test_iceberg.sh).
 """
 
 from __future__ import annotations
@@ -15,7 +23,8 @@ import statistics
 import sys
 import tempfile
 import time
-from datetime import date
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,101 +41,166 @@ from sfpubsub.avro.columns import BATCH, Plan, columns_of, decode_rows  # noqa: 
 from sfpubsub.spark.raw.destination import Source, claim_table  # noqa: E402
 from sfpubsub.spark.raw.schema import SCHEMA  # noqa: E402
 from sfpubsub.spark.runtime.session import spark_session  # noqa: E402
-from sfpubsub.spark.tables.typed import Derived, TypedTables  # noqa: E402
+from sfpubsub.spark.tables.engine import EventTables  # noqa: E402
 from sfpubsub.stores.schema_store import FileSchemaStore  # noqa: E402
 from sfpubsub.types import dedupe_key  # noqa: E402
 
-ROUNDS = 5
-BATCHES = 10
-EVENTS = 10_000  # of one raw batch, as `ingest` writes them by default
+ROUNDS = 3
+TYPES = (1, 10, 40)
 SCHEMAS = {"pe": "order_event", "acct": "account_change"}
-TARGET = 0.8
-DAY = date(2026, 11, 21)
+# At most so many times the step of one type, with 40; and at least so much of the driver's pace.
+TARGETS = {"types": 2.0, "driver": 0.8}
+HOUR = "2026-11-21-00"
+TOPIC = "/event/All__chn"
+WHEN = 1_771_300_995_000_000
 
 
-def write_raw(path: Path, name: str) -> None:
-    """Write a raw table as the writer does, without its time."""
-    FileSchemaStore(path / "_schemas").put(name, schema_text(name))
+def payloads(name: str) -> list[bytes]:
+    """Return some events of a schema, as bytes."""
     codec = Codec(name, schema_text(name))
-    claim_table(path, Source("topic", codec.topic))
     made = []
-    for value in values(name, 2_000):
+    for number, value in enumerate(values(name, 2_000)):
         if codec.is_change_event and value["ChangeEventHeader"]["changedFields"]:
-            value["ChangeEventHeader"]["changedFields"] = ["0x06", "0x4080", "0x30006"][
-                len(made) % 3 : len(made) % 3 + 1
-            ]
+            bitmap = ["0x06", "0x4080", "0x30006"][number % 3]
+            value["ChangeEventHeader"]["changedFields"] = [bitmap]
         made.append(payload(name, value))
-    for batch in range(BATCHES):
+    return made
+
+
+def write_raw(
+    path: Path,
+    schemas: Sequence[tuple[str, str]],
+    made: list[bytes],
+    first: int,
+    count: int,
+    of: int,
+) -> None:
+    """Write raw batches as the writer does, without its time.
+
+    Args:
+        path: The raw table.
+        schemas: Ids and texts; events are of each in turn.
+        made: Payloads that fit all of them.
+        first: The first batch's number.
+        count: How many batches.
+        of: Events of one batch.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    claim_table(path, Source("topic", TOPIC))
+    store = FileSchemaStore(path.parent / f".{path.name}.sfpubsub" / "_schemas")
+    for schema_id, text in schemas:
+        store.put(schema_id, text)
+    names = {schema_id: Codec(schema_id, text).name for schema_id, text in schemas}
+    for batch in range(first, first + count):
         rows = []
-        for seq in range(batch * EVENTS, (batch + 1) * EVENTS):
-            raw = made[seq % len(made)]
+        for seq in range(batch * of, (batch + 1) * of):
+            schema_id, raw = schemas[seq % len(schemas)][0], made[seq % len(made)]
             row = {
                 "event_id": f"{seq:08x}-0000-4000-8000-000000000000",
-                "dedupe_key": dedupe_key(str(seq), name, raw),
+                "dedupe_key": dedupe_key(str(seq), schema_id, raw),
                 "replay_id": b"%010d" % seq,
-                "topic": codec.topic,
-                "subscription": codec.topic,
-                "schema_id": name,
-                "event_name": codec.name,
-                "event_time": 1_771_300_995_000_000,
-                "received_at": 1_771_300_995_000_000,
+                "topic": TOPIC,
+                "subscription": TOPIC,
+                "schema_id": schema_id,
+                "event_name": names[schema_id],
+                "event_time": WHEN,
+                "received_at": WHEN,
                 "ingest_seq": seq,
                 "payload": raw,
                 "payload_json": None,
             }
             rows.append(row)
-        place = path / f"ingest_date={DAY}" / f"batch=b{batch * EVENTS:019d}"
+        place = path / f"ingest_hour={HOUR}" / f"batch=b{batch * of:019d}"
         place.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), place / "part-0.parquet")
 
 
-def on_executors(spark: SparkSession, raw: Path, to: Path) -> float:
-    """Return the seconds of one derivation."""
+def step_of(tables: EventTables, events: int) -> float:
+    """Return the seconds of one step."""
     before = time.perf_counter()
-    with TypedTables(spark, raw, to) as tables:
-        done = sum(tables.derive(), Derived())
+    report = tables.step()
     taken = time.perf_counter() - before
-    assert sum(done.rows.values()) == BATCHES * EVENTS, done
+    assert report is not None
+    assert sum(report.rows.values()) == events, report
     return taken
 
 
+def many_types(spark: SparkSession, here: Path, format_: str) -> dict[str, object]:
+    """Measure steps of the same events, of so many types."""
+    text, made = schema_text("order_event"), payloads("order_event")
+    times: dict[int, list[float]] = {types: [] for types in TYPES}
+    with ExitStack() as opened:
+        engines: dict[int, EventTables] = {}
+        for number in range(ROUNDS + 1):
+            for types in TYPES:
+                names = [f"Order_{number}__e" for number in range(types)]
+                schemas = [(name, text.replace("Order_Event__e", name)) for name in names]
+                raw = here / f"raw-{types}"
+                write_raw(raw, schemas, made, number * 32, 32, 400)
+                if types not in engines:
+                    to = here / f"tables-{types}"
+                    tables = EventTables(spark, raw, to, format=format_)
+                    engines[types] = opened.enter_context(tables)
+                taken = step_of(engines[types], 12_800)
+                print(f"{types} types: {taken:.2f} s", file=sys.stderr, flush=True)
+                if number:  # the first one makes the tables, and warms the JVM and the workers
+                    times[types].append(taken)
+    medians = {types: statistics.median(taken) for types, taken in times.items()}
+    return {
+        "seconds": {types: round(median, 2) for types, median in medians.items()},
+        "ratios": {types: round(median / medians[1], 2) for types, median in medians.items()},
+    }
+
+
 def on_the_driver(spark: SparkSession, raw: Path, to: Path, name: str) -> float:
-    """Return the seconds of the same by the driver."""
+    """Return the seconds of the same as a step by the driver."""
     text = schema_text(name)
-    plan = Plan({name: text}, columns_of(text))
+    plans = {"T": Plan({name: text}, columns_of(text))}
     before = time.perf_counter()
     parts: list[pa.RecordBatch] = []
-    for place in sorted(raw.glob("ingest_date=*/batch=*")):
+    for place in sorted(raw.glob("ingest_hour=*/batch=*")):
         rows = pq.read_table(next(place.glob("*.parquet")))
-        for field, value in zip(BATCH, (DAY, place.name.removeprefix("batch=")), strict=True):
+        for field, value in zip(BATCH, (HOUR, place.name.removeprefix("batch=")), strict=True):
             rows = rows.append_column(field, pa.array([value] * len(rows), field.type))
-        parts += decode_rows(rows.combine_chunks().to_batches(), plan)
+        batches = rows.combine_chunks().to_batches()
+        parts += [part for _, part in decode_rows(batches, plans)]
     frame = spark.createDataFrame(pa.Table.from_batches(parts))
     frame.write.partitionBy(*BATCH.names).parquet(f"file://{to}")
     return time.perf_counter() - before
 
 
-def main() -> None:
-    """Measure both schemas and print the ratios."""
-    report: dict[str, object] = {"events": BATCHES * EVENTS, "target": TARGET}
-    with tempfile.TemporaryDirectory() as directory, spark_session("local[2]") as spark:
-        for short, name in SCHEMAS.items():
-            here = Path(directory) / short
-            write_raw(here / "raw", name)
-            times: dict[str, list[float]] = {"executors": [], "driver": []}
-            for number in range(ROUNDS + 1):
-                executors = on_executors(spark, here / "raw", here / f"typed-{number}")
-                driver = on_the_driver(spark, here / "raw", here / f"driver-{number}", name)
-                if number:  # the first one warms the JVM and the workers
-                    times["executors"].append(executors)
-                    times["driver"].append(driver)
-            medians = {route: statistics.median(taken) for route, taken in times.items()}
-            report[short] = {
-                **{route: round(taken, 3) for route, taken in medians.items()},
-                "ratio": round(medians["driver"] / medians["executors"], 2),
-            }
+def against_the_driver(spark: SparkSession, here: Path, name: str) -> dict[str, float]:
+    """Measure a large step of one type."""
+    write_raw(here / "raw", [(name, schema_text(name))], payloads(name), 0, 10, 10_000)
+    times: dict[str, list[float]] = {"executors": [], "driver": []}
+    for number in range(ROUNDS + 1):
+        with EventTables(spark, here / "raw", here / f"typed-{number}") as tables:
+            executors = step_of(tables, 100_000)
+        driver = on_the_driver(spark, here / "raw", here / f"driver-{number}", name)
+        if number:
+            times["executors"].append(executors)
+            times["driver"].append(driver)
+    medians = {route: statistics.median(taken) for route, taken in times.items()}
+    return {
+        **{route: round(taken, 3) for route, taken in medians.items()},
+        "ratio": round(medians["driver"] / medians["executors"], 2),
+    }
+
+
+def main(format_: str) -> None:
+    """Measure, and print the ratios."""
+    report: dict[str, object] = {"format": format_, "targets": TARGETS}
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        spark_session("local[2]", format=format_) as spark,
+    ):
+        here = Path(directory)
+        report["types"] = many_types(spark, here, format_)
+        if format_ == "parquet":
+            for short, name in SCHEMAS.items():
+                report[short] = against_the_driver(spark, here / short, name)
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else "parquet")

@@ -25,6 +25,7 @@ from typing import Any
 import sfpubsub.cli.main
 from sfpubsub.spark.ingest import writer
 from sfpubsub.spark.raw import parquet
+from sfpubsub.spark.runtime.process import Process
 from sfpubsub.transports import wire
 
 MOMENTS = ("receive", "write", "publish", "ack", "receipt")
@@ -43,8 +44,8 @@ class Killer:
         self._jvm = 0
         self._lock = threading.Lock()
 
-    def remember(self, table_writer: writer.EventWriter) -> None:
-        self._jvm = table_writer._jvm.pid
+    def remember(self, jvm: Process) -> None:
+        self._jvm = jvm.pid
 
     def comes(self) -> bool:
         """Whether this is the time."""
@@ -111,7 +112,7 @@ def _table_of(table_format: str) -> tuple[type, str]:
 
 def install(moment: str, killer: Killer, delay: float, table_format: str) -> None:
     """Put the hook of *moment* in its place."""
-    _after(writer.EventWriter, "__init__", lambda self, *a, **k: killer.remember(self))
+    _after(writer.EventWriter, "__init__", lambda self, *a, **k: killer.remember(self._jvm))
     table, written = _table_of(table_format)
 
     def now(*_arguments: Any, **_options: Any) -> None:

@@ -32,7 +32,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
     "upgrade": ("sfpubsub.cli.upgrade", "Give an older raw table the columns of a new one."),
-    "derive": ("sfpubsub.cli.derive", "Decode a raw table into typed tables with PySpark."),
+    "derive": ("sfpubsub.cli.tables", "Another name of tables."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
@@ -44,6 +44,7 @@ COMMANDS = {
     "quarantine": ("sfpubsub.cli.quarantine", "See and redrive events that were not decoded."),
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by its id or its topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
+    "tables": ("sfpubsub.cli.tables", "Decode a raw table into tables for queries, with PySpark."),
     "topic": ("sfpubsub.cli.lookup", "Show what the service says of a topic."),
 }
 

@@ -21,34 +21,35 @@ if TYPE_CHECKING:
     from sfpubsub.spark.stream.datasource import PubSubDataSource
     from sfpubsub.spark.stream.foreach_batch import ForeachBatchWriter
     from sfpubsub.spark.tables.changes import change_headers, field_changes, latest_state
-    from sfpubsub.spark.tables.typed import Derived, TypedTables, read_typed, read_undecodable
+    from sfpubsub.spark.tables.engine import EventTables, StepReport
+    from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 
 _HOMES = {
-    "Derived": "sfpubsub.spark.tables.typed",
+    "EventTables": "sfpubsub.spark.tables.engine",
     "EventWriter": "sfpubsub.spark.ingest.writer",
     "ForeachBatchWriter": "sfpubsub.spark.stream.foreach_batch",
     "IngestJob": "sfpubsub.spark.ingest.job",
     "PubSubDataSource": "sfpubsub.spark.stream.datasource",
     "TableReplayStore": "sfpubsub.spark.ingest.positions",
-    "TypedTables": "sfpubsub.spark.tables.typed",
+    "StepReport": "sfpubsub.spark.tables.engine",
     "WriteResult": "sfpubsub.spark.ingest.result",
     "change_headers": "sfpubsub.spark.tables.changes",
     "field_changes": "sfpubsub.spark.tables.changes",
     "latest_state": "sfpubsub.spark.tables.changes",
     "read_sidecar": "sfpubsub.spark.raw.sidecar_files",
-    "read_typed": "sfpubsub.spark.tables.typed",
-    "read_undecodable": "sfpubsub.spark.tables.typed",
+    "read_typed": "sfpubsub.spark.tables.reading",
+    "read_undecodable": "sfpubsub.spark.tables.reading",
     "spark_session": "sfpubsub.spark.runtime.session",
 }
 
 __all__ = [
-    "Derived",
+    "EventTables",
     "EventWriter",
     "ForeachBatchWriter",
     "IngestJob",
     "PubSubDataSource",
+    "StepReport",
     "TableReplayStore",
-    "TypedTables",
     "WriteResult",
     "change_headers",
     "field_changes",

@@ -8,16 +8,18 @@ and never before one that came before it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, Destination, check_raw_table
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, Destination, check_raw_table, source_of
 from sfpubsub.spark.raw.frames import in_newest_layout, spark_schema
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, layout_with
+from sfpubsub.spark.raw.lineage import Moves, lineage_of
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
@@ -51,30 +53,91 @@ class RawBatches:
         self._table = table
         self._paths: dict[str, str] = {}
         """Of Parquet: the directory of each batch that was listed."""
+        self._lineage = lineage_of(spark, table)
         check_raw_table(table)
 
-    def after(self, last: RawBatch | None) -> list[RawBatch]:
-        """Return the batches after *last* in order; all of them after None.
+    def identity(self) -> str | None:
+        """Return what the table is told by, wherever it is moved to.
 
         Raises:
             WriteError: The table cannot be read.
         """
-        try:
-            found = self._listed(last) if self._table.format == "parquet" else self._queried(last)
-        except SPARK_ERRORS as error:
-            raise WriteError(
-                f"the batches of {self._table} cannot be read: {first_line(error)}"
-            ) from error
+        with self._errors("identity"):
+            if self._lineage is not None:
+                return self._lineage.identity()
+        source = source_of(self._table)
+        return None if source is None else str(source)
+
+    def version(self) -> str | None:
+        """Return the table's version now, of which the other methods can be told.
+
+        Returns:
+            None for a table of files, which has one version.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
+        with self._errors("version"):
+            return None if self._lineage is None else self._lineage.version()
+
+    def moves(self, since: str | None) -> Moves:
+        """Return what became of the batches of an earlier version.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
+        with self._errors("versions"):
+            if self._lineage is None or since is None:
+                return Moves()
+            return self._lineage.since(since)
+
+    def after(self, last: RawBatch | None, version: str | None = None) -> list[RawBatch]:
+        """Return the batches after *last* in order; all of them after None.
+
+        Args:
+            last: A batch, which need not be in the table any more.
+            version: Of the table; the newest by default.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
+        with self._errors("batches"):
+            if self._table.format == "parquet":
+                found = self._listed(last)
+            else:
+                found = self._queried(last, version)
         return sorted(batch for batch in found if last is None or batch.id > last.id)
 
-    def rows(self, batches: Sequence[RawBatch]) -> DataFrame:
+    def named(self, ids: Collection[str], version: str | None = None) -> list[RawBatch]:
+        """Return those of some batches that are in the table, in order.
+
+        Args:
+            ids: Of the batches.
+            version: Of the table; the newest by default.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
+        with self._errors("batches"):
+            if self._table.format == "parquet":
+                found = self._listed(None)
+            else:
+                frame = self._frame(version)
+                found = _batches(frame.where(frame[BATCH_COLUMN].isin(*ids)))
+        return sorted(batch for batch in found if batch.id in ids)
+
+    def rows(self, batches: Sequence[RawBatch], version: str | None = None) -> DataFrame:
         """Return the rows of some batches, with the columns of the newest layout and no others.
 
         Those are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
+
+        Args:
+            batches: At least one.
+            version: Of the table; the newest by default.
         """
         if self._table.format == "parquet":
             return in_newest_layout(self._files_of(batches))
-        frame = self._frame()
+        frame = self._frame(version)
         layout = layout_with(frame.columns)
         dates, ids = {batch.date for batch in batches}, [batch.id for batch in batches]
         wanted = frame[BATCH_COLUMN].isin(*ids) & _between(frame, layout, min(dates), max(dates))
@@ -114,21 +177,37 @@ class RawBatches:
                     found.append(batch)
         return found
 
-    def _queried(self, last: RawBatch | None) -> list[RawBatch]:
-        frame = self._frame()
+    def _queried(self, last: RawBatch | None, version: str | None) -> list[RawBatch]:
+        frame = self._frame(version)
         layout = layout_with(frame.columns)
         if last is not None:
             frame = frame.where(
                 _between(frame, layout, last.date, None) & (frame[BATCH_COLUMN] > last.id)
             )
-        day = f.substring(frame[layout.partition].cast("string"), 1, _DATE)
-        found = frame.select(BATCH_COLUMN, day.alias("date")).distinct().collect()
-        return [RawBatch(row[BATCH_COLUMN], row["date"]) for row in found]
+        return _batches(frame)
 
-    def _frame(self) -> DataFrame:
+    def _frame(self, version: str | None) -> DataFrame:
+        if self._lineage is not None and version is not None:
+            return self._lineage.at(version)
         if self._table.in_catalog:
             return self._spark.read.table(self._table.address)
         return self._spark.read.format(self._table.format).load(self._table.url)
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except SPARK_ERRORS as error:
+            raise WriteError(
+                f"the {what} of {self._table} cannot be read: {first_line(error)}"
+            ) from error
+
+
+def _batches(frame: DataFrame) -> list[RawBatch]:
+    """Return the batches of a frame, of whatever layout."""
+    day = f.substring(frame[layout_with(frame.columns).partition].cast("string"), 1, _DATE)
+    found = frame.select(BATCH_COLUMN, day.alias("date")).distinct().collect()
+    return [RawBatch(row[BATCH_COLUMN], row["date"]) for row in found]
 
 
 def _between(frame: DataFrame, layout: Layout, first: str, last: str | None) -> Column:

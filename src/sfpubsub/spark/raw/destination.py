@@ -168,6 +168,30 @@ class Destination:
             check_destination(self.local, source, self.format, self.staging)
 
 
+def format_of(raw: str | os.PathLike[str], default: str) -> str:
+    """Return the format of the raw table at a path of this machine; of any other *default*."""
+    try:
+        path = local_path(raw)
+    except ConfigurationError:
+        return default
+    if not path.is_dir():
+        return default
+    for format_, log in _LOGS.items():
+        if (path / log).is_dir():
+            return format_
+    return "parquet"
+
+
+def source_of(table: Destination) -> Source | None:
+    """Return whose a Parquet table is; None if it does not say, and for table formats.
+
+    Raises:
+        ConfigurationError: Its identity cannot be read.
+    """
+    identity = None if table.local is None else _identity(table.local)
+    return None if identity is None else identity.source
+
+
 def check_raw_table(table: Destination) -> None:
     """Make sure, as far as can be told without Spark, that there is a raw table to read.
 
@@ -181,7 +205,9 @@ def check_raw_table(table: Destination) -> None:
         raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
     for other, log in _LOGS.items():
         if (path / log).is_dir() and table.format != other:
-            raise ConfigurationError(f"{table} is a table of format {other}: say so with --format")
+            raise ConfigurationError(
+                f"{table} is a table of format {other}: say so with --from-format"
+            )
     mark = _LOGS.get(table.format, IDENTITY_NAME)
     if not (path / mark).exists():
         inner = sorted(entry.parent.name for entry in path.glob(f"*/{mark}"))

@@ -34,7 +34,7 @@ from sfpubsub.spark.runtime.runtimes import check_session
 MAIN = "main"
 
 # Of the snapshot and of the table.
-_STATE = "sfpubsub.state"
+STATE = "sfpubsub.state"
 # Of the table: the snapshot whose state it is.
 _STATE_OF = "sfpubsub.snapshot"
 
@@ -118,7 +118,7 @@ class IcebergTable(LoggedTable):
         """
         state = self._adopted(self._rows())
         changes = self._table().updateProperties()
-        changes.set(_STAGING, "true").set(_STATE, state.to_json()).commit()
+        changes.set(_STAGING, "true").set(STATE, state.to_json()).commit()
 
     def _newest_state(self, metadata: Any) -> State:
         state = self._state_of_branch(metadata) or self._read(metadata.properties())
@@ -145,7 +145,7 @@ class IcebergTable(LoggedTable):
         )
 
     def _read(self, properties: Any) -> State | None:
-        return State.from_json(properties.get(_STATE), str(self.place))
+        return State.from_json(properties.get(STATE), str(self.place))
 
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
         operations = self._operations()
@@ -162,7 +162,7 @@ class IcebergTable(LoggedTable):
         """Make a snapshot that no branch leads to, and return its id."""
         if empty:
             append = self._table().newFastAppend()
-            append.set(_STATE, state.to_json()).set(WAP_ID, state.attempt).stageOnly().commit()
+            append.set(STATE, state.to_json()).set(WAP_ID, state.attempt).stageOnly().commit()
         else:
             self._spark.conf.set(WAP_SETTING, state.attempt)
             try:
@@ -177,7 +177,7 @@ class IcebergTable(LoggedTable):
 
     def _append(self, frame: DataFrame, state: State) -> None:
         options = {
-            f"snapshot-property.{_STATE}": state.to_json(),
+            f"snapshot-property.{STATE}": state.to_json(),
             "distribution-mode": "none",  # the frame has one partition, and rows of one day
         }
         # Columns of somebody else's, which we leave empty; a frame must have all of them.
@@ -215,7 +215,7 @@ class IcebergTable(LoggedTable):
             changed = (
                 self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
                 .setBranchSnapshot(staged, MAIN)
-                .setProperties({_STATE: state.to_json(), _STATE_OF: str(staged)})
+                .setProperties({STATE: state.to_json(), _STATE_OF: str(staged)})
                 .build()
             )
             try:
@@ -235,7 +235,7 @@ class IcebergTable(LoggedTable):
             )
         replacement = frame.writeTo(self._address).using("iceberg")
         # The snapshot whose state it was is no part of the table any more.
-        properties = {**_PROPERTIES, _STAGING: "true", _STATE: state.to_json(), _STATE_OF: "0"}
+        properties = {**_PROPERTIES, _STAGING: "true", STATE: state.to_json(), _STATE_OF: "0"}
         for key, text in properties.items():
             replacement = replacement.tableProperty(key, text)
         replacement.partitionedBy(f.col(state.layout.partition)).replace()
@@ -247,7 +247,7 @@ class IcebergTable(LoggedTable):
             **_PROPERTIES,
             **self._properties,
             _STAGING: "true",
-            _STATE: State.first(self._source, self._writer).to_json(),
+            STATE: State.first(self._source, self._writer).to_json(),
         }
         if self.place.in_catalog:
             creation = with_comments(frame).limit(0).writeTo(self._address).using("iceberg")
@@ -311,9 +311,14 @@ class IcebergTable(LoggedTable):
                 sessions.clearActiveSession()
 
 
-def ancestors(metadata: Any) -> Iterator[Any]:
-    """Yield the snapshots of the main branch, the newest first, as far back as they are kept."""
-    snapshot = metadata.currentSnapshot()
+def ancestors(metadata: Any, newest: Any = None) -> Iterator[Any]:
+    """Yield snapshots, the newest first, as far back as they are kept.
+
+    Args:
+        metadata: The table's.
+        newest: The snapshot to begin with; that of the main branch by default.
+    """
+    snapshot = newest or metadata.currentSnapshot()
     while snapshot is not None:
         yield snapshot
         parent = snapshot.parentId()

@@ -124,7 +124,7 @@ class DeltaTargetTable(LoggedTargetTable):
                     f"('{_FACTS}' = {_sql_text(json.dumps(dict(facts)))})"
                 )
 
-    def append(self, files: Sequence[bytes], step: int) -> None:
+    def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
         Step and files are one commit; Delta refuses it if another one with our number came in
@@ -133,11 +133,12 @@ class DeltaTargetTable(LoggedTargetTable):
         with self._errors("was not written"), self._target.active():
             transaction = self._log().startTransaction()
             if transaction.txnVersion(_APPLICATION) >= step:
-                return
+                return False
             self._check_names(transaction.metadata())
             number = {"appId": _APPLICATION, "version": step, "lastUpdated": _now()}
             actions = [{"txn": number}, *({"add": self._put(content)} for content in files)]
             transaction.commit(self._parsed(actions), self._manual_update)
+        return True
 
     def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
         """See `TargetTable`."""

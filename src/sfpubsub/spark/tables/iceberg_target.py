@@ -119,7 +119,7 @@ class IcebergTargetTable(LoggedTargetTable):
             if facts is not None and table.properties().get(_FACTS) != text:
                 table.updateProperties().set(_FACTS, text).commit()
 
-    def append(self, files: Sequence[bytes], step: int) -> None:
+    def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
         A death before the snapshot is published leaves files that no reader sees, until
@@ -134,7 +134,7 @@ class IcebergTargetTable(LoggedTargetTable):
                     append.appendFile(file)
                 append.set(_STEP, str(step)).set(WAP_ID, attempt).stageOnly().commit()
 
-            self._change(stage, step)
+            return self._change(stage, step)
 
     def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
         """See `TargetTable`."""
@@ -173,12 +173,12 @@ class IcebergTargetTable(LoggedTargetTable):
         with self._target.settings(marked):
             self._spark.sql(statement)
 
-    def _change(self, stage: Callable[[str], None], step: int) -> None:
-        """Stage a snapshot and publish it, unless the table has the step."""
+    def _change(self, stage: Callable[[str], None], step: int) -> bool:
+        """Stage a snapshot and publish it; say no where the table has the step."""
         for _ in range(_TRIES):
             operations = self._operations()
             if _step_of(operations.current()) >= step:
-                return
+                return False
             attempt = uuid.uuid4().hex
             stage(attempt)
             staged = _staged(operations.refresh(), attempt)
@@ -187,15 +187,15 @@ class IcebergTargetTable(LoggedTargetTable):
                 empty.set(WAP_ID, attempt).stageOnly().commit()
                 staged = _staged(operations.refresh(), attempt)
             if staged is not None and self._publish(staged, step, operations):
-                return
+                return True
         raise WriteError(f"{self._address} is being changed by others all the time: end them")
 
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
-        """Exchange the table's metadata; say no if the snapshot must be staged again."""
+        """Exchange the table's metadata; say no where it has changed, to look at all again."""
         for _ in range(_TRIES):
             base = operations.refresh()
             if _step_of(base) >= step:
-                return True
+                return False
             snapshot = base.snapshot(staged)
             if snapshot is None or snapshot.parentId() != tip(base):
                 return False

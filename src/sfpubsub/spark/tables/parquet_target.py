@@ -2,7 +2,7 @@
 
 ::
 
-    _tables.json                            what the target keeps of itself (steps.py)
+    _tables.json, _steps.json               what the tables are made of, and the newest step
     _lease                                  who writes (lease.py)
     _step                                   the last step that is published
     _staging/                               a step under way, or a dead one
@@ -23,7 +23,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ from sfpubsub.spark.raw.parquet import SETTINGS
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.runtime.session import jvm_of, own_session
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
+
+# What the tables are made of, and the newest step (steps.py).
+IDENTITY_FILE = "_tables.json"
+STEPS_FILE = "_steps.json"
 
 TABLE_NAME = "_table.json"
 STEP_NAME = "_step"
@@ -71,16 +75,15 @@ class ParquetTarget(Target):
                 f"{self.path} cannot be made ({error.strerror}): name another directory"
             ) from error
         self._lease = Lease.acquire(self.path, jvm_of(spark).pid)
-        try:
+        with ExitStack() as unless_done:
+            unless_done.callback(self._lease.release)
             self._check_ours()
-            finish(self.path)
+            try:
+                finish(self.path)
+            except OSError as error:
+                raise WriteError(f"a step of {self.path} was not finished: {error}") from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
-        except OSError as error:
-            self._lease.release()
-            raise WriteError(f"a step of {self.path} was not finished: {error}") from error
-        except ConfigurationError:
-            self._lease.release()
-            raise
+            unless_done.pop_all()
 
     @property
     def can_merge(self) -> bool:
@@ -112,13 +115,15 @@ class ParquetTarget(Target):
 
     def close(self) -> None:
         """See `Target`. What was not finished is dropped."""
-        shutil.rmtree(self.staging, ignore_errors=True)
-        self._lease.release()
+        try:
+            shutil.rmtree(self.staging, ignore_errors=True)
+        finally:
+            self._lease.release()
 
     def _check_ours(self) -> None:
         # A first start that died leaves a lease and a draft at most.
-        own = (LEASE_NAME, "_tables.json", "_steps")
-        if (self.path / "_tables.json").exists():
+        own = (LEASE_NAME, IDENTITY_FILE)
+        if (self.path / IDENTITY_FILE).exists():
             return
         foreign = sorted(name for name in os.listdir(self.path) if not name.startswith(own))
         if foreign:
@@ -166,15 +171,16 @@ class ParquetTargetTable(TargetTable):
             make_directory(self._path)
             replace_file(self._path / TABLE_NAME, json.dumps(record))
 
-    def append(self, files: Sequence[bytes], step: int) -> None:
+    def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`. Readers see the rows after `Target.finish`."""
         if last_step(self._target.path) >= step:
-            return
+            return False
         place = self._target.staging / self.name / f"{STEP_PREFIX}{step:010d}"
         with self._errors("was not written"):
             make_directory(place)
             for number, content in enumerate(files):
                 (place / f"part-{number}.parquet").write_bytes(content)
+        return True
 
     def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
         """See `TargetTable`. Not with this format."""

@@ -135,7 +135,7 @@ class TargetTable(ABC):
         """
 
     @abstractmethod
-    def append(self, files: Sequence[bytes], step: int) -> None:
+    def append(self, files: Sequence[bytes], step: int) -> bool:
         """Add rows.
 
         Args:
@@ -143,6 +143,9 @@ class TargetTable(ABC):
                 name and type; those that are missing in a file are null. With none, the step's
                 number is all that is added.
             step: Of which the rows are.
+
+        Returns:
+            Whether this call has added them; False where the table has the step.
 
         Raises:
             WriteError: Whether the rows are in the table is told by `step`.

@@ -1,0 +1,231 @@
+"""Which batches a raw table has lost by a RESTORE of Delta or a rollback of Iceberg.
+
+A batch that was written is in the table for good, as far as its readers go by its id; rows that are
+deleted because they are old stay what they were. Only going back to an earlier version of the table
+undoes batches, and going forward again brings them back. That is told by the table's log, not by
+its rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.iceberg import STATE, ancestors
+from sfpubsub.spark.raw.state import State
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a Delta table."""
+
+    version: int
+    batch: str | None = None
+    """The batch that it has written."""
+    restored: int | None = None
+    """The version that it has gone back to."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How the batches of a table differ from those it had at an earlier version."""
+
+    vanished: frozenset[str] = frozenset()
+    """Ids of batches that it had then and has no more."""
+    added: frozenset[str] = frozenset()
+    """Ids of batches that it has now: those written since, and those that came back."""
+    went_back: bool = False
+    """Whether it has gone to another version at all."""
+
+
+def moves(commits: Sequence[Commit], since: int) -> Moves:
+    """Return what became of the batches of version *since*.
+
+    Args:
+        commits: Without a hole, up to the table's version now, and from a version on that is no
+            newer than *since* and than every version that was gone back to.
+        since: A version.
+    """
+    batches: dict[int, frozenset[str]] = {}
+    live: frozenset[str] = frozenset()
+    went_back = False
+    for commit in sorted(commits, key=lambda commit: commit.version):
+        if commit.restored is not None:
+            live = batches.get(commit.restored, frozenset())
+            went_back = went_back or commit.version > since
+        elif commit.batch is not None:
+            live |= {commit.batch}
+        batches[commit.version] = live
+    then = batches.get(since, frozenset())
+    return Moves(then - live, live - then, went_back)
+
+
+class Lineage(ABC):
+    """The versions of one raw table. Not thread-safe."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return what the format tells the table by, wherever it is moved to."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return the table's version now."""
+
+    @abstractmethod
+    def since(self, version: str) -> Moves:
+        """Return what became of the batches of an earlier version, as far as the log is kept."""
+
+    @abstractmethod
+    def at(self, version: str) -> DataFrame:
+        """Return the rows of a version, which must not have expired."""
+
+
+class DeltaLineage(Lineage):
+    """The versions of a Delta table at a path or URL."""
+
+    def __init__(self, spark: SparkSession, place: Destination) -> None:
+        self._spark = spark
+        self._place = place
+
+    def identity(self) -> str:
+        """See `Lineage`."""
+        return str(self._snapshot().metadata().id())
+
+    def version(self) -> str:
+        """See `Lineage`."""
+        return str(self._snapshot().version())
+
+    def since(self, version: str) -> Moves:
+        """See `Lineage`."""
+        now, then = int(self.version()), int(version)
+        if now <= then:
+            return Moves()
+        first = then
+        while True:
+            commits = self._commits(now - first + 1)
+            back = [commit.restored for commit in commits if commit.restored is not None]
+            earliest = min([then, *back])
+            # The log is kept for 30 days (delta.logRetentionDuration); what is older is gone.
+            if earliest >= first or len(commits) < now - first + 1:
+                return moves(commits, then)
+            first = earliest
+
+    def at(self, version: str) -> DataFrame:
+        """See `Lineage`."""
+        return self._spark.read.format("delta").option("versionAsOf", version).load(self._place.url)
+
+    def _log(self) -> Any:
+        jvm: Any = self._spark._jvm
+        logs = jvm.org.apache.spark.sql.delta.DeltaLog
+        return logs.forTable(self._spark._jsparkSession, self._place.url)
+
+    def _snapshot(self) -> Any:
+        jvm: Any = self._spark._jvm
+        log, none = self._log(), jvm.scala.Option.empty()
+        log.update(False, none, none)
+        return log.unsafeVolatileSnapshot()
+
+    def _commits(self, count: int) -> list[Commit]:
+        jvm: Any = self._spark._jvm
+        java = jvm.io.delta.tables.DeltaTable
+        table = java.forPath(self._spark._jsparkSession, self._place.url)
+        history = DataFrame(table.history(count), self._spark)
+        found = history.select("version", "operation", "operationParameters", "userMetadata")
+        return [
+            self._commit(
+                row["version"], row["operation"], row["operationParameters"], row["userMetadata"]
+            )
+            for row in found.collect()
+        ]
+
+    def _commit(
+        self, version: int, operation: str, parameters: dict[str, str], metadata: str | None
+    ) -> Commit:
+        if operation == "RESTORE":
+            return Commit(version, restored=self._restored(version, parameters or {}))
+        state = State.from_json(metadata, str(self._place))
+        return Commit(version, batch=None if state is None else state.batch)
+
+    def _restored(self, version: int, parameters: dict[str, str]) -> int:
+        """Return the version that a RESTORE went to; of one to a time, look which one it was."""
+        text = parameters.get("version")
+        if text not in (None, "null"):
+            return int(str(text))
+        jvm: Any = self._spark._jvm
+        log = self._log()
+        time = jvm.java.sql.Timestamp.valueOf(parameters["timestamp"])
+        none = jvm.scala.Option.empty()
+        return int(log.history().getActiveCommitAtTime(time, none, True, False, True).version())
+
+
+class IcebergLineage(Lineage):
+    """The snapshots of an Iceberg table."""
+
+    def __init__(self, spark: SparkSession, place: Destination) -> None:
+        self._spark = spark
+        self._place = place
+
+    def identity(self) -> str:
+        """See `Lineage`."""
+        return str(self._metadata().uuid())
+
+    def version(self) -> str:
+        """See `Lineage`. A table without snapshots has the version ``0``."""
+        snapshot = self._metadata().currentSnapshot()
+        return "0" if snapshot is None else str(snapshot.snapshotId())
+
+    def since(self, version: str) -> Moves:
+        """See `Lineage`."""
+        metadata = self._metadata()
+        now: list[str] = []
+        for snapshot in ancestors(metadata):
+            if str(snapshot.snapshotId()) == version:
+                return Moves(added=frozenset(now))
+            now += self._batch(snapshot)
+        old = metadata.snapshot(int(version))
+        if old is None:  # expired: whether it was gone back from cannot be told any more
+            return Moves(added=frozenset(now))
+        then = frozenset(
+            batch for snapshot in ancestors(metadata, old) for batch in self._batch(snapshot)
+        )
+        return Moves(then - {*now}, frozenset(now) - then, went_back=True)
+
+    def at(self, version: str) -> DataFrame:
+        """See `Lineage`."""
+        reader = self._spark.read.format("iceberg").option("snapshot-id", version)
+        return (
+            reader.table(self._place.address)
+            if self._place.in_catalog
+            else reader.load(self._place.url)
+        )
+
+    def _batch(self, snapshot: Any) -> list[str]:
+        state = State.from_json(snapshot.summary().get(STATE), str(self._place))
+        return [] if state is None or state.batch is None else [state.batch]
+
+    def _metadata(self) -> Any:
+        jvm: Any = self._spark._jvm
+        session = self._spark._jsparkSession
+        if self._place.in_catalog:
+            spark = jvm.org.apache.iceberg.spark
+            table = spark.Spark3Util.loadIcebergTable(session, self._place.address)
+        else:
+            configuration = session.sessionState().newHadoopConf()
+            table = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(self._place.url)
+        operations = table.operations()
+        operations.refresh()
+        return operations.current()
+
+
+def lineage_of(spark: SparkSession, place: Destination) -> Lineage | None:
+    """Return the versions of a raw table; None for files, which nobody can set back."""
+    if place.format == "delta":
+        return DeltaLineage(spark, place)
+    if place.format == "iceberg":
+        return IcebergLineage(spark, place)
+    return None

@@ -1,0 +1,344 @@
+"""Tables that people query, made of a raw table step by step: a typed table for each event type.
+
+Puts the parts together: what comes next is planned (planning.py) and written down (steps.py), the
+rows of a step are decoded in one Spark job (decode.py), and each table takes its part with the
+step's number (target.py). Invariant: what is in the tables follows from the raw table's rows and
+from the plans, whatever was killed in between.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from sfpubsub.avro.columns import BATCH, UNDECODABLE, Plan
+from sfpubsub.errors import WriteError
+from sfpubsub.spark.raw.batches import RawBatches
+from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.tables import open_target
+from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode
+from sfpubsub.spark.tables.identity import Identity, check_apart, event_names, schemas_of
+from sfpubsub.spark.tables.planning import Planner
+from sfpubsub.spark.tables.steps import Follower, StepPlan, steps_of
+from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.tables.types import EventTypes
+from sfpubsub.stores.schema_store import SchemaStore
+
+# Seconds after its arrival that a row waits for its schema, which its writer makes durable before
+# the row: more than any file system takes to show a file to another machine.
+SCHEMA_PATIENCE = 60.0
+
+# Seconds between two looks at the raw table, when following it: a job writes a batch each ten
+# seconds unless told otherwise. And when waiting for a schema.
+LOOK_EVERY = 10.0
+_LOOK_FOR_SCHEMA_EVERY = 1.0
+
+# Tables that take their rows at the same time. A commit waits for the disk or the network.
+_COMMITS_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What was done by one step, or by several. All of it is durable."""
+
+    batches: int = 0
+    """Raw batches whose rows were added."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Rows added, by event type."""
+    undecodable: int = 0
+    """Rows that could not be decoded; `_undecodable` says why."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Why, and how often."""
+    removed: int = 0
+    """Raw batches whose rows were removed, because the raw table was set back."""
+
+    def __add__(self, other: StepReport) -> StepReport:
+        return StepReport(
+            self.batches + other.batches,
+            dict(Counter(self.rows) + Counter(other.rows)),
+            self.undecodable + other.undecodable,
+            dict(Counter(self.reasons) + Counter(other.reasons)),
+            self.removed + other.removed,
+        )
+
+
+class EventTables:
+    """The one maker of the tables of one target. A context manager; not thread-safe.
+
+    Needs no credentials and calls no service: schemas come from the raw table's store. The raw
+    table may be written meanwhile.
+
+    Args:
+        spark: A classic session (not Spark Connect), with the formats' jars (`spark_session`).
+        raw: The raw table's path, or URL, or name in a catalog.
+        to: A directory; with a table format also a URL, or ``schema`` or ``catalog.schema``.
+        format: The tables': ``parquet``, ``delta`` or ``iceberg``.
+        raw_format: The raw table's; by default what is found at a path of this machine, else the
+            tables' own.
+        objects: Objects and event types of which tables are made, such as ``Account`` or
+            ``Order_Event__e``; all by default. Kept with the tables.
+        schemas: Where the raw table's schemas are; by default in its own sidecar.
+        schema_patience: Seconds after its arrival that a row waits for its schema; then it is
+            undecodable, until the schema comes.
+        followers: Make further tables of each step.
+        clock: Seconds since 1970 UTC.
+
+    Raises:
+        ConfigurationError: There is no raw table, or *to* is something else, or is being written
+            by another process.
+        WriteError: The tables cannot be read, or a step that died cannot be finished.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        raw: str | os.PathLike[str],
+        to: str | os.PathLike[str],
+        *,
+        format: str = "parquet",  # noqa: A002  # Spark's own word
+        raw_format: str | None = None,
+        objects: Sequence[str] = (),
+        schemas: SchemaStore | None = None,
+        schema_patience: float = SCHEMA_PATIENCE,
+        followers: Sequence[Callable[[Target], Follower]] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        source = Destination.parse(raw, raw_format or format_of(raw, format))
+        check_raw_table(source)
+        with ExitStack() as unless_done:
+            check_apart(source, to, format)
+            self.target = unless_done.enter_context(open_target(spark, to, format))
+            self._raw = RawBatches(self.target.spark, source)
+            self._steps = steps_of(self.target)
+            self._newest = self._steps.newest()
+            self._claim(source, sorted(set(objects)))
+            self._types = EventTypes(self.target, schemas or schemas_of(spark, source))
+            self._planner = Planner(
+                self._raw,
+                self.target,
+                self._types,
+                names=event_names(objects) if objects else None,
+                patience=schema_patience,
+                clock=clock,
+            )
+            self._followers = [make(self.target) for make in followers]
+            self._unfinished = self._newest is not None
+            unless_done.pop_all()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether rows wait for their schemas, so that `step` found nothing to do."""
+        return self._planner.is_waiting
+
+    def step(self) -> StepReport | None:
+        """Do the next step; the first call finishes what was left by a process that died.
+
+        Returns:
+            What was done; None if there is nothing to do now.
+
+        Raises:
+            WriteError: The step was not done. The next call, or the next process, does the rest.
+            ConfigurationError: It cannot be done: what is missing is said.
+        """
+        if self._unfinished and self._newest is not None:
+            self._do(self._newest, is_new=False)
+            self._unfinished = False
+        with self._errors("the raw table cannot be read"):
+            plan = self._planner.next(self._newest)
+        return None if plan is None else self._begin(plan)
+
+    def rebuild(self) -> None:
+        """Empty all tables, so that the next step is the first one again. Readers see it at once.
+
+        Raises:
+            WriteError: It was not done; call it again, or `step`, which does the rest.
+        """
+        self._begin(self._planner.rebuild(self._newest))
+
+    def run(
+        self, *, follow: bool = False, stopping: threading.Event | None = None
+    ) -> Iterator[StepReport]:
+        """Do steps until there is nothing left to do, or for ever.
+
+        Args:
+            follow: Go on with what is written to the raw table.
+            stopping: Set by another thread or a signal, ends it behind a step.
+
+        Yields:
+            What was done, after each step.
+
+        Raises:
+            WriteError: As `step`.
+            ConfigurationError: As `step`.
+        """
+        stopping = stopping or threading.Event()
+        while not stopping.is_set():
+            report = self.step()
+            if report is not None:
+                yield report
+            elif self.is_waiting:
+                stopping.wait(_LOOK_FOR_SCHEMA_EVERY)
+            elif follow:
+                stopping.wait(LOOK_EVERY)
+            else:
+                return
+
+    def close(self) -> None:
+        """Give the target up. Does nothing the second time."""
+        self.target.close()
+
+    def __enter__(self) -> EventTables:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self, plan: StepPlan) -> StepReport:
+        self._steps.add(plan)
+        self._newest, self._unfinished = plan, True
+        report = self._do(plan, is_new=True)
+        self._unfinished = False
+        return report
+
+    def _do(self, plan: StepPlan, *, is_new: bool) -> StepReport:
+        """Bring every table to a step. What has it already is left alone."""
+        step = _Step(plan, self.target)
+        with self._errors(f"step {plan.number} of {self.target.place} was not done"):
+            if plan.kind in ("rows", "again"):
+                report = StepReport() if not is_new and self._is_added(plan) else self._add(plan)
+                self._follow(step)
+            else:
+                self._follow(step)
+                report = self._remove(plan)
+            self.target.finish(plan.number)
+        return report
+
+    def _follow(self, step: _Step) -> None:
+        for follower in self._followers:
+            follower.follow(step)
+
+    def _is_added(self, plan: StepPlan) -> bool:
+        """Whether all tables have a step, so that nothing need be decoded to find that out."""
+        names = [*plan.types, *([UNDECODABLE_NAME] if plan.undecodable else [])]
+        return all(self.target.table(name).step() >= plan.number for name in names)
+
+    def _add(self, plan: StepPlan) -> StepReport:
+        """Add the rows of a step to the typed tables.
+
+        1. Give every type the columns that it lacks.
+        2. Decode, and check that every row came out.
+        3. Write those that could not be decoded: whoever finds all types written need not ask.
+        4. Write the types.
+        """
+        decoded = self._decoded(plan, self._types.plans(plan.schema_ids))
+        if UNDECODABLE_NAME in decoded.files:
+            undecodable = self.target.table(UNDECODABLE_NAME)
+            undecodable.make(pa.schema([*UNDECODABLE, *BATCH]), {"kind": "undecodable"})
+            undecodable.append(decoded.files[UNDECODABLE_NAME], plan.number)
+        with ThreadPoolExecutor(_COMMITS_AT_ONCE) as pool:
+            done = [
+                pool.submit(
+                    self.target.table(name).append, decoded.files.get(name, ()), plan.number
+                )
+                for name in plan.types
+            ]
+        for future in done:
+            future.result()
+        rows = {name: count for name, count in decoded.rows.items() if name != UNDECODABLE_NAME}
+        return StepReport(
+            len(plan.batches),
+            rows,
+            decoded.rows.get(UNDECODABLE_NAME, 0),
+            _reasons(decoded.files.get(UNDECODABLE_NAME, ())),
+        )
+
+    def _decoded(self, plan: StepPlan, plans: Mapping[str, Plan]) -> Decoded:
+        decoded = decode(self._planner.rows(plan), plans, plan.size)
+        if sum(decoded.rows.values()) != plan.rows and plan.version is not None:
+            # The table has been set back since: its rows are still to be had at their version.
+            decoded = decode(self._planner.rows(plan, plan.version), plans, plan.size)
+        found = sum(decoded.rows.values())
+        if found != plan.rows:
+            raise WriteError(
+                f"{found} of the {plan.rows} rows of raw batches {plan.batches[0].id} to "
+                f"{plan.batches[-1].id} were decoded or told apart; nothing of them is written"
+            )
+        return decoded
+
+    def _remove(self, plan: StepPlan) -> StepReport:
+        condition = "true"
+        if plan.kind != "rebuild":
+            condition = _is_one_of("batch", [batch.id for batch in plan.batches])
+        if plan.kind == "forget":
+            condition += f" AND {_is_one_of('schema_id', plan.schema_ids)}"
+        for name in (*plan.types, UNDECODABLE_NAME):
+            table = self.target.table(name)
+            if table.exists():
+                table.delete(condition, plan.number)
+        return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
+
+    def _claim(self, source: Destination, objects: list[str]) -> None:
+        """Make sure that the tables are made of this raw table, and write it down."""
+        identity = Identity(source.format, source.address, self._raw.identity(), tuple(objects))
+        found = self._steps.identity()
+        last = self._newest.last if self._newest is not None else None
+        if found and self._newest is not None:
+            there = last is None or bool(self._raw.named([last.id]))
+            Identity.from_record(found, self.target.place).check(identity, there=there)
+        if found != identity.record():
+            self._steps.claim(identity.record())
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (*SPARK_ERRORS, pa.ArrowException) as error:
+            raise WriteError(f"{what}: {first_line(error)}") from error
+
+
+class _Step:
+    """See `sfpubsub.spark.tables.steps.Step`."""
+
+    def __init__(self, plan: StepPlan, target: Target) -> None:
+        self.plan = plan
+        self.target = target
+
+    def rows(self, event_type: str) -> DataFrame:
+        """See `sfpubsub.spark.tables.steps.Step`."""
+        rows = self.target.table(event_type).read()
+        rows = rows.where(f.col("batch").isin(*(batch.id for batch in self.plan.batches)))
+        if self.plan.kind == "again":
+            rows = rows.where(f.col("schema_id").isin(*self.plan.schema_ids))
+        return rows
+
+
+def _is_one_of(column: str, texts: Sequence[str]) -> str:
+    """Return an SQL condition. The texts are ids, of the service's and ours."""
+    quoted = ", ".join("'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'" for text in texts)
+    return f"{column} IN ({quoted})" if texts else "false"
+
+
+def _reasons(files: Sequence[bytes]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for content in files:
+        found.update(pq.read_table(io.BytesIO(content), columns=["reason"])["reason"].to_pylist())
+    return dict(found)

@@ -1,0 +1,54 @@
+"""Reads the tables of a target, for those who do not write them."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from sfpubsub.avro.columns import BATCH, UNDECODABLE
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
+from sfpubsub.spark.tables.parquet_target import read_parquet
+from sfpubsub.spark.tables.target import Place
+
+
+def read_typed(
+    spark: SparkSession,
+    tables: str | os.PathLike[str],
+    name: str,
+    *,
+    format: str = "parquet",  # noqa: A002  # Spark's own word
+) -> DataFrame:
+    """Return one typed table, with all columns that its event type has had.
+
+    Args:
+        spark: Any session that reaches the files, with the format's jars.
+        tables: The target: a directory, a URL, or the name of a schema.
+        name: The event type, such as ``AccountChangeEvent``.
+        format: The tables'.
+
+    Raises:
+        ConfigurationError: There is no such table.
+    """
+    place = Place.parse(tables, format)
+    if place.format == "parquet" and place.local is not None:
+        return read_parquet(spark, place.local / name)
+    if place.in_catalog:
+        return spark.read.table(place.of(name))
+    return spark.read.format(place.format).load(place.of(name))
+
+
+def read_undecodable(
+    spark: SparkSession,
+    tables: str | os.PathLike[str],
+    *,
+    format: str = "parquet",  # noqa: A002  # Spark's own word
+) -> DataFrame:
+    """Return the rows that could not be decoded: the envelope, the event's name and the reason."""
+    try:
+        return read_typed(spark, tables, UNDECODABLE_NAME, format=format)
+    except ConfigurationError:
+        return spark.createDataFrame([], spark_schema(pa.schema([*UNDECODABLE, *BATCH])))

@@ -1,0 +1,112 @@
+"""A raw table that is written batch by batch, the tables made of it, and what they must hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.spark.ingest.writer import EventWriter
+from sfpubsub.spark.raw.destination import Destination, local_sidecars
+from sfpubsub.spark.tables.engine import EventTables, StepReport
+from sfpubsub.spark.tables.reading import read_typed, read_undecodable
+from sfpubsub.stores.schema_store import FileSchemaStore
+from sfpubsub.types import RawEvent, ReplayId
+from tests.avro.schemas import payload, schema_text, values
+
+TOPIC = "/data/ChangeEvents"
+ORDER, ORDER_2, ACCOUNT = "order_event", "order_event_v2", "account_change"
+NAMES = {ORDER: "Order_Event__e", ORDER_2: "Order_Event__e", ACCOUNT: "AccountChangeEvent"}
+CODECS = {name: Codec(name, schema_text(name)) for name in NAMES}
+
+# 2026-11-20 23:00 UTC, long ago for a row that waits for its schema.
+RECEIVED = 1_795_215_600.0
+
+
+class Raw:
+    """A raw table in a directory, and the tables made of it beside it."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: Path,
+        format: str = "parquet",  # noqa: A002
+        to_format: str = "parquet",
+    ) -> None:
+        self.spark = spark
+        self.path = path
+        self.typed = path.with_name("typed")
+        self.format = format
+        self.to_format = to_format
+        self.expected: Counter[str] = Counter()
+        self.written = 0
+        self.place = Destination.parse(path, format)
+
+    @property
+    def schemas(self) -> Path:
+        """Where the schemas are."""
+        if self.format == "parquet":
+            return self.path.parent / f".{self.path.name}.sfpubsub" / "_schemas"
+        return local_sidecars(self.path, "_schemas")[0]
+
+    @property
+    def store(self) -> FileSchemaStore:
+        return FileSchemaStore(self.schemas)
+
+    def write(self, *parts: tuple[str, int, int], received_at: float = RECEIVED) -> None:
+        """Write one batch: of each schema so many events, and so many that cannot be decoded."""
+        events = []
+        for name, good, bad in parts:
+            for number, value in enumerate(values(name, good + bad, seed=self.written)):
+                if name == ACCOUNT:
+                    value["ChangeEventHeader"]["changedFields"] = ["0x06"]
+                seq = self.written + len(events)
+                raw = payload(name, value) + (b"x" if number >= good else b"")
+                events.append(RawEvent(f"event-{seq}", name, raw, ReplayId(b"%08d" % seq)))
+            self.expected[NAMES[name]] += good
+            self.expected["_undecodable"] += bad
+        batch = EventBatch(
+            subscription=TOPIC,
+            topic=TOPIC,
+            events=tuple(events),
+            codecs=CODECS,
+            first_seq=self.written,
+            received_at=received_at,
+            ack=lambda first, last: None,
+        )
+        self.written += len(events)
+        with EventWriter(self.spark, self.path, format=self.format, topic=TOPIC) as writer:
+            writer.write(batch)
+        for name, _, _ in parts:
+            self.store.put(name, schema_text(name))
+
+    def tables(self, **more: Any) -> EventTables:
+        """Open the tables."""
+        more = {"format": self.to_format, **more}
+        return EventTables(self.spark, self.path, self.typed, **more)
+
+    def make(self, **more: Any) -> StepReport:
+        """Make the tables of what there is, in a new start."""
+        with self.tables(**more) as tables:
+            return sum(tables.run(), StepReport())
+
+    def read(self, name: str) -> Any:
+        """Read one of the tables."""
+        return read_typed(self.spark, self.typed, name, format=self.to_format)
+
+    def undecodable(self) -> Any:
+        return read_undecodable(self.spark, self.typed, format=self.to_format)
+
+    def seqs(self, name: str) -> list[int]:
+        """The ``ingest_seq`` s in one of the tables, in order."""
+        return sorted(row["ingest_seq"] for row in self.read(name).select("ingest_seq").collect())
+
+    def check(self) -> None:
+        """Every raw row is in one of the tables, once."""
+        found = {name: self.seqs(name) for name in +self.expected}
+        assert {name: len(seqs) for name, seqs in found.items()} == dict(+self.expected)
+        assert sorted(seq for seqs in found.values() for seq in seqs) == list(range(self.written))

@@ -1,0 +1,478 @@
+"""The engine: every raw row is in one table, once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from sfpubsub.cli.main import run
+from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.batches import RawBatches
+from sfpubsub.spark.raw.destination import Source, claim_table
+from sfpubsub.spark.tables import engine as engine_module
+from sfpubsub.spark.tables import parquet_target, planning
+from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded
+from sfpubsub.spark.tables.engine import EventTables, StepReport
+from sfpubsub.stores.schema_store import schema_file_name
+from tests.avro.schemas import schema_text
+from tests.conftest import until
+from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.tables.raw_world import ACCOUNT, ORDER, ORDER_2, RECEIVED, TOPIC, Raw
+
+
+@pytest.fixture
+def raw(spark, tmp_path) -> Raw:
+    """Files made of files."""
+    return Raw(spark, tmp_path / "raw")
+
+
+@pytest.fixture
+def logged(spark, tmp_path) -> Raw:
+    """A raw table of files, and tables of a table format."""
+    return Raw(spark, tmp_path / "raw", to_format=TABLE_FORMAT)
+
+
+@pytest.mark.parametrize("to_format", ["parquet", TABLE_FORMAT])
+def test_counts_are_equal_across_types_versions_and_bad_events(spark, tmp_path, to_format):
+    """Each event is a row of its type or of `_undecodable`; later batches, types and versions add
+    to what is there."""
+    raw = Raw(spark, tmp_path / "raw", to_format=to_format)
+    raw.write((ORDER, 20, 0), (ACCOUNT, 10, 2))
+    raw.write((ORDER, 5, 1))
+    first = raw.make()
+    raw.check()
+    assert (first.batches, first.undecodable) == (2, 3)
+    assert first.rows == {"Order_Event__e": 25, "AccountChangeEvent": 10}
+    assert raw.make() == StepReport()
+
+    raw.write((ORDER_2, 7, 1), (ORDER, 3, 0))
+    assert raw.make().rows == {"Order_Event__e": 10}
+    raw.check()
+    orders = raw.read("Order_Event__e")
+    assert orders.where("schema_id = 'order_event' and Promised_At__c is null").count() == 28
+    assert orders.select("ingest_hour", "batch").distinct().count() == 3
+    reasons = raw.undecodable().select("event_name", "reason").collect()
+    assert len(reasons) == 4
+    assert all("more than the schema describes" in row["reason"] for row in reasons)
+    if to_format == "parquet":
+        files = [path.parent.name for path in raw.typed.glob("Order_Event__e/*/*.parquet")]
+        assert sorted(files) == ["step=0000000001", "step=0000000002"]
+
+
+def test_change_events_have_their_header_in_columns(raw):
+    """Expanded names, the header's facts and the envelope are columns of their own."""
+    raw.write((ACCOUNT, 3, 0))
+    raw.make()
+    row = raw.read("AccountChangeEvent").orderBy("ingest_seq").first()
+    assert row["changed_fields"] == ["Name", "Type"]
+    assert row["entity_name"] == "Account"
+    assert row["change_type"] in ("CREATE", "UPDATE")
+    assert row["event_id"] == "event-0"
+    assert bytes(row["replay_id"]) == b"00000000"
+    assert "ChangeEventHeader" not in row.asDict()
+
+
+class Died(BaseException):
+    """In place of a kill: nothing catches it."""
+
+
+@contextmanager
+def death_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
+    """Die before or after the calls of some functions: 2 n is before the n-th, 2 n + 1 after."""
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for holder, name in places:
+            patch.setattr(holder, name, dying(getattr(holder, name), moment, calls))
+        yield calls
+
+
+def dying(real: Any, moment: int, calls: list[str]) -> Any:
+    def call(*args, **kwargs):
+        number = 2 * len(calls)
+        calls.append(real.__name__)
+        if number == moment:
+            raise Died
+        result = real(*args, **kwargs)
+        if number + 1 == moment:
+            raise Died
+        return result
+
+    return call
+
+
+def test_a_step_into_files_can_die_at_every_moment(raw, tmp_path):
+    """And at every moment of the next start: what was decided on is published, once; what was not
+    is done again as it was planned, also when a schema has come with which it would differ."""
+    raw.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
+    raw.write((ORDER, 2, 1))
+    moments = [
+        (os, "rename"),
+        (parquet_target, "replace_file"),
+        (shutil, "rmtree"),
+        (parquet_target, "sync_directory_and_files"),
+    ]
+    with death_at(-1, *moments) as calls:
+        raw.make()
+    assert len(calls) > 10
+    shutil.rmtree(raw.typed)
+    for moment in range(0, 2 * len(calls), 3):
+        for again in (moment, moment // 2):
+            with death_at(again, *moments):
+                try:
+                    raw.make()
+                except Died:
+                    continue
+        raw.make()
+        raw.check()
+        assert not (raw.typed / "_ready").exists()
+        shutil.rmtree(raw.typed)
+
+
+def test_a_step_into_a_table_format_is_done_again_from_its_plan(logged):
+    """Where it died between two tables, the one that has it gets nothing, the others all of it;
+    a schema that came meanwhile makes no difference to what was planned."""
+    logged.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
+    hide(logged, ORDER)
+    with logged.tables() as tables:
+        kind = type(tables.target.table("T"))
+    for moment in (1, 3):  # behind the plan; then behind both tables, in two calls
+        with death_at(moment, (kind, "append")), pytest.raises(Died):
+            logged.make(schema_patience=0)
+    logged.store.put(ORDER, schema_text(ORDER))
+    with logged.tables() as tables:
+        tables.step()
+        assert tables.target.table("Order_Event__e").exists()
+    assert logged.seqs("AccountChangeEvent") == [4, 5, 6]
+    logged.make()
+    logged.check()
+
+
+def hide(raw: Raw, *names: str) -> None:
+    """Take schemas away."""
+    for name in names:
+        (raw.schemas / schema_file_name(name)).unlink()
+
+
+def test_a_row_waits_for_its_schema_and_not_for_ever(logged):
+    """Its batch, and those behind it, are left for later; then the row is undecodable, and once
+    the schema has come it goes where it belongs."""
+    now = RECEIVED + 30
+    logged.write((ORDER, 3, 0))
+    logged.write((ACCOUNT, 2, 1), (ORDER, 1, 0))
+    hide(logged, ACCOUNT)
+    with logged.tables(schema_patience=60, clock=lambda: now) as tables:
+        assert tables.step().rows == {"Order_Event__e": 3}
+        assert tables.step() is None
+        assert tables.is_waiting
+        now += 31
+        report = tables.step()
+        assert (report.rows, report.undecodable) == ({"Order_Event__e": 1}, 3)
+        assert list(report.reasons) == [f"schema {ACCOUNT} is not known"]
+        assert tables.step() is None
+        assert not tables.is_waiting
+    with logged.tables() as tables:
+        assert tables.step() is None
+        logged.store.put(ACCOUNT, schema_text(ACCOUNT))
+        reports = list(tables.run())
+    assert reports[-1].rows == {"AccountChangeEvent": 2}
+    assert logged.seqs(UNDECODABLE_NAME) == [5]
+    logged.check()
+    assert logged.make() == StepReport()
+
+
+def test_a_raw_table_that_was_set_back_takes_its_rows_along(spark, tmp_path):
+    """Rows of batches that a RESTORE has undone go away, those that came back come again, and ids
+    of batches are never given out twice."""
+    raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT, TABLE_FORMAT)
+    raw.write((ORDER, 3, 0))
+    first = version(raw)
+    raw.write((ORDER, 2, 1))
+    raw.make()
+    raw.check()
+    second = version(raw)
+    set_back(raw, first)
+    with raw.tables() as tables:
+        assert tables.step().removed == 1
+        assert tables.step() is None
+    assert raw.seqs("Order_Event__e") == [0, 1, 2]
+    assert raw.seqs(UNDECODABLE_NAME) == []
+    raw.write((ACCOUNT, 2, 0))
+    raw.make()
+    assert raw.seqs("AccountChangeEvent") == [6, 7]
+    set_back(raw, second)
+    raw.make()
+    assert raw.seqs("AccountChangeEvent") == []
+    assert raw.seqs("Order_Event__e") == [0, 1, 2, 3, 4]
+    assert raw.seqs(UNDECODABLE_NAME) == [5]
+    assert raw.make() == StepReport()
+
+
+def version(raw: Raw) -> str | None:
+    return RawBatches(raw.spark, raw.place).version()
+
+
+def set_back(raw: Raw, version: str | None) -> None:
+    if raw.format == "delta":
+        raw.spark.sql(f"RESTORE TABLE delta.`{raw.path}` TO VERSION AS OF {version}").collect()
+        return
+    jvm: Any = raw.spark._jvm
+    configuration = raw.spark._jsparkSession.sessionState().newHadoopConf()
+    table = jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(f"file://{raw.path}")
+    table.manageSnapshots().setCurrentSnapshot(int(version or 0)).commit()
+
+
+def test_files_do_not_give_rows_back(spark, tmp_path):
+    """They say so, and are made anew on request."""
+    raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT)
+    raw.write((ORDER, 3, 0))
+    first = version(raw)
+    raw.write((ORDER, 2, 0))
+    raw.make()
+    set_back(raw, first)
+    with raw.tables() as tables:
+        with pytest.raises(ConfigurationError, match="sfpubsub tables rebuild"):
+            tables.step()
+        tables.rebuild()
+        list(tables.run())
+    assert raw.seqs("Order_Event__e") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("to_format", ["parquet", TABLE_FORMAT])
+def test_tables_are_made_anew(spark, tmp_path, to_format):
+    """All of them, with what was undecodable for lack of a schema; a death on the way is made up
+    for by the next start."""
+    raw = Raw(spark, tmp_path / "raw", to_format=to_format)
+    raw.write((ORDER, 3, 1), (ACCOUNT, 2, 0))
+    hide(raw, ACCOUNT)
+    raw.make()
+    assert raw.seqs(UNDECODABLE_NAME) == [3, 4, 5]
+    raw.store.put(ACCOUNT, schema_text(ACCOUNT))
+    with (
+        raw.tables() as tables,
+        death_at(0, (type(tables.target), "finish")),
+        pytest.raises(Died),
+    ):
+        tables.rebuild()
+    raw.make()
+    raw.check()
+
+
+def test_a_moved_raw_table_is_the_same_one(raw, tmp_path):
+    """By any path; a copy that lacks what was read, and another table, are not."""
+    raw.write((ORDER, 3, 0))
+    raw.make()
+    moved = tmp_path / "moved"
+    shutil.move(raw.path, moved)
+    shutil.move(tmp_path / ".raw.sfpubsub", tmp_path / ".moved.sfpubsub")
+    raw.path, kept = moved, raw.path
+    assert raw.make() == StepReport()
+    os.symlink(moved, kept)
+    raw.path = kept
+    assert raw.make() == StepReport()
+    other = Raw(raw.spark, tmp_path / "other" / "raw")
+    other.write((ORDER, 1, 0))
+    hours = list(other.path.glob("ingest_hour=*"))
+    shutil.rmtree(hours[0])
+    other.typed = raw.typed
+    with pytest.raises(ConfigurationError, match="does not have the last batch"):
+        other.make()
+
+
+def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
+    """Tables of two raw tables are never mixed, and nobody's files are touched."""
+    raw.write((ORDER, 1, 0))
+    raw.make()
+    with pytest.raises(ConfigurationError, match="are made of all objects"):
+        raw.make(objects=["Account"])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(ConfigurationError, match=r"holds no tables of sfpubsub .*'notes\.txt'"):
+        EventTables(spark, raw.path, tmp_path / "mine")
+    with pytest.raises(ConfigurationError, match="name the raw table to read"):
+        EventTables(spark, tmp_path / "nothing", tmp_path / "new")
+    with pytest.raises(ConfigurationError, match="it holds raw, which are: name one"):
+        EventTables(spark, tmp_path, tmp_path / "new")
+    with pytest.raises(ConfigurationError, match=r"no _delta_log"):
+        EventTables(spark, raw.path, tmp_path / "new", raw_format="delta")
+    (tmp_path / "lake" / "_delta_log").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="of format delta: say so with --from-format"):
+        EventTables(spark, tmp_path / "lake", tmp_path / "new", raw_format="parquet")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ConfigurationError, match="is in the raw table"):
+        EventTables(spark, raw.path, raw.path / "typed")
+    assert not (raw.path / "typed").exists()
+
+
+def test_a_target_without_a_step_can_be_another_tables(spark, raw, tmp_path):
+    """A mistyped source does not keep a place, nor does a first start that died."""
+    raw.path.mkdir()
+    claim_table(raw.path, Source("topic", TOPIC))
+    raw.typed.mkdir()
+    (raw.typed / "_tables.json.0123.tmp").touch()
+    raw.make()
+    other = Raw(spark, tmp_path / "other")
+    other.write((ORDER, 1, 0))
+    other.make()
+    other.check()
+
+
+def test_only_the_objects_that_are_asked_for(raw):
+    """Other rows are neither decoded nor told apart."""
+    raw.write((ORDER, 3, 0), (ACCOUNT, 2, 1))
+    raw.write((ORDER, 3, 0))
+    report = raw.make(objects=["Account"])
+    assert (report.batches, report.rows, report.undecodable) == (2, {"AccountChangeEvent": 2}, 1)
+
+
+def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(monkeypatch, raw):
+    """A look at a directory may miss a new name and yet see a newer one; the older comes first."""
+    raw.path.mkdir(exist_ok=True)
+    claim_table(raw.path, Source("topic", TOPIC))
+    hour = raw.path / "ingest_hour=2026-11-21-00"
+    for batch in "b0", "b1", "b2":
+        (hour / f"batch={batch}").mkdir(parents=True)
+    real, looks = os.listdir, []
+
+    def slow(path):
+        looks.append(path)
+        names = real(path)
+        if len(looks) == 4:
+            names.append("batch=b9")  # seen by the second look, which missed b8
+        return [name for name in names if name != "batch=b1" or len(looks) > 2]
+
+    monkeypatch.setattr(os, "listdir", slow)
+    found = RawBatches(raw.spark, raw.place).after(None)
+    assert [batch.id for batch in found] == ["b0", "b1", "b2"]
+
+
+def test_rows_that_go_missing_are_noticed(monkeypatch, raw):
+    """If decoding neither returns a row nor a reason, nothing is written."""
+    raw.write((ORDER, 4, 1))
+    monkeypatch.setattr(engine_module, "decode", lambda *args: Decoded({}, {"Order_Event__e": 4}))
+    with pytest.raises(WriteError, match="4 of the 5 rows"):
+        raw.make()
+    assert not list(raw.typed.glob("Order_Event__e/step=*"))
+    monkeypatch.undo()
+    raw.make()
+    raw.check()
+
+
+def test_steps_are_cut_where_they_would_be_too_large(monkeypatch, raw):
+    """By batches and by bytes; a batch is never divided."""
+    for number in (4, 3, 2, 1):
+        raw.write((ORDER, number, 0))
+    monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 3)
+    with raw.tables() as tables:
+        assert [report.batches for report in tables.run()] == [3, 1]
+    shutil.rmtree(raw.typed)
+    monkeypatch.setattr(planning, "BYTES_AT_ONCE", 1)
+    with raw.tables() as tables:
+        assert [report.batches for report in tables.run()] == [1, 1, 1, 1]
+    raw.check()
+
+
+def test_paths_are_no_patterns_and_no_urls(spark, tmp_path):
+    """A table whose name Spark could take for several others, or for an encoded one."""
+    raw = Raw(spark, tmp_path / "a [1]{b,c}*%20#ü" / "raw")
+    raw.write((ORDER, 2, 1))
+    raw.make()
+    raw.check()
+
+
+def test_two_engines_do_not_meet(raw):
+    """The directory is leased to one of them."""
+    raw.write((ORDER, 1, 0))
+    with (
+        raw.tables(),
+        pytest.raises(ConfigurationError, match="is being written by another process"),
+    ):
+        raw.tables()
+
+
+def test_a_killed_job_is_continued(raw):
+    """kill -9 while it publishes, then once more: nothing lost, nothing twice, no lock left."""
+    for good in (30, 20, 10):
+        raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
+    job = subprocess.Popen(
+        [sys.executable, "-m", "sfpubsub", "derive", f"--from={raw.path}", f"--to={raw.typed}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        until(lambda: any(raw.typed.glob("_ready")) or job.poll() is not None, "a step", 240)
+        os.kill(job.pid, signal.SIGKILL)
+    finally:
+        job.communicate(timeout=600)
+    raw.make()
+    raw.check()
+
+
+@pytest.fixture
+def command(monkeypatch, raw):
+    """`sfpubsub tables` of the raw table, in this process and with the session of the suite."""
+
+    @contextmanager
+    def ours(*args, **kwargs):
+        yield raw.spark
+
+    monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", ours)
+    return lambda *more: run(["tables", *more, f"--from={raw.path}", f"--to={raw.typed}"])
+
+
+def test_the_command_says_what_it_did(command, raw, capsys):
+    """One JSON line; and a second run has nothing to do."""
+    raw.write((ORDER, 4, 1))
+    assert command() == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "from": str(raw.path),
+        "to": str(raw.typed),
+        "batches": 1,
+        "rows": {"Order_Event__e": 4},
+        "undecodable": 1,
+    }
+    assert command() == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 0
+    assert command("rebuild") == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 1
+    raw.check()
+
+
+def test_the_command_is_loud_when_nothing_could_be_decoded(command, raw, capsys):
+    """It fails, and says why and what to do, as for a stream whose schemas nobody kept."""
+    raw.write((ORDER, 4, 0), (ACCOUNT, 3, 0))
+    shutil.rmtree(raw.schemas)
+    assert command() == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["undecodable"] == 7
+    assert "none of the 7 events could be decoded, 4 of them because schema order_event" in err
+    assert "schemaStore" in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_command_behind_a_step(command, monkeypatch, raw, capsys, number, code):
+    """With --follow nothing else does; what is done by then is whole, and counted."""
+    raw.write((ORDER, 4, 1))
+    raw.write((ORDER, 4, 0))
+    monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 1)
+    real = parquet_target.ParquetTarget.finish
+
+    def interrupted(target, step):
+        os.kill(os.getpid(), number)
+        real(target, step)
+
+    monkeypatch.setattr(parquet_target.ParquetTarget, "finish", interrupted)
+    assert command("--follow") == code
+    assert json.loads(capsys.readouterr().out)["batches"] == 1
+    monkeypatch.undo()
+    assert raw.make().batches == 1
+    raw.check()

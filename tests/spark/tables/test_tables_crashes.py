@@ -1,0 +1,30 @@
+"""The tables of a job that is killed are what a job makes that is not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.faults import tables_matrix
+from tests.faults.tables_world import World
+from tests.spark.conftest import TABLE_FORMAT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_format", ["parquet", TABLE_FORMAT])
+def test_tables_are_those_of_an_independent_reference_after_kills(
+    spark: SparkSession, tmp_path: Path, to_format: str
+):
+    """Killed at each moment of a step, by each of the three that can die: 15 kills a format."""
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")
+    world = World(spark, tmp_path, to_format)
+    todo = tables_matrix.cells(15, random.Random(seed))
+    report = tables_matrix.run(
+        to_format, world.raw.path, world.raw.typed, world.grow, world.read, todo, seed=seed
+    )
+    assert report.wrong == {}
+    assert report.rows == world.raw.written
