@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ TYPES = (1, 10, 40)
 SCHEMAS = {"pe": "order_event", "acct": "account_change"}
 # At most so many times the step of one type, with 40; and at least so much of the driver's pace.
 TARGETS = {"types": 2.0, "driver": 0.8}
-HOUR = "2026-11-21-00"
+DAY = date(2026, 11, 21)
 TOPIC = "/event/All__chn"
 WHEN = 1_771_300_995_000_000
 
@@ -110,7 +111,7 @@ def write_raw(
                 "payload_json": None,
             }
             rows.append(row)
-        place = path / f"ingest_hour={HOUR}" / f"batch=b{batch * of:019d}"
+        place = path / f"ingest_date={DAY}" / f"batch=b{batch * of:019d}"
         place.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), place / "part-0.parquet")
 
@@ -158,9 +159,9 @@ def on_the_driver(spark: SparkSession, raw: Path, to: Path, name: str) -> float:
     plans = {"T": Plan({name: text}, columns_of(text))}
     before = time.perf_counter()
     parts: list[pa.RecordBatch] = []
-    for place in sorted(raw.glob("ingest_hour=*/batch=*")):
+    for place in sorted(raw.glob("ingest_date=*/batch=*")):
         rows = pq.read_table(next(place.glob("*.parquet")))
-        for field, value in zip(BATCH, (HOUR, place.name.removeprefix("batch=")), strict=True):
+        for field, value in zip(BATCH, (DAY, place.name.removeprefix("batch=")), strict=True):
             rows = rows.append_column(field, pa.array([value] * len(rows), field.type))
         batches = rows.combine_chunks().to_batches()
         parts += [part for _, part in decode_rows(batches, plans)]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sfpubsub.cli.main import FAILED, INTERRUPTED
-from sfpubsub.cli.params import spark_options, spark_settings
 from sfpubsub.cli.service import StopRequest
+from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import MissingExtraError
@@ -55,6 +55,7 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
     help="Make tables of these objects and event types alone, such as Account,Order_Event__e.",
 )
 @click.option("--follow", is_flag=True, help="Go on with what is written to the raw table.")
+@click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
 def tables(
     what: str | None,
@@ -65,8 +66,8 @@ def tables(
     objects: str | None,
     follow: bool,
     master: str | None,
-    conf: dict[str, str],
-    packages: str | None,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
 ) -> None:
     """Decode a raw table into tables: one for each event type, a column for each field.
 

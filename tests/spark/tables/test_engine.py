@@ -59,7 +59,7 @@ def test_counts_are_equal_across_types_versions_and_bad_events(spark, tmp_path, 
     raw.check()
     orders = raw.read("Order_Event__e")
     assert orders.where("schema_id = 'order_event' and Promised_At__c is null").count() == 28
-    assert orders.select("ingest_hour", "batch").distinct().count() == 3
+    assert orders.select("ingest_date", "batch").distinct().count() == 3
     reasons = raw.undecodable().select("event_name", "reason").collect()
     assert len(reasons) == 4
     assert all("more than the schema describes" in row["reason"] for row in reasons)
@@ -280,8 +280,8 @@ def test_a_moved_raw_table_is_the_same_one(raw, tmp_path):
     assert raw.make() == StepReport()
     other = Raw(raw.spark, tmp_path / "other" / "raw")
     other.write((ORDER, 1, 0))
-    hours = list(other.path.glob("ingest_hour=*"))
-    shutil.rmtree(hours[0])
+    (day,) = other.path.glob("ingest_date=*")
+    shutil.rmtree(day)
     other.typed = raw.typed
     with pytest.raises(ConfigurationError, match="does not have the last batch"):
         other.make()
@@ -337,9 +337,9 @@ def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(
     """A look at a directory may miss a new name and yet see a newer one; the older comes first."""
     raw.path.mkdir(exist_ok=True)
     claim_table(raw.path, Source("topic", TOPIC))
-    hour = raw.path / "ingest_hour=2026-11-21-00"
+    day = raw.path / "ingest_date=2026-11-21"
     for batch in "b0", "b1", "b2":
-        (hour / f"batch={batch}").mkdir(parents=True)
+        (day / f"batch={batch}").mkdir(parents=True)
     real, looks = os.listdir, []
 
     def slow(path):

@@ -91,6 +91,7 @@ class DeltaLineage(Lineage):
     def __init__(self, spark: SparkSession, place: Destination) -> None:
         self._spark = spark
         self._place = place
+        self._url: str | None = None if place.in_catalog else place.url
 
     def identity(self) -> str:
         """See `Lineage`."""
@@ -117,12 +118,18 @@ class DeltaLineage(Lineage):
 
     def at(self, version: str) -> DataFrame:
         """See `Lineage`."""
-        return self._spark.read.format("delta").option("versionAsOf", version).load(self._place.url)
+        reader = self._spark.read.format("delta").option("versionAsOf", version)
+        if self._place.in_catalog:
+            return reader.table(self._place.in_sql)
+        return reader.load(self._place.url)
 
     def _log(self) -> Any:
         jvm: Any = self._spark._jvm
+        if self._url is None:
+            found = self._spark.sql(f"DESCRIBE DETAIL {self._place.in_sql}").collect()[0]
+            self._url = str(found["location"])
         logs = jvm.org.apache.spark.sql.delta.DeltaLog
-        return logs.forTable(self._spark._jsparkSession, self._place.url)
+        return logs.forTable(self._spark._jsparkSession, self._url)
 
     def _snapshot(self) -> Any:
         jvm: Any = self._spark._jvm
@@ -133,7 +140,11 @@ class DeltaLineage(Lineage):
     def _commits(self, count: int) -> list[Commit]:
         jvm: Any = self._spark._jvm
         java = jvm.io.delta.tables.DeltaTable
-        table = java.forPath(self._spark._jsparkSession, self._place.url)
+        session = self._spark._jsparkSession
+        if self._place.in_catalog:
+            table = java.forName(session, self._place.in_sql)
+        else:
+            table = java.forPath(session, self._place.url)
         history = DataFrame(table.history(count), self._spark)
         found = history.select("version", "operation", "operationParameters", "userMetadata")
         return [
@@ -199,7 +210,7 @@ class IcebergLineage(Lineage):
         """See `Lineage`."""
         reader = self._spark.read.format("iceberg").option("snapshot-id", version)
         return (
-            reader.table(self._place.address)
+            reader.table(self._place.in_sql)
             if self._place.in_catalog
             else reader.load(self._place.url)
         )

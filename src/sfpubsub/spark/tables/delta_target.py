@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.raw.frames import spark_schema, sql_text
 from sfpubsub.spark.runtime.runtimes import check_session
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
@@ -121,7 +121,7 @@ class DeltaTargetTable(LoggedTargetTable):
             if facts is not None and dict(facts) != self.facts():
                 self._spark.sql(
                     f"ALTER TABLE {self._in_sql} SET TBLPROPERTIES "
-                    f"('{_FACTS}' = {_sql_text(json.dumps(dict(facts)))})"
+                    f"('{_FACTS}' = {sql_text(json.dumps(dict(facts)))})"
                 )
 
     def append(self, files: Sequence[bytes], step: int) -> bool:
@@ -315,11 +315,6 @@ def _bound(value: Any) -> Any:
     if hasattr(value, "isoformat"):
         return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value
-
-
-def _sql_text(text: str) -> str:
-    """Return *text* as a literal of Spark SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _now() -> int:

@@ -28,6 +28,7 @@ from sfpubsub.avro.columns import BATCH, UNDECODABLE, Plan
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
+from sfpubsub.spark.raw.frames import sql_text
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode
@@ -333,7 +334,7 @@ class _Step:
 
 def _is_one_of(column: str, texts: Sequence[str]) -> str:
     """Return an SQL condition. The texts are ids, of the service's and ours."""
-    quoted = ", ".join("'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'" for text in texts)
+    quoted = ", ".join(map(sql_text, texts))
     return f"{column} IN ({quoted})" if texts else "false"
 
 

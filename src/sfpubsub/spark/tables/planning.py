@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from sfpubsub.avro.columns import BATCH
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.batches import RawBatch, RawBatches
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
@@ -247,8 +248,8 @@ class Planner:
             return {}
         rows = table.read().where(f.col("reason").like(_NOT_KNOWN))
         found: dict[str, set[RawBatch]] = {}
-        for row in rows.select("schema_id", "batch", "ingest_hour").distinct().collect():
-            batch = RawBatch(row["batch"], row["ingest_hour"])
+        for row in rows.select("schema_id", *BATCH.names).distinct().collect():
+            batch = RawBatch(row["batch"], str(row["ingest_date"]))
             found.setdefault(row["schema_id"], set()).add(batch)
         return found
 
