@@ -22,6 +22,7 @@ from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, layout_
 from sfpubsub.spark.raw.lineage import Moves, lineage_of
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
+from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 # Characters of a date within an ``ingest_hour``, and all of an ``ingest_date``.
@@ -45,7 +46,7 @@ class RawBatches:
         table: Where the table is.
 
     Raises:
-        ConfigurationError: There is no raw table.
+        ConfigurationError: There is no raw table, or Spark does not know its file system.
     """
 
     def __init__(self, spark: SparkSession, table: Destination) -> None:
@@ -55,6 +56,8 @@ class RawBatches:
         """Of Parquet: the directory of each batch that was listed."""
         self._lineage = lineage_of(spark, table)
         check_raw_table(table)
+        if table.local is None and not table.in_catalog:
+            check_file_system(spark, table.address)
 
     def identity(self) -> str | None:
         """Return what the table is told by, wherever it is moved to.

@@ -250,6 +250,8 @@ class EventTables:
         3. Write those that could not be decoded: whoever finds all types written need not ask.
         4. Write the types.
         """
+        if plan.rows == 0:  # none of the objects that were asked for
+            return StepReport(len(plan.batches))
         decoded = self._decoded(plan, self._types.plans(plan.schema_ids))
         if UNDECODABLE_NAME in decoded.files:
             undecodable = self.target.table(UNDECODABLE_NAME)
@@ -281,7 +283,9 @@ class EventTables:
         if found != plan.rows:
             raise WriteError(
                 f"{found} of the {plan.rows} rows of raw batches {plan.batches[0].id} to "
-                f"{plan.batches[-1].id} were decoded or told apart; nothing of them is written"
+                f"{plan.batches[-1].id} were decoded or told apart; nothing of them is written; if "
+                f"rows were removed from the raw table, make the tables anew with sfpubsub tables "
+                f"rebuild"
             )
         return decoded
 
@@ -303,8 +307,9 @@ class EventTables:
         found = self._steps.identity()
         last = self._newest.last if self._newest is not None else None
         if found and self._newest is not None:
-            there = last is None or bool(self._raw.named([last.id]))
-            Identity.from_record(found, self.target.place).check(identity, there=there)
+            Identity.from_record(found, self.target.place).check(
+                identity, lambda: last is None or bool(self._raw.named([last.id]))
+            )
         if found != identity.record():
             self._steps.claim(identity.record())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,14 +62,14 @@ class Identity:
             f"target"
         )
 
-    def check(self, now: Identity, *, there: bool) -> None:
+    def check(self, now: Identity, is_there: Callable[[], bool]) -> None:
         """Make sure that tables made of this may go on with what is named now.
 
         A raw table that was moved is the same one: it has its id, and the last batch that was read.
 
         Args:
             now: What is named now.
-            there: Whether the last raw batch that was read is in the raw table named now.
+            is_there: Says whether the last raw batch that was read is in the raw table named now.
 
         Raises:
             ConfigurationError: They may not.
@@ -81,9 +81,9 @@ class Identity:
             )
         same_id = now.id == self.id
         moved = os.path.realpath(now.raw) != os.path.realpath(self.raw)
-        if self.format == now.format and same_id and (there or not moved):
-            return
         if self.format == now.format and same_id:
+            if not moved or is_there():
+                return
             raise ConfigurationError(
                 f"these tables were made of {self.raw}, and {now.raw} does not have the last batch "
                 f"that was read there: name that table where it is now, or another target"

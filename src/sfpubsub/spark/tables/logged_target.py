@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own_session
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
 
@@ -39,10 +40,13 @@ class LoggedTarget(Target):
         settings: What the format needs of the session.
 
     Raises:
-        ConfigurationError: Another process writes there, or the directory cannot be made.
+        ConfigurationError: Another process writes there, or the directory cannot be made, or Spark
+            does not know the file system.
     """
 
     def __init__(self, spark: SparkSession, place: Place, settings: Mapping[str, str]) -> None:
+        if place.local is None and not place.in_catalog:
+            check_file_system(spark, place.address)
         super().__init__(own_session(spark, {**_SETTINGS, **settings}), place)
         self._tables: dict[str, TargetTable] = {}
         self._lock = RLock()

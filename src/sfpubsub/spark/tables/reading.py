@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.avro.columns import BATCH, UNDECODABLE
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.runtime.session import first_line
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
 from sfpubsub.spark.tables.parquet_target import read_parquet
 from sfpubsub.spark.tables.target import Place
@@ -36,9 +38,12 @@ def read_typed(
     place = Place.parse(tables, format)
     if place.format == "parquet" and place.local is not None:
         return read_parquet(spark, place.local / name)
-    if place.in_catalog:
-        return spark.read.table(place.of(name))
-    return spark.read.format(place.format).load(place.of(name))
+    try:
+        if place.in_catalog:
+            return spark.read.table(place.of(name))
+        return spark.read.format(place.format).load(place.of(name))
+    except AnalysisException as error:
+        raise ConfigurationError(f"{place.of(name)} cannot be read: {first_line(error)}") from error
 
 
 def read_undecodable(
