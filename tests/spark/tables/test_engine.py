@@ -22,11 +22,16 @@ from sfpubsub.spark.tables import engine as engine_module
 from sfpubsub.spark.tables import parquet_target, planning
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded
 from sfpubsub.spark.tables.engine import EventTables, StepReport
+from sfpubsub.spark.tables.steps import StepTable
 from sfpubsub.stores.schema_store import schema_file_name
 from tests.avro.schemas import schema_text
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.raw_world import ACCOUNT, ORDER, ORDER_2, RECEIVED, TOPIC, Raw
+
+
+# A table format's commits take their time: what is tried with both is tried there by others too.
+BOTH = ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def logged(spark, tmp_path) -> Raw:
     return Raw(spark, tmp_path / "raw", to_format=TABLE_FORMAT)
 
 
-@pytest.mark.parametrize("to_format", ["parquet", TABLE_FORMAT])
+@pytest.mark.parametrize("to_format", BOTH)
 def test_counts_are_equal_across_types_versions_and_bad_events(spark, tmp_path, to_format):
     """Each event is a row of its type or of `_undecodable`; later batches, types and versions add
     to what is there."""
@@ -148,10 +153,10 @@ def test_a_step_into_a_table_format_is_done_again_from_its_plan(logged):
         with death_at(moment, (kind, "append")), pytest.raises(Died):
             logged.make(schema_patience=0)
     logged.store.put(ORDER, schema_text(ORDER))
-    with logged.tables() as tables:
-        tables.step()
-        assert tables.target.table("Order_Event__e").exists()
+    with death_at(0, (StepTable, "add")), pytest.raises(Died):  # in front of the next plan
+        logged.make()
     assert logged.seqs("AccountChangeEvent") == [4, 5, 6]
+    assert logged.seqs(UNDECODABLE_NAME) == [0, 1, 2, 3, 7]
     logged.make()
     logged.check()
 
@@ -230,6 +235,7 @@ def set_back(raw: Raw, version: str | None) -> None:
     table.manageSnapshots().setCurrentSnapshot(int(version or 0)).commit()
 
 
+@pytest.mark.slow
 def test_files_do_not_give_rows_back(spark, tmp_path):
     """They say so, and are made anew on request."""
     raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT)
@@ -246,7 +252,7 @@ def test_files_do_not_give_rows_back(spark, tmp_path):
     assert raw.seqs("Order_Event__e") == [0, 1, 2]
 
 
-@pytest.mark.parametrize("to_format", ["parquet", TABLE_FORMAT])
+@pytest.mark.parametrize("to_format", BOTH)
 def test_tables_are_made_anew(spark, tmp_path, to_format):
     """All of them, with what was undecodable for lack of a schema; a death on the way is made up
     for by the next start."""
