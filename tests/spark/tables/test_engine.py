@@ -29,7 +29,6 @@ from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.raw_world import ACCOUNT, ORDER, ORDER_2, RECEIVED, TOPIC, Raw
 
-
 # A table format's commits take their time: what is tried with both is tried there by others too.
 BOTH = ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)]
 
