@@ -5,8 +5,10 @@
 #
 #   scripts/crash_matrix.sh [KILLS [SEED [FORMAT …]]]     by default 243 kills, a new seed, all formats
 #
-# Once through the matrix of one format is 27 kills, so kills are rounded up to that. Takes about
-# 20 s a kill. Iceberg runs in an environment of its own. The last line of each stream is its report.
+# Once through the matrix of one format is 27 kills, so kills are rounded up to that; then come 15 of
+# `sfpubsub tables` into tables of the format, which must be what an independent reference makes of
+# the raw rows. Takes about 20 s a kill. Iceberg runs in an environment of its own. The last line of
+# each stream is its report.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
@@ -35,6 +37,8 @@ for ((round = 1; round <= rounds; round++)); do
       "$python" -m tests.faults.matrix "$format" "$source" "$directory/$round-$format-$source" \
         --kills "$count" --seed "$((seed + round))" --python "$spark_python" || status=1
     done
+    "$spark_python" -m tests.faults.tables_matrix "$format" "$directory/$round-$format-tables" \
+      --kills 15 --seed "$((seed + round))" || status=1
   done
 done
 if [ "$status" -eq 0 ]; then

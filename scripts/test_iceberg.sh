@@ -11,8 +11,9 @@ prepare_iceberg
 if [ "$*" = --smoke ]; then
   set -- tests/spark/raw/test_iceberg.py -q -k "table_of_a_catalog or streaming_source"
 elif [ $# -eq 0 ]; then
-  set -- tests/spark/raw/test_logged.py tests/spark/raw/test_iceberg.py tests/spark/runtime/test_runtimes.py \
-    tests/spark/ingest/test_stopped_writer.py
+  set -- tests/spark/raw/test_logged.py tests/spark/raw/test_iceberg.py \
+    tests/spark/runtime/test_runtimes.py tests/spark/ingest/test_stopped_writer.py \
+    tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py
 fi
 # PySpark 4.1 leaves sockets to the garbage collector; 4.2 does not.
 exec "$iceberg_python" -m pytest -p no:cacheprovider -W ignore::ResourceWarning \
