@@ -1,0 +1,91 @@
+"""What is written down of steps, and of what tables are made. Needs no Spark session."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.batches import RawBatch
+from sfpubsub.spark.tables.identity import Identity, event_names
+from sfpubsub.spark.tables.steps import StepPlan
+from sfpubsub.spark.tables.target import Place
+
+PLAN = StepPlan(
+    7,
+    "rows",
+    batches=(RawBatch("b1", "2026-11-21"), RawBatch("b2", "2026-11-22")),
+    last=RawBatch("b2", "2026-11-22"),
+    version="12",
+    schema_ids=("s1", "s2"),
+    types=("Order_Event__e",),
+    rows=3,
+    size=400,
+    undecodable=True,
+    pending=(RawBatch("b0", "2026-11-21"),),
+)
+PLACE = Place.parse("/data/tables", "parquet")
+
+
+def test_a_plan_is_read_as_it_was_written():
+    """A step is done again from its plan, by another process: all of it must come back."""
+    assert StepPlan.from_json(PLAN.to_json(), "here") == PLAN
+    first = StepPlan(1, "rebuild")
+    assert StepPlan.from_json(first.to_json(), "here") == first
+    assert first.attempt != StepPlan(1, "rebuild").attempt
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"v": 2}, {"batches": "b1"}, {"more": 1}, {"last": {"id": "b2"}}],
+)
+def test_a_plan_of_another_version_is_refused(change):
+    """Rather than done in part."""
+    record = {**json.loads(PLAN.to_json()), **change}
+    with pytest.raises(ConfigurationError, match="the steps of here cannot be read"):
+        StepPlan.from_json(json.dumps(record), "here")
+    with pytest.raises(ConfigurationError, match="the steps of here cannot be read"):
+        StepPlan.from_json("{", "here")
+
+
+ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
+
+
+@pytest.mark.parametrize(
+    ("now", "is_there", "refusal"),
+    [
+        (ROWS, False, None),  # where it was: not even looked for
+        (Identity("parquet", "/data/../data/raw", ROWS.id), False, None),
+        (Identity("parquet", "/moved", ROWS.id), True, None),
+        (Identity("parquet", "/moved", ROWS.id), False, "does not have the last batch"),
+        (Identity("parquet", "/data/raw", "topic /event/B__e"), True, "are made of /data/raw"),
+        (Identity("delta", "/data/raw", ROWS.id), True, "are made of /data/raw"),
+        (Identity("parquet", "/data/raw", ROWS.id, ("Account",)), True, "made of all objects"),
+    ],
+)
+def test_whose_tables_go_on(now, is_there, refusal):
+    """The same raw table wherever it is, and no other; with the same objects."""
+    kept = Identity.from_record(json.loads(json.dumps(ROWS.record())), PLACE)
+    assert kept == ROWS
+    if refusal is None:
+        kept.check(now, lambda: is_there)
+    else:
+        with pytest.raises(ConfigurationError, match=refusal):
+            kept.check(now, lambda: is_there)
+
+
+@pytest.mark.parametrize("record", [{}, {**ROWS.record(), "v": 9}])
+def test_an_identity_of_another_version_is_refused(record):
+    """Rather than taken for one's own."""
+    with pytest.raises(ConfigurationError, match="not of this version"):
+        Identity.from_record(record, PLACE)
+
+
+def test_objects_stand_for_their_change_events():
+    """And names of event types for themselves."""
+    assert event_names(["Account", "My__c", "Order_Event__e"]) >= {
+        "AccountChangeEvent",
+        "My__ChangeEvent",
+        "Order_Event__e",
+    }
