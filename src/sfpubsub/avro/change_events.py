@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from sfpubsub.avro.bitmaps import ChangeSchema
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER
+from sfpubsub.avro.text_diffs import patched
 from sfpubsub.errors import DecodeError, LocalProtocolError
 
 # A unified diff whose header names no files, only the hash of the new text.
@@ -50,6 +51,18 @@ class TextDiff:
         """Return *text* as a diff, or None when it does not begin as one."""
         match = _TEXT_DIFF.match(text)
         return None if match is None else cls(text, match[1])
+
+    def apply(self, old: str) -> str | None:
+        """Return the new text, made of the old one.
+
+        Args:
+            old: The text before the change.
+
+        Returns:
+            None when the diff does not fit *old*, or the result's hash is not `sha256`: read the
+            record from the org then.
+        """
+        return patched(old, self.diff, self.sha256)
 
 
 @dataclass(frozen=True)

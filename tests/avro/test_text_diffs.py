@@ -1,0 +1,58 @@
+"""Diffs of large texts, applied to the text that is known."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import random
+
+import pytest
+
+from sfpubsub import TextDiff
+
+
+def diff_of(old: str, new: str, *, lines: int = 3) -> TextDiff:
+    """What the service sends, made with Python's own diff."""
+    made = difflib.unified_diff(old.split("\n"), new.split("\n"), lineterm="", n=lines)
+    digest = hashlib.sha256(new.encode()).hexdigest()
+    hunks = "\n".join(list(made)[2:])
+    found = TextDiff.parse(f"--- \n+++ {digest}\n{hunks}")
+    assert found is not None
+    return found
+
+
+def test_a_diff_makes_the_new_text():
+    """Random changes of random texts, with all kinds of ends: what `apply` returns is the text."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(300):
+        old = [rng.choice(["", "a", "b", " c", "-d", "+e", "@@", "\\"]) for _ in range(12)]
+        new = list(old)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(new) + 1)
+            new[place : place + rng.randint(0, 2)] = rng.choice([[], ["x"], ["", "z"]])
+        before, after = "\n".join(old), "\n".join(new)
+        if before != after:
+            diff = diff_of(before, after, lines=rng.choice([0, 1, 3]))
+            assert diff.apply(before) == after, f"seed {seed}"
+
+
+def test_a_diff_of_another_text_makes_nothing():
+    """Where the known text is not the one that the service compared with, nothing is guessed."""
+    diff = diff_of("a\nb\nc", "a\nB\nc")
+    assert diff.apply("a\nb\nc") == "a\nB\nc"
+    assert diff.apply("a\nx\nc") is None
+    assert diff.apply("") is None
+    assert diff.apply("a\nb\nc\nd") is None, "it fits, and the hash tells"
+
+
+@pytest.mark.parametrize(
+    "hunks",
+    ["", "nonsense", "@@ -9,1 +9,1 @@\n-a\n+b", "@@ -1,3 +1,3 @@\n-a", "@@ -2 +2 @@\n a\n@@ -1 +1 @@\n a"],
+)
+def test_a_broken_diff_makes_nothing(hunks):
+    """A diff that nobody can apply is no text and no error."""
+    diff = TextDiff.parse(f"--- \n+++ 00\n{hunks}")
+    assert diff is not None
+    assert diff.apply("a\nb") is None
