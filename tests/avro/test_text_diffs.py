@@ -49,7 +49,13 @@ def test_a_diff_of_another_text_makes_nothing():
 
 @pytest.mark.parametrize(
     "hunks",
-    ["", "nonsense", "@@ -9,1 +9,1 @@\n-a\n+b", "@@ -1,3 +1,3 @@\n-a", "@@ -2 +2 @@\n a\n@@ -1 +1 @@\n a"],
+    [
+        "",
+        "nonsense",
+        "@@ -9,1 +9,1 @@\n-a\n+b",
+        "@@ -1,3 +1,3 @@\n-a",
+        "@@ -2 +2 @@\n b\n@@ -1 +1 @@\n a",
+    ],
 )
 def test_a_broken_diff_makes_nothing(hunks):
     """A diff that nobody can apply is no text and no error."""

@@ -223,6 +223,49 @@ def _places(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
     return found
 
 
+def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return where a table has the fields of one schema, and the parts of its compound ones.
+
+    Args:
+        schema_json: One of those that *columns* were merged of.
+        columns: The table's.
+
+    Returns:
+        By field, and by ``Parent.Child`` as in a change event's lists: the column, and the names
+        inside of it that lead to the value.
+    """
+    own = _columns(schema_json)
+    places = _places([pa.field(column.name, column.type) for column in own], columns)
+    targets = {field.name.lower(): field for field in columns}
+    shapes = dict(zip((s := shape_of(schema_json)).type.names, s.children, strict=True))
+    found: dict[str, tuple[str, ...]] = {}
+    for column, place in zip(own, places, strict=True):
+        if len(column.path) == 1:  # else it is of the header
+            (name,), target = column.path, targets[place]
+            found[name] = (target.name,)
+            for part, path in _parts_of(shapes[name], column.type, target.type):
+                found[f"{name}.{part}"] = (target.name, *path)
+    return found
+
+
+def _parts_of(
+    shape: Shape, own: pa.DataType, target: pa.DataType
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the names of a compound value's parts, and where they are in the table's struct."""
+    shape = _inside(shape)
+    if shape.kind not in ("record", "union"):
+        return
+    names = {field.name.lower(): field for field in target}
+    inner = [names[place] for place in _places(own, target)]
+    for number, child in enumerate(shape.children):
+        if shape.kind == "record":
+            yield shape.type.field(number).name, (inner[number].name,)
+        elif _inside(child).kind == "record":  # the first one, as in bitmaps
+            for part, path in _parts_of(child, own.field(number).type, inner[number].type):
+                yield part, (inner[number].name, *path)
+            return
+
+
 @dataclass(frozen=True)
 class Plan:
     """How rows of one event type are decoded. Travels to executors."""
