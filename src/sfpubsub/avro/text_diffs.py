@@ -38,6 +38,7 @@ def patched(old: str, diff: str, sha256: str) -> str | None:
 
 
 def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
+    """Put the new lines in the places of the old ones. What these were, the hash tells."""
     new: list[str] = []
     place = 0  # of the next old line
     lines = iter(diff)
@@ -51,18 +52,13 @@ def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
         start = first if count == 0 else first - 1  # a hunk without old lines follows its number
         if not place <= start <= len(old):
             return None
-        new += old[place:start]
-        hunk = list(_hunk(lines, count, int(match[4] or 1)))
-        before = [text for mark, text in hunk if mark != "+"]
-        if old[start : start + count] != before or len(before) != count:
-            return None
-        new += [text for mark, text in hunk if mark != "-"]
+        new += [*old[place:start], *_new_lines(lines, count, int(match[4] or 1))]
         place = start + count
     return new + old[place:]
 
 
-def _hunk(lines: Iterator[str], olds: int, news: int) -> Iterator[tuple[str, str]]:
-    """Yield the lines of one hunk with their marks, until it has as many as it says."""
+def _new_lines(lines: Iterator[str], olds: int, news: int) -> Iterator[str]:
+    """Yield the new lines of one hunk, until it has as many lines as it says."""
     while olds > 0 or news > 0:
         line = next(lines, None)
         if line is None:
@@ -72,4 +68,5 @@ def _hunk(lines: Iterator[str], olds: int, news: int) -> Iterator[tuple[str, str
             continue
         olds -= mark != "+"
         news -= mark != "-"
-        yield mark, line[1:]
+        if mark != "-":
+            yield line[1:]

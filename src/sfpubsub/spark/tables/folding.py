@@ -1,0 +1,207 @@
+"""Rows in and rows out of `Fold`: the changes of many records, as Arrow data, on an executor.
+
+Needs no Spark. Rows of one record are next to each other: its row of the current table first, if it
+has one, then its changes in order of arrival. Invariant: what comes out depends on these rows and
+on the cues about all records, and not on how they are cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sfpubsub.avro.arrow_types import TIME
+from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, ObjectCue, Reason, Record
+
+# What a current table says of a record beside its fields.
+FLAGS = pa.schema(
+    [
+        ("_is_deleted", pa.bool_()),
+        ("_complete", pa.bool_()),
+        ("_reread", pa.bool_()),
+        ("_reread_reason", pa.string()),
+        ("_commit_timestamp", TIME),
+        ("_commit_number", pa.int64()),
+        ("_sequence_number", pa.int64()),
+        ("_ingest_seq", pa.int64()),
+        ("_change_type", pa.string()),
+    ]
+)
+
+# What a history table has after these.
+VALIDITY = pa.schema([("valid_from", TIME), ("valid_to", TIME)])
+
+# What `fold_rows` takes beside the record's id, its fields and `FLAGS`.
+CHANGES = pa.schema(
+    [
+        ("_is_change", pa.bool_()),  # else it is a row of the current table
+        ("_changed", pa.list_(pa.string())),
+        ("_diffs", pa.list_(pa.string())),
+    ]
+)
+
+# What it yields beside these: what a row is for, and whether commit numbers have started anew.
+KIND = pa.schema([("_kind", pa.string()), ("_renumbered", pa.bool_())])
+
+CURRENT, VERSION, CUE = "current", "version", "cue"
+
+# Rows of one batch that is yielded: some hundred KiB of an object with a hundred fields.
+_BATCH_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How rows of one object are folded. Travels to executors."""
+
+    fields: Fields
+    types: pa.Schema
+    """Of the columns of `fields`."""
+    about_all: Sequence[ObjectCue]
+    """Of the same step, in order of arrival."""
+    with_versions: bool
+    """Whether there is a history table."""
+
+    @property
+    def input(self) -> pa.Schema:
+        """What `fold_rows` takes, in any order."""
+        return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *CHANGES])
+
+    @property
+    def output(self) -> pa.Schema:
+        """What it yields."""
+        return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *VALIDITY, *KIND])
+
+
+def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.RecordBatch]:
+    """Fold the changes of each record over its row.
+
+    Args:
+        rows: Of `Folding.input`, sorted by record, `_is_change` and `_ingest_seq`.
+        folding: How.
+
+    Yields:
+        Batches of `Folding.output`. Of each record with changes its new row (`CURRENT`) and a row
+        for each reason to read it again (`CUE`, which stands in ``_reread_reason``); where there is
+        a history table also its rows (`VERSION`): the one before, which has an end now, and one for
+        each change that was laid over.
+    """
+    made: list[tuple[Any, ...]] = []
+    for record_id, before, changes in _by_record(rows, folding.fields.columns):
+        made += _folded(record_id, before, changes, folding)
+        if len(made) >= _BATCH_ROWS:
+            yield _batch(made, folding.output)
+            made = []
+    if made:
+        yield _batch(made, folding.output)
+
+
+def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(found, kind) for found, kind in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _by_record(
+    rows: Iterable[pa.RecordBatch], fields: Sequence[str]
+) -> Iterator[tuple[str, Record | None, list[Change]]]:
+    record_id: str | None = None
+    before: Record | None = None
+    changes: list[Change] = []
+    for batch in rows:
+        for found_id, row in _rows(batch, fields):
+            if found_id != record_id:
+                if record_id is not None:
+                    yield record_id, before, changes
+                record_id, before, changes = found_id, None, []
+            if isinstance(row, Record):
+                before = row
+            else:
+                changes.append(row)
+    if record_id is not None:
+        yield record_id, before, changes
+
+
+def _rows(batch: pa.RecordBatch, fields: Sequence[str]) -> Iterator[tuple[str, Record | Change]]:
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    values = zip(*(columns[name] for name in fields), strict=True)
+    for number, (record_id, found) in enumerate(zip(columns["record_id"], values, strict=True)):
+        row = {name: columns[name][number] for name in (*FLAGS.names, *CHANGES.names)}
+        yield record_id, _change(row, found) if row["_is_change"] else _record(row, found)
+
+
+def _change(row: Mapping[str, Any], values: Sequence[Any]) -> Change:
+    return Change(
+        row["_change_type"],
+        row["_commit_timestamp"],
+        row["_commit_number"],
+        row["_sequence_number"],
+        row["_ingest_seq"],
+        values,
+        row["_changed"] or (),
+        row["_diffs"] or (),
+    )
+
+
+def _record(row: Mapping[str, Any], values: Sequence[Any]) -> Record:
+    reason = row["_reread_reason"]
+    return Record(
+        values,
+        row["_is_deleted"],
+        row["_complete"],
+        None if reason is None else Reason(reason),
+        row["_commit_timestamp"],
+        row["_commit_number"],
+        row["_sequence_number"],
+        row["_ingest_seq"],
+        row["_change_type"],
+    )
+
+
+def _folded(
+    record_id: str, before: Record | None, changes: Sequence[Change], folding: Folding
+) -> Iterator[tuple[Any, ...]]:
+    fold = Fold(folding.fields, before)
+    cues = [each.cue for each in folding.about_all if record_id.startswith(each.prefix)]
+    place = 0
+    for change in changes:
+        while place < len(cues) and cues[place].ingest_seq < change.ingest_seq:
+            fold.mark(cues[place])
+            place += 1
+        fold.apply(change)
+    for cue in cues[place:]:
+        fold.mark(cue)
+    if fold.record is None:
+        return
+    yield (*_row(record_id, fold.record), None, None, CURRENT, fold.renumbered)
+    nothing = [None] * len(folding.fields.columns)
+    for cue in fold.cues:
+        yield (*_cue(record_id, cue, nothing), None, None, CUE, False)
+    if folding.with_versions and fold.versions:
+        versions = fold.versions if before is None else [before, *fold.versions]
+        ends = [version.commit_timestamp for version in versions[1:]]
+        for version, end in zip(versions, [*ends, None], strict=True):
+            yield (*_row(record_id, version), version.commit_timestamp, end, VERSION, False)
+
+
+def _row(record_id: str, record: Record) -> tuple[Any, ...]:
+    return (
+        record_id,
+        *record.values,
+        record.is_deleted,
+        record.is_complete,
+        record.reread_reason is not None,
+        record.reread_reason,
+        record.commit_timestamp,
+        record.commit_number,
+        record.sequence_number,
+        record.ingest_seq,
+        record.change_type,
+    )
+
+
+def _cue(record_id: str, cue: Cue, nothing: Sequence[None]) -> tuple[Any, ...]:
+    order = (cue.commit_timestamp, None, None, cue.ingest_seq)
+    return (record_id, *nothing, None, None, None, cue.reason, *order, cue.change_type)

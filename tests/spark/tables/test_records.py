@@ -1,0 +1,175 @@
+"""The fold of records, without Spark: against a slow reading, and against the truth of an org."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sfpubsub.avro.columns import Plan, columns_of, decode_rows, merge, paths_of
+from sfpubsub.spark.tables.folding import CURRENT, VERSION, Folding, fold_rows
+from sfpubsub.spark.tables.records import Cue, Fields, ObjectCue, Reason
+from tests.avro.test_columns import raw_rows
+from tests.spark.tables.change_streams import FIELDS, Org, Published, arrivals, schema_text
+from tests.spark.tables.slow_records import SlowTables, pruned, truth
+
+SCHEMAS = {f"v{version}": schema_text("AccountChangeEvent", version) for version in (0, 1)}
+HEADER = ["_is_deleted", "_complete", "_reread", "_reread_reason", "_commit_timestamp"]
+HEADER += ["_commit_number", "_sequence_number", "_ingest_seq", "_change_type"]
+
+
+def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> tuple[pa.Table, Any]:
+    """Rows of a typed table, and its plan."""
+    columns = pa.schema([])
+    for text in schemas.values():
+        columns = merge(columns, columns_of(text))
+    plan = Plan(schemas, columns)
+    raw = raw_rows(*[(f"v{event.version}", event.payload) for event in events])
+    numbers = pa.array(range(first, first + len(events)), pa.int64())
+    raw = raw.set_column(raw.schema.get_field_index("ingest_seq"), "ingest_seq", numbers)
+    return pa.Table.from_batches(decode_rows([raw], plan), plan.output), plan
+
+
+class Tables:
+    """Current, history and queue, kept by `fold_rows`, step by step."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.schemas = {"v0": SCHEMAS["v0"]}
+        self.current: dict[str, dict[str, Any]] = {}
+        self.history: dict[tuple[str, int], dict[str, Any]] = {}
+        self.queue: list[tuple[Any, ...]] = []
+        self.renumbered = 0
+
+    def step(self, events: Sequence[Published], rng: random.Random) -> None:
+        for event in events:
+            self.schemas[f"v{event.version}"] = SCHEMAS[f"v{event.version}"]
+        rows, plan = typed(events, self.seen, self.schemas)
+        self.seen += len(events)
+        known = [paths_of(text, plan.columns) for text in plan.schemas.values()]
+        names = sorted({path[0] for paths in known for path in paths.values()})
+        types = pa.schema([plan.columns.field(name) for name in names])
+        about_all = list(self.about_all(rows.sort_by("ingest_seq").to_pylist()))
+        folding = Folding(Fields.of(names, known), types, about_all, with_versions=True)
+        changes = list(self.changes(rows.to_pylist(), names))
+        touched = {row["record_id"] for row in changes}
+        base = [{**row, "_is_change": False} for i, row in self.current.items() if i in touched]
+        order = sorted(
+            [*base, *changes], key=lambda r: (r["record_id"], r["_is_change"], r["_ingest_seq"])
+        )
+        table = pa.Table.from_pylist(order, folding.input)
+        batches = table.to_batches(max_chunksize=rng.choice([1, 3, 1000]))
+        for batch in fold_rows(batches, folding):
+            assert batch.schema == folding.output
+            for row in batch.to_pylist():
+                self.take(row)
+        for row in self.current.values():
+            if row["record_id"] not in touched:
+                for each in about_all:
+                    if row["record_id"].startswith(each.prefix) and not row["_reread"]:
+                        row.update(_reread=True, _reread_reason=each.cue.reason)
+
+    def about_all(self, rows: Sequence[dict[str, Any]]) -> Iterator[ObjectCue]:
+        for row in rows:
+            when = (row["change_type"], row["commit_timestamp"], row["ingest_seq"])
+            for record_id in row["record_ids"] or [None]:
+                found = ObjectCue.of(record_id, Cue(Reason.GAP, *when))
+                if found is not None:
+                    name = f"{found.prefix}*" if found.prefix else None
+                    self.queue.append((name, found.cue.reason, *when))
+                    yield found
+                if row["change_type"] == "GAP_OVERFLOW":
+                    break
+
+    def changes(self, rows: Sequence[dict[str, Any]], names: list[str]) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            for record_id in row["record_ids"]:
+                if record_id.endswith("*") or row["change_type"] == "GAP_OVERFLOW":
+                    continue
+                yield {
+                    "record_id": record_id,
+                    "_is_change": True,
+                    **{name: row[name] for name in names},
+                    **{
+                        f"_{name}": row[name]
+                        for name in ("change_type", "commit_timestamp", "commit_number")
+                    },
+                    "_sequence_number": row["sequence_number"],
+                    "_ingest_seq": row["ingest_seq"],
+                    "_changed": [*row["changed_fields"], *row["nulled_fields"]],
+                    "_diffs": row["diff_fields"],
+                }
+
+    def take(self, row: dict[str, Any]) -> None:
+        kind, record_id = row["_kind"], row["record_id"]
+        if kind == CURRENT:
+            self.renumbered += row["_renumbered"]
+            self.current[record_id] = row
+        elif kind == VERSION:
+            old = self.history.get((record_id, row["_ingest_seq"]), row)
+            self.history[record_id, row["_ingest_seq"]] = {**old, "valid_to": row["valid_to"]}
+        else:
+            names = ("_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
+            self.queue.append((record_id, *(row[name] for name in names)))
+
+
+def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
+    """A row of a table in the form of the slow reading."""
+    known = {name: _milliseconds(row[name]) for name in ("record_id", *HEADER, *more)}
+    fields = {*FIELDS[1], "Amount__c__string"} & row.keys()
+    return {**known, "values": pruned({name: row[name] for name in fields}) or {}}
+
+
+def _milliseconds(value: Any) -> Any:
+    return round(value.timestamp() * 1000) if isinstance(value, datetime) else value
+
+
+def plain_queue(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    found = [tuple(map(_milliseconds, row)) for row in rows]
+    return sorted(found, key=lambda row: (row[4], row[0] or ""))
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_steps_of_any_size_make_what_a_slow_reading_makes(number):
+    """Random streams cut into random steps and batches: current, history and queue are equal to
+    those computed from all events in one go; and a row that claims to be whole is the record.
+    """
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    org = Org(seed)
+    events = arrivals(org, 150)
+    tables, rng, start = Tables(), random.Random(seed), 0
+    while start < len(events):
+        end = start + rng.choice([1, 5, 40])
+        tables.step(events[start:end], rng)
+        start = end
+    slow = SlowTables(events)
+    for record_id, row in slow.current.items():
+        assert plain(tables.current[record_id]) == row
+    assert tables.current.keys() == slow.current.keys()
+    assert plain_queue(tables.queue) == slow.queue
+    key = lambda row: (row["record_id"], row["_ingest_seq"])  # noqa: E731
+    history = [plain(row, ["valid_from", "valid_to"]) for row in tables.history.values()]
+    assert sorted(history, key=key) == sorted(slow.history, key=key)
+    for record_id, row in slow.current.items():
+        if row["_complete"] and not row["_reread"]:
+            assert row["_is_deleted"] == (record_id not in org.live)
+            assert row["values"] == truth({**org.bin, **org.live}[record_id])
+
+
+def test_the_streams_have_everything():
+    """The random test is about all that it says: every reason and every kind of end occurs."""
+    rows, reasons, whole = [], set(), 0
+    for seed in range(30):
+        slow = SlowTables(arrivals(Org(seed), 150))
+        rows += slow.current.values()
+        reasons |= {cue[1] for cue in slow.queue}
+        whole += sum(row["_complete"] and not row["_reread"] for row in slow.current.values())
+    assert reasons == {"gap", "overflow", "diff", "missing_base", "late"}
+    assert {row["_is_deleted"] for row in rows} == {True, False}
+    assert whole > len(rows) / 10
+    assert any("Amount__c__string" in row["values"] for row in rows)
