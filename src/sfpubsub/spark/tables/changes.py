@@ -1,9 +1,11 @@
 """Change events of a raw table as people read them: what changed, and the latest state of records.
 
 Functions from a frame to a frame, which read nothing but what Spark reads when the result is used.
-They run on executors, of a classic session or of Spark Connect. Changes are ordered by the header's
-commit number and sequence number, then by arrival, and never by replay id. Invariant: a record of
-which an event did not say what changed is marked to be read again, until an event has said all.
+They run on executors, of a classic session or of Spark Connect, on tables of any format, and keep
+nothing: current tables (records.py) are what is kept. Changes are ordered by the header's commit
+timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: a
+record of which an event did not say what changed, or when, is marked to be read again, until an
+event has said all.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ _FIELDS = [
 _MAP, _LIST = pa.map_(pa.string(), pa.string()), pa.list_(pa.string())
 
 _RECORD = ("entity_name", "record_id")
-_ORDER = ("commit_number", "sequence_number", "ingest_seq")
+
+# Which of two changes is newer; where it says nothing, arrival does. Commit numbers start lower
+# when an org is moved to another instance (Change Data Capture guide), so the time comes first.
+_AGE = ("commit_timestamp", "commit_number", "sequence_number")
+_ORDER = (*_AGE, "ingest_seq")
 
 
 def change_headers(raw: DataFrame) -> DataFrame:
@@ -104,7 +110,8 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
         than the table, and `state` has what changed since, or ``reread`` is true;
         ``reread``: whether an event did not say what changed, so that `state` may be out of date:
         read the record from the org; ``reread_reason``: that event's change type, or ``DIFF`` for a
-        text of which only the difference was sent, and that `state` leaves out; ``reread_since``:
+        text of which only the difference was sent, and that `state` leaves out, or ``LATE`` for an
+        event that arrived after a newer one, and whose place clocks alone say; ``reread_since``:
         when that was committed;
         and of the newest event ``change_type``, ``commit_number``, ``sequence_number``,
         ``commit_timestamp``, ``ingest_seq``.
@@ -257,8 +264,23 @@ def _since_whole(changes: DataFrame) -> DataFrame:
     """Leave out what came before the last event that made a record known as a whole."""
     whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
     last = f.max(whole).over(Window.partitionBy(*_RECORD))
-    rows = changes.withColumn("whole_at", last)
+    rows = _with_late(changes.withColumn("whole_at", last))
     return rows.where(f.col("whole_at").isNull() | (f.col("at") >= f.col("whole_at")))
+
+
+def _with_late(changes: DataFrame) -> DataFrame:
+    """Add what a record is marked with where an event arrived after a newer one.
+
+    It stays until an event has arrived that made the record known as a whole.
+    """
+    record = Window.partitionBy(*_RECORD)
+    before = record.orderBy("ingest_seq").rowsBetween(Window.unboundedPreceding, -1)
+    age = f.struct(*_AGE)
+    rows = changes.withColumn("is_late", age < f.max(age).over(before))
+    whole_seq = f.coalesce(f.col("whole_at.ingest_seq"), f.lit(-1))
+    late = f.struct("at", f.lit("LATE").alias("change_type"), "commit_timestamp")
+    counts = f.col("is_late") & (f.col("ingest_seq") >= whole_seq)
+    return rows.withColumn("late", f.max(f.when(counts, late)).over(record))
 
 
 def _fold(changes: DataFrame) -> DataFrame:
@@ -282,6 +304,7 @@ def _fold(changes: DataFrame) -> DataFrame:
         "life": f.when(of_type, f.struct("at", deleted)),
         "whole": f.when(f.col("at") == f.col("whole_at"), f.struct("at", "change_type")),
         "gap": f.when(f.col("is_gap"), event),
+        "late": f.col("late"),
         # A text that is no JSON stands for one that is not known.
         "diff": f.when(f.col("text") == "", diff),
     }
@@ -337,7 +360,7 @@ def _result(records: DataFrame) -> DataFrame:
         ),
     )
     mark = f.array_max(f.transform(mine, lambda m: m.gap))
-    rows = records.withColumn("reread", f.array_max(f.array("gap", "diff", mark)))
+    rows = records.withColumn("reread", f.array_max(f.array("gap", "diff", "late", mark)))
     deleted = f.coalesce(f.col("life.deleted"), f.lit(False))
     complete = f.col("whole.change_type").isin("CREATE", "UNDELETE") & f.col("reread").isNull()
     return rows.select(
