@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sfpubsub.avro.columns import Plan, columns_of, decode_rows, merge, paths_of
-from sfpubsub.spark.tables.folding import CURRENT, VERSION, Folding, fold_rows
+from sfpubsub.spark.tables.folding import CUE, CURRENT, VERSION, Folding, fold_rows
 from sfpubsub.spark.tables.records import Cue, Fields, ObjectCue, Reason
 from tests.avro.test_columns import raw_rows
 from tests.spark.tables.change_streams import FIELDS, Org, Published, arrivals, schema_text
@@ -43,7 +43,7 @@ class Tables:
         self.current: dict[str, dict[str, Any]] = {}
         self.history: dict[tuple[str, int], dict[str, Any]] = {}
         self.queue: list[tuple[Any, ...]] = []
-        self.renumbered = 0
+        self.moves: list[tuple[datetime, datetime]] = []
 
     def step(self, events: Sequence[Published], rng: random.Random) -> None:
         for event in events:
@@ -107,14 +107,15 @@ class Tables:
     def take(self, row: dict[str, Any]) -> None:
         kind, record_id = row["_kind"], row["record_id"]
         if kind == CURRENT:
-            self.renumbered += row["_renumbered"]
             self.current[record_id] = row
         elif kind == VERSION:
             old = self.history.get((record_id, row["_ingest_seq"]), row)
             self.history[record_id, row["_ingest_seq"]] = {**old, "valid_to": row["valid_to"]}
-        else:
+        elif kind == CUE:
             names = ("_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
             self.queue.append((record_id, *(row[name] for name in names)))
+        else:
+            self.moves.append((row["valid_from"], row["valid_to"]))
 
 
 def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:

@@ -43,10 +43,10 @@ CHANGES = pa.schema(
     ]
 )
 
-# What it yields beside these: what a row is for, and whether commit numbers have started anew.
-KIND = pa.schema([("_kind", pa.string()), ("_renumbered", pa.bool_())])
+# What it yields beside these: what a row is for.
+KIND = pa.schema([("_kind", pa.string())])
 
-CURRENT, VERSION, CUE = "current", "version", "cue"
+CURRENT, VERSION, CUE, RENUMBERED = "current", "version", "cue", "renumbered"
 
 # Rows of one batch that is yielded: some hundred KiB of an object with a hundred fields.
 _BATCH_ROWS = 1000
@@ -86,7 +86,8 @@ def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.R
         Batches of `Folding.output`. Of each record with changes its new row (`CURRENT`) and a row
         for each reason to read it again (`CUE`, which stands in ``_reread_reason``); where there is
         a history table also its rows (`VERSION`): the one before, which has an end now, and one for
-        each change that was laid over.
+        each change that was laid over. Where commit numbers have started anew, a row with the
+        times of the commits before and after, as its validity (`RENUMBERED`).
     """
     made: list[tuple[Any, ...]] = []
     for record_id, before, changes in _by_record(rows, folding.fields.columns):
@@ -175,15 +176,17 @@ def _folded(
         fold.mark(cue)
     if fold.record is None:
         return
-    yield (*_row(record_id, fold.record), None, None, CURRENT, fold.renumbered)
+    yield (*_row(record_id, fold.record), None, None, CURRENT)
     nothing = [None] * len(folding.fields.columns)
     for cue in fold.cues:
-        yield (*_cue(record_id, cue, nothing), None, None, CUE, False)
+        yield (*_cue(record_id, cue, nothing), None, None, CUE)
+    for span in fold.renumbered:
+        yield (record_id, *nothing, *[None] * len(FLAGS), *span, RENUMBERED)
     if folding.with_versions and fold.versions:
         versions = fold.versions if before is None else [before, *fold.versions]
         ends = [version.commit_timestamp for version in versions[1:]]
         for version, end in zip(versions, [*ends, None], strict=True):
-            yield (*_row(record_id, version), version.commit_timestamp, end, VERSION, False)
+            yield (*_row(record_id, version), version.commit_timestamp, end, VERSION)
 
 
 def _row(record_id: str, record: Record) -> tuple[Any, ...]:

@@ -234,9 +234,9 @@ class Fold:
     """Reasons to read the record again, in order of arrival."""
     versions: list[Record] = field(default_factory=list)
     """The record after each change that was laid over, in order of arrival."""
-    renumbered: bool = False
-    """Whether a newer commit had a lower number: the org was moved to another instance. A record's
-    commits follow one another, so that nothing else brings that about."""
+    renumbered: list[tuple[datetime, datetime]] = field(default_factory=list)
+    """Times of two commits in a row of which the newer one has the lower number: the org was moved
+    to another instance. A record's commits wait for one another, so nothing else does that."""
 
     def apply(self, change: Change) -> None:
         """Take the next change in order of arrival."""
@@ -244,7 +244,8 @@ class Fold:
         if old is not None and change.order < old.order:
             self._doubt(Reason.LATE, change)
             return
-        self.renumbered |= old is not None and _is_renumbered(old, change)
+        if old is not None and _is_renumbered(old, change):
+            self.renumbered.append((old.order[0], change.order[0]))
         self.record, doubt = self._after(change)
         if doubt is not None:
             self._doubt(doubt, change)
