@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial, reduce
 from typing import Any
 
@@ -315,7 +316,7 @@ def _object_cue(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
     }
 
 
-def _milliseconds(time: Any) -> int:
+def _milliseconds(time: datetime) -> int:
     return round(time.timestamp() * 1000)
 
 
