@@ -1,0 +1,175 @@
+"""What a step into a current table costs, by the number of records that the table has.
+
+``python benchmarks/current.py [--records 100000 1000000] [--changes 2000] [--steps 3]``
+
+Makes a Delta table of records of twenty fields for each size, and gives each the same steps in
+turns: updates of records drawn at random, some creates and deletes. Prints one JSON line: seconds a
+step by size (median), the ratio of the largest to the smallest, and for each size what one overflow
+event costs, which marks every record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+
+from sfpubsub.avro.columns import Plan, columns_of
+from sfpubsub.spark.runtime.session import spark_session
+from sfpubsub.spark.tables.current import RecordTables, TypedRows
+from sfpubsub.spark.tables.delta_target import DeltaTarget
+from sfpubsub.spark.tables.folding import FLAGS
+from sfpubsub.spark.tables.target import Place, Target, parquet_of
+
+FIELDS = [f"Field_{number}__c" for number in range(20)]
+START = datetime(2026, 11, 1, tzinfo=UTC)
+TEXTS = {"type": "array", "items": "string"}
+HEADER = {
+    "entityName": "string",
+    "recordIds": TEXTS,
+    "changeType": "string",
+    "commitTimestamp": "long",
+    "commitNumber": "long",
+    "sequenceNumber": "int",
+    "nulledFields": TEXTS,
+    "diffFields": TEXTS,
+    "changedFields": TEXTS,
+}
+SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "AccountChangeEvent",
+        "namespace": "com.sforce.eventbus",
+        "fields": [
+            {
+                "name": "ChangeEventHeader",
+                "type": {
+                    "type": "record",
+                    "name": "ChangeEventHeader",
+                    "fields": [{"name": name, "type": kind} for name, kind in HEADER.items()],
+                },
+            },
+            *({"name": name, "type": ["null", "string"]} for name in FIELDS),
+        ],
+    }
+)
+PLAN = Plan({"s": SCHEMA}, columns_of(SCHEMA))
+# Rows of a file of the table that a step finds, some 20 MiB.
+FILE_ROWS = 100_000
+
+
+def record_id(number: int) -> str:
+    return f"001{number:015d}"
+
+
+def fill(target: Target, records: int) -> None:
+    """Give the current table its records, as earlier steps would have left them."""
+    table = target.table("Account")
+    fields = [pa.field(name, pa.string()) for name in FIELDS]
+    schema = pa.schema([("record_id", pa.string()), *fields, *FLAGS])
+    table.make(schema, merged=True)
+    files = []
+    for first in range(0, records, FILE_ROWS):
+        count = min(FILE_ROWS, records - first)
+        numbers = range(first, first + count)
+        columns = {
+            "record_id": [record_id(number) for number in numbers],
+            **{name: [f"{name} of {number}" for number in numbers] for name in FIELDS},
+            "_is_deleted": [False] * count,
+            "_complete": [True] * count,
+            "_reread": [False] * count,
+            "_reread_reason": [None] * count,
+            "_commit_timestamp": [START] * count,
+            "_commit_number": [1] * count,
+            "_sequence_number": [1] * count,
+            "_ingest_seq": list(numbers),
+            "_change_type": ["CREATE"] * count,
+        }
+        files.append(parquet_of(pa.table(columns, schema=schema)))
+    table.append(files, 1)
+
+
+def changes(rng: random.Random, records: int, count: int, step: int) -> pa.Table:
+    """The typed rows of one step."""
+    kinds = rng.choices(["UPDATE", "CREATE", "DELETE"], [90, 5, 5], k=count)
+    new = iter(range(records + step * count, records + (step + 1) * count))
+    names = [rng.sample(FIELDS, 3) if kind == "UPDATE" else [] for kind in kinds]
+    ids = [record_id(next(new) if k == "CREATE" else rng.randrange(records)) for k in kinds]
+    columns = {
+        "ingest_seq": range(step * count, (step + 1) * count),
+        "record_ids": [[each] for each in ids],
+        "change_type": kinds,
+        "commit_timestamp": [START + timedelta(seconds=step)] * count,
+        "commit_number": range(step * count, (step + 1) * count),
+        "sequence_number": [1] * count,
+        "changed_fields": names,
+        "nulled_fields": [[]] * count,
+        "diff_fields": [[]] * count,
+        **{name: [f"new {step}" if name in said else None for said in names] for name in FIELDS},
+    }
+    types = {field.name: field.type for field in PLAN.output}
+    return pa.table({name: pa.array(column, types[name]) for name, column in columns.items()})
+
+
+def overflow(step: int) -> pa.Table:
+    rows = changes(random.Random(0), 10, 1, step).to_pylist()
+    types = changes(random.Random(0), 10, 1, step).schema
+    rows[0].update(change_type="GAP_OVERFLOW", record_ids=[], changed_fields=[])
+    return pa.Table.from_pylist(rows, types)
+
+
+def take(target: Target, rows: pa.Table, step: int) -> float:
+    frame = target.spark.createDataFrame(rows).persist()
+    frame.count()
+    started = time.perf_counter()
+    typed = TypedRows("AccountChangeEvent", PLAN, frame)
+    RecordTables(target, with_history=False).take([typed], step)
+    seconds = time.perf_counter() - started
+    frame.unpersist()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--records", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--changes", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as directory, spark_session(format="delta") as spark:
+        targets = {}
+        for records in options.records:
+            place = Place.parse(Path(directory, str(records)), "delta")
+            targets[records] = DeltaTarget(spark, place)
+            fill(targets[records], records)
+            take(targets[records], changes(rng, records, options.changes, 2), 2)  # warm up
+        seconds: dict[int, list[float]] = {records: [] for records in targets}
+        for step in range(3, 3 + options.steps):
+            for records, target in targets.items():
+                rows = changes(rng, records, options.changes, step)
+                seconds[records].append(take(target, rows, step))
+        medians = {records: statistics.median(found) for records, found in seconds.items()}
+        last = 3 + options.steps
+        marked = {n: take(target, overflow(last), last) for n, target in targets.items()}
+        for target in targets.values():
+            target.close()
+    sizes = sorted(medians)
+    report = {
+        "changes": options.changes,
+        "seconds": {n: round(s, 2) for n, s in medians.items()},
+        "all": {n: [round(s, 2) for s in found] for n, found in seconds.items()},
+        "ratio": round(medians[sizes[-1]] / medians[sizes[0]], 2),
+        "overflow_seconds": {n: round(s, 2) for n, s in marked.items()},
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
