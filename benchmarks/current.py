@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from sfpubsub.avro.columns import Plan, columns_of
 from sfpubsub.spark.runtime.session import spark_session
+from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.current import RecordTables, TypedRows
-from sfpubsub.spark.tables.delta_target import DeltaTarget
 from sfpubsub.spark.tables.folding import FLAGS
-from sfpubsub.spark.tables.target import Place, Target, parquet_of
+from sfpubsub.spark.tables.target import Target, parquet_of
 
 FIELDS = [f"Field_{number}__c" for number in range(20)]
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -146,8 +146,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, spark_session(format="delta") as spark:
         targets = {}
         for records in options.records:
-            place = Place.parse(Path(directory, str(records)), "delta")
-            targets[records] = DeltaTarget(spark, place)
+            targets[records] = open_target(spark, Path(directory, str(records)), "delta")
             fill(targets[records], records)
             take(targets[records], changes(rng, records, options.changes, 2), 2)  # warm up
         seconds: dict[int, list[float]] = {records: [] for records in targets}

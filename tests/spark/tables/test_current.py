@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.current import QUEUE_NAME, RecordTables, TypedRows, entity_of
-from sfpubsub.spark.tables.delta_target import DeltaTarget
-from sfpubsub.spark.tables.target import Place, Target
+from sfpubsub.spark.tables.target import Target
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.change_streams import Org, Published, arrivals
 from tests.spark.tables.slow_records import SlowTables
@@ -21,8 +21,7 @@ from tests.spark.tables.test_records import SCHEMAS, plain, plain_queue, typed
 
 @pytest.fixture
 def target(spark: SparkSession, tmp_path: Path) -> Iterator[Target]:
-    place = Place.parse(tmp_path / "tables", TABLE_FORMAT)
-    with DeltaTarget(spark, place) as opened:
+    with open_target(spark, tmp_path / "tables", TABLE_FORMAT) as opened:
         yield opened
 
 

@@ -140,15 +140,24 @@ class DeltaTargetTable(LoggedTargetTable):
             transaction.commit(self._parsed(actions), self._manual_update)
         return True
 
-    def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
+    def merge(
+        self,
+        source: DataFrame,
+        on: Sequence[str],
+        step: int,
+        *,
+        replaced: Sequence[str] | None = None,
+    ) -> None:
         """See `TargetTable`."""
         condition = " AND ".join(f"t.`{name}` = s.`{name}`" for name in on)
-        values = self._jvm.java.util.HashMap()
+        values, new = self._jvm.java.util.HashMap(), self._jvm.java.util.HashMap()
         for name in source.columns:
             values[f"`{name}`"] = f"s.`{name}`"
+        for name in replaced or source.columns:
+            new[f"`{name}`"] = f"s.`{name}`"
         with self._errors("was not merged into"), self._numbered(step):
             merging = self._table().alias("t").merge(source._jdf.alias("s"), condition)
-            merging = merging.whenMatched().updateExpr(values)
+            merging = merging.whenMatched().updateExpr(new)
             merging.whenNotMatched().insertExpr(values).execute()
         self._check(step)
 

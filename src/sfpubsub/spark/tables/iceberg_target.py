@@ -136,11 +136,18 @@ class IcebergTargetTable(LoggedTargetTable):
 
             return self._change(stage, step)
 
-    def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
+    def merge(
+        self,
+        source: DataFrame,
+        on: Sequence[str],
+        step: int,
+        *,
+        replaced: Sequence[str] | None = None,
+    ) -> None:
         """See `TargetTable`."""
         name = f"merged_{uuid.uuid4().hex}"
         condition = " AND ".join(f"t.`{column}` = s.`{column}`" for column in on)
-        new = ", ".join(f"t.`{column}` = s.`{column}`" for column in source.columns)
+        new = ", ".join(f"t.`{column}` = s.`{column}`" for column in replaced or source.columns)
         columns = ", ".join(f"`{column}`" for column in source.columns)
         values = ", ".join(f"s.`{column}`" for column in source.columns)
         statement = (

@@ -182,7 +182,14 @@ class ParquetTargetTable(TargetTable):
                 (place / f"part-{number}.parquet").write_bytes(content)
         return True
 
-    def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
+    def merge(
+        self,
+        source: DataFrame,
+        on: Sequence[str],
+        step: int,
+        *,
+        replaced: Sequence[str] | None = None,
+    ) -> None:
         """See `TargetTable`. Not with this format."""
         self._target.check_merge("tables whose rows are replaced")
 

@@ -152,7 +152,14 @@ class TargetTable(ABC):
         """
 
     @abstractmethod
-    def merge(self, source: DataFrame, on: Sequence[str], step: int) -> None:
+    def merge(
+        self,
+        source: DataFrame,
+        on: Sequence[str],
+        step: int,
+        *,
+        replaced: Sequence[str] | None = None,
+    ) -> None:
         """Replace the rows that *source* has by its own, and add those that are new.
 
         Args:
@@ -162,6 +169,8 @@ class TargetTable(ABC):
                 same rows each time.
             on: The columns that tell rows apart; not null, and unique within *source*.
             step: As for `append`.
+            replaced: The columns of rows in the table that get the values of *source*; None for
+                all that it has.
 
         Raises:
             ConfigurationError: The format cannot do that.
