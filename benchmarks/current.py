@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfpubsub.avro.columns import Plan, columns_of
 from sfpubsub.spark.runtime.session import spark_session
@@ -69,6 +70,10 @@ def record_id(number: int) -> str:
     return f"001{number:015d}"
 
 
+def joined(text: str, column: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(pa.scalar(text), column, "")
+
+
 def fill(target: Target, records: int) -> None:
     """Give the current table its records, as earlier steps would have left them."""
     table = target.table("Account")
@@ -78,19 +83,20 @@ def fill(target: Target, records: int) -> None:
     files = []
     for first in range(0, records, FILE_ROWS):
         count = min(FILE_ROWS, records - first)
-        numbers = range(first, first + count)
+        numbers = pa.array(range(first, first + count), pa.int64())
+        digits = pc.utf8_lpad(numbers.cast(pa.string()), 15, "0")
         columns = {
-            "record_id": [record_id(number) for number in numbers],
-            **{name: [f"{name} of {number}" for number in numbers] for name in FIELDS},
-            "_is_deleted": [False] * count,
-            "_complete": [True] * count,
-            "_reread": [False] * count,
-            "_reread_reason": [None] * count,
-            "_commit_timestamp": [START] * count,
-            "_commit_number": [1] * count,
-            "_sequence_number": [1] * count,
-            "_ingest_seq": list(numbers),
-            "_change_type": ["CREATE"] * count,
+            "record_id": joined("001", digits),
+            **{name: joined(f"{name} of ", digits) for name in FIELDS},
+            "_is_deleted": pa.repeat(False, count),
+            "_complete": pa.repeat(True, count),
+            "_reread": pa.repeat(False, count),
+            "_reread_reason": pa.nulls(count, pa.string()),
+            "_commit_timestamp": pa.repeat(START, count),
+            "_commit_number": pa.repeat(1, count),
+            "_sequence_number": pa.repeat(1, count),
+            "_ingest_seq": numbers,
+            "_change_type": pa.repeat("CREATE", count),
         }
         files.append(parquet_of(pa.table(columns, schema=schema)))
     table.append(files, 1)
