@@ -54,6 +54,8 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
     metavar="A,B",
     help="Make tables of these objects and event types alone, such as Account,Order_Event__e.",
 )
+@click.option("--current", is_flag=True, help="Keep a table of each object, one row a record.")
+@click.option("--history", is_flag=True, help="Keep every version of each record, too.")
 @click.option("--follow", is_flag=True, help="Go on with what is written to the raw table.")
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
@@ -64,6 +66,8 @@ def tables(
     format_: str,
     from_format: str | None,
     objects: str | None,
+    current: bool,
+    history: bool,
     follow: bool,
     master: str | None,
     conf: tuple[tuple[str, str], ...],
@@ -113,6 +117,8 @@ def tables(
                 format=format_,
                 raw_format=source_format,
                 objects=[name.strip() for name in objects.split(",")] if objects else [],
+                current=current,
+                history=history,
             )
         )
         if what == "rebuild":

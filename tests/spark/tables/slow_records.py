@@ -20,7 +20,7 @@ LEAVES += ["Name.FirstName", "Name.LastName", "Address.City", "Address.Zip", "Ad
 class SlowRecord:
     """One record, by everything that arrived about it."""
 
-    def __init__(self, record_id: str, events: Sequence[Published]) -> None:
+    def __init__(self, record_id: str, events: Sequence[Published | None]) -> None:
         self.record_id = record_id
         self.counting: list[tuple[int, Published]] = []
         self.flags: list[tuple[bool, bool, str | None]] = []  # after each of those
@@ -28,7 +28,8 @@ class SlowRecord:
         self.deleted = self.complete = False
         self.reason: str | None = None
         for seq, event in enumerate(events):
-            self._arrived(seq, event)
+            if event is not None:
+                self._arrived(seq, event)
 
     def _arrived(self, seq: int, event: Published) -> None:
         head = event.head
@@ -182,13 +183,15 @@ class SlowTables:
     """The current, history and queue tables of one object.
 
     Args:
-        events: All of them, in order of arrival; ``ingest_seq`` is their number.
+        events: All of them, in order of arrival; ``ingest_seq`` is their number. None is an event
+            of another object.
     """
 
-    def __init__(self, events: Sequence[Published]) -> None:
+    def __init__(self, events: Sequence[Published | None]) -> None:
+        known = [(seq, event) for seq, event in enumerate(events) if event is not None]
         ids = {
             each
-            for event in events
+            for _, event in known
             for each in event.head["recordIds"]
             if not each.endswith("*") and event.head["changeType"] != "GAP_OVERFLOW"
         }
@@ -197,7 +200,7 @@ class SlowTables:
         self.history = [row for record in records for row in record.history()]
         self.queue = sorted(
             [(record.record_id, *cue) for record in records for cue in record.cues]
-            + [cue for seq, event in enumerate(events) for cue in _object_cues(seq, event)],
+            + [cue for seq, event in known for cue in _object_cues(seq, event)],
             key=lambda cue: (cue[4], cue[0] or ""),
         )
 

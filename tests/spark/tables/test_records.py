@@ -14,12 +14,11 @@ from sfpubsub.avro.columns import Plan, columns_of, decode_rows, merge, paths_of
 from sfpubsub.spark.tables.folding import CUE, CURRENT, VERSION, Folding, fold_rows
 from sfpubsub.spark.tables.records import Cue, Fields, ObjectCue, Reason
 from tests.avro.test_columns import raw_rows
-from tests.spark.tables.change_streams import FIELDS, Org, Published, arrivals, schema_text
-from tests.spark.tables.slow_records import SlowTables, pruned, truth
+from tests.spark.tables.change_streams import Org, Published, arrivals, schema_text
+from tests.spark.tables.record_world import plain, plain_queue
+from tests.spark.tables.slow_records import SlowTables, truth
 
 SCHEMAS = {f"v{version}": schema_text("AccountChangeEvent", version) for version in (0, 1)}
-HEADER = ["_is_deleted", "_complete", "_reread", "_reread_reason", "_commit_timestamp"]
-HEADER += ["_commit_number", "_sequence_number", "_ingest_seq", "_change_type"]
 
 
 def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> tuple[pa.Table, Any]:
@@ -31,7 +30,8 @@ def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> t
     raw = raw_rows(*[(f"v{event.version}", event.payload) for event in events])
     numbers = pa.array(range(first, first + len(events)), pa.int64())
     raw = raw.set_column(raw.schema.get_field_index("ingest_seq"), "ingest_seq", numbers)
-    return pa.Table.from_batches(decode_rows([raw], plan), plan.output), plan
+    decoded = [batch for _, batch in decode_rows([raw], {"AccountChangeEvent": plan})]
+    return pa.Table.from_batches(decoded, plan.output), plan
 
 
 class Tables:
@@ -116,22 +116,6 @@ class Tables:
             self.queue.append((record_id, *(row[name] for name in names)))
         else:
             self.moves.append((row["valid_from"], row["valid_to"]))
-
-
-def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
-    """A row of a table in the form of the slow reading."""
-    known = {name: _milliseconds(row[name]) for name in ("record_id", *HEADER, *more)}
-    fields = {*FIELDS[1], "Amount__c__string"} & row.keys()
-    return {**known, "values": pruned({name: row[name] for name in fields}) or {}}
-
-
-def _milliseconds(value: Any) -> Any:
-    return round(value.timestamp() * 1000) if isinstance(value, datetime) else value
-
-
-def plain_queue(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    found = [tuple(map(_milliseconds, row)) for row in rows]
-    return sorted(found, key=lambda row: (row[4], row[0] or ""))
 
 
 @pytest.mark.parametrize("number", range(12))

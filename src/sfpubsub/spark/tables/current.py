@@ -10,11 +10,8 @@ what all steps up to it say, and nothing else.
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, reduce
 from typing import Any
@@ -23,9 +20,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from sfpubsub.avro.arrow_types import TIME
-from sfpubsub.avro.columns import Plan, paths_of
+from sfpubsub.avro.columns import paths_of
+from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.tables.decode import UNDECODABLE_NAME
 from sfpubsub.spark.tables.folding import (
     CHANGES,
     CUE,
@@ -37,33 +35,28 @@ from sfpubsub.spark.tables.folding import (
     Folding,
     fold_rows,
 )
-from sfpubsub.spark.tables.records import Cue, Fields, ObjectCue, Reason
-from sfpubsub.spark.tables.target import Target, TargetTable, parquet_of
+from sfpubsub.spark.tables.queue import Queue, object_row
+from sfpubsub.spark.tables.records import RESTORED, Cue, Fields, ObjectCue, Reason
+from sfpubsub.spark.tables.steps import Step
+from sfpubsub.spark.tables.target import Target
 
-_log = logging.getLogger("sfpubsub.spark")
-
-QUEUE_NAME = "_reread"
 HISTORY_SUFFIX = "_history"
 
-QUEUE = pa.schema(
-    [
-        ("entity_name", pa.string()),
-        ("record_id", pa.string()),  # null, or a prefix and an asterisk, for records of an object
-        ("reason", pa.string()),
-        ("change_type", pa.string()),
-        ("commit_timestamp", TIME),
-        ("since_seq", pa.int64()),  # of the event: a read of what was so after it is recent enough
-        ("step", pa.int64()),
-    ]
-)
+# What is kept with tables, by which they are known from typed ones.
+_KINDS = ("current", "history")
 
 _RECORD_ID = pa.schema([("record_id", pa.string())])
 
-# What the queue's table keeps of moves of the org: when commit numbers have started anew.
-_EPOCHS = "number_epochs"
-
 # Columns of a typed table that the fold takes as they are, without what stands before them there.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
+
+# Where a cue is in the columns of `Folding.output`, and in those of the queue.
+_CUE_COLUMNS = {
+    "_reread_reason": "reason",
+    "_change_type": "change_type",
+    "_commit_timestamp": "commit_timestamp",
+    "_ingest_seq": "since_seq",
+}
 
 # A change event's name without this is its object's, but for a custom object's suffix.
 _EVENT = "ChangeEvent"
@@ -77,18 +70,10 @@ def entity_of(event_type: str) -> str | None:
     return f"{name}c" if name.endswith("__") else name
 
 
-@dataclass(frozen=True)
-class TypedRows:
-    """The rows of one step in the typed table of one change event type."""
-
-    event_type: str
-    plan: Plan
-    rows: DataFrame
-    """A frame of `Target.spark` that yields the same rows whenever it is evaluated."""
-
-
 class RecordTables:
     """The current tables of one target, with the queue and, if asked for, the history tables.
+
+    A `sfpubsub.spark.tables.steps.Follower`. Not thread-safe.
 
     Args:
         target: Where they are.
@@ -102,73 +87,137 @@ class RecordTables:
         target.check_merge("current and history tables")
         self._target = target
         self._with_history = with_history
+        self._queue = Queue(target)
 
-    def take(self, types: Iterable[TypedRows], step: int) -> None:
-        """Take the changes of one step. Can die and begin again with the same rows.
+    @classmethod
+    def of(cls, target: Target, *, current: bool, history: bool) -> RecordTables | None:
+        """Return what makes the tables that are asked for, or that are there already.
 
-        Args:
-            types: Those that have rows in the step; other than change events are left out.
-            step: Its number.
+        A target that has them goes on having them: they would be wrong after a step without them.
+        """
+        if current or history:
+            target.check_merge("current and history tables")
+        elif not target.can_merge:
+            return None
+        queue = Queue(target)
+        there = queue.exists()
+        if not (current or history or there):
+            return None
+        return cls(target, with_history=history or (there and queue.has_history()))
+
+    def follow(self, step: Step) -> None:
+        """See `Follower`."""
+        number = step.plan.number
+        if step.plan.kind == "rebuild":
+            self._clear(number)
+            return
+        self._check(number)
+        if step.plan.kind == "forget":
+            return
+        unreadable = self._unreadable(step)
+        objects, orphans = [], []
+        for name in dict.fromkeys([*step.plan.types, *unreadable]):
+            entity = entity_of(name)
+            if entity is None:
+                continue
+            if not self._target.table(name).exists():
+                # None of its events could ever be decoded, so there are no records to be marked.
+                orphans += [object_row(entity, each, number) for each in unreadable[name]]
+                continue
+            found = _Object(self._target, entity, name, step, with_history=self._with_history)
+            found.about_all = unreadable.get(name, [])
+            if found.current.step() < number:
+                objects.append(found)
+        self._take(objects, orphans, number)
+
+    def _take(
+        self, objects: Sequence[_Object], orphans: Sequence[dict[str, Any]], number: int
+    ) -> None:
+        with ExitStack() as cached:
+            for each, cues in zip(objects, _about_all(objects), strict=True):
+                each.about_all = sorted([*each.about_all, *cues], key=lambda c: c.cue.ingest_seq)
+                each.prepare()
+                cached.callback(each.fold().unpersist)
+            if self._queue.step() < number:
+                rows, moves = _cues(objects, number)
+                self._queue.note(moves)
+                self._queue.add([*orphans, *rows], number)
+            for each in objects:
+                each.merge(number)
+
+    def _unreadable(self, step: Step) -> dict[str, list[ObjectCue]]:
+        """Return a cue for each change event that could not be decoded, by event type.
+
+        Which records it is about, nobody can say.
+        """
+        table = self._target.table(UNDECODABLE_NAME)
+        if step.plan.kind != "rows" or table.step() != step.plan.number:
+            return {}
+        rows = table.read().where(f.col("batch").isin(*(each.id for each in step.plan.batches)))
+        rows = rows.where(f.endswith("event_name", f.lit(_EVENT)))
+        found: dict[str, list[ObjectCue]] = {}
+        for row in rows.select("event_name", "ingest_seq").collect():
+            cue = ObjectCue("", Cue(Reason.GAP, None, None, row.ingest_seq))
+            found.setdefault(row.event_name, []).append(cue)
+        return found
+
+    def _check(self, number: int) -> None:
+        """Make the queue with the first step, and make sure that there is nothing missing.
 
         Raises:
-            WriteError: Not all tables have the step.
+            ConfigurationError: The target has had steps without these tables.
         """
-        objects = [_Object(self._target, found, self._with_history) for found in types]
-        objects = [each for each in objects if each.current.step() < step]
-        with ExitStack() as cached:
-            for each in objects:
-                each.prepare()
-            for each, cues in zip(objects, _about_all(objects), strict=True):
-                cached.callback(each.fold(cues).unpersist)
-            self._queue(objects, step)
-            for each in objects:
-                each.merge(step)
-
-    def _queue(self, objects: Sequence[_Object], step: int) -> None:
-        queue = self._target.table(QUEUE_NAME)
-        queue.make(QUEUE)
-        if queue.step() >= step or not objects:
+        there = self._queue.exists()
+        if there and self._queue.has_history() == self._with_history:
             return
-        cues, moves = _cues(objects, step)
-        epochs = json.loads(queue.facts().get(_EPOCHS, "[]"))
-        known = _with_moves(epochs, moves)
-        if known != epochs:
-            queue.make(QUEUE, {**queue.facts(), _EPOCHS: json.dumps(known)})
-        # Without cues, none of the objects that may come again after a crash has any either.
-        if len(cues):
-            queue.append([parquet_of(cues)], step)
+        if number > 1:
+            missing = "history" if there else "current"
+            raise ConfigurationError(
+                f"{self._target.place} has no {missing} tables, and they are made from the first "
+                f"event on: make all tables anew with sfpubsub tables rebuild --{missing}"
+            )
+        self._queue.make(with_history=self._with_history)
+
+    def _clear(self, number: int) -> None:
+        self._queue.make(with_history=self._with_history)
+        for name in self._target.names():
+            table = self._target.table(name)
+            if table.facts().get("kind") in _KINDS:
+                table.delete("true", number)
+        self._queue.clear(number)
 
 
 class _Object:
     """What one step does to the tables of one object."""
 
-    def __init__(self, target: Target, typed: TypedRows, with_history: bool) -> None:
-        entity = entity_of(typed.event_type)
-        if entity is None:
-            raise AssertionError(f"{typed.event_type} is not a change event")
+    def __init__(
+        self, target: Target, entity: str, event_type: str, step: Step, *, with_history: bool
+    ) -> None:
         self.entity = entity
-        self.rows = typed.rows
+        self.rows = step.rows(event_type)
+        self.about_all: Sequence[ObjectCue] = ()
+        self.is_restored = step.plan.kind == "restored"
         self.current = target.table(entity)
         self._history = target.table(f"{entity}{HISTORY_SUFFIX}") if with_history else None
-        paths = [paths_of(text, typed.plan.columns) for text in typed.plan.schemas.values()]
+        plan = step.decoding(event_type)
+        paths = [paths_of(text, plan.columns) for text in plan.schemas.values()]
         names = {place[0] for found in paths for place in found.values()}
-        self._types = pa.schema([each for each in typed.plan.columns if each.name in names])
+        self._types = pa.schema([each for each in plan.columns if each.name in names])
         self._fields = Fields.of(self._types.names, paths)
         self.folded: DataFrame
-        self.about_all: Sequence[ObjectCue] = ()
 
     def prepare(self) -> None:
         """Give the tables the columns that they lack."""
         columns = [*_RECORD_ID, *self._types, *FLAGS]
-        self.current.make(pa.schema(columns), merged=True)
+        self.current.make(pa.schema(columns), {"kind": "current"}, merged=True)
         if self._history is not None:
-            self._history.make(pa.schema([*columns, *VALIDITY]), merged=True)
+            columns += VALIDITY
+            self._history.make(pa.schema(columns), {"kind": "history"}, merged=True)
 
-    def fold(self, about_all: Sequence[ObjectCue]) -> DataFrame:
+    def fold(self) -> DataFrame:
         """Fold the changes. What comes out is computed once, and kept until it is merged."""
-        self.about_all = about_all
         with_versions = self._history is not None
-        folding = Folding(self._fields, self._types, about_all, with_versions)
+        folding = Folding(self._fields, self._types, self.about_all, with_versions)
         rows = self._changes().unionByName(self._before()).repartition("record_id")
         rows = rows.sortWithinPartitions("record_id", "_is_change", "_ingest_seq")
         folded = rows.select(folding.input.names).mapInArrow(
@@ -177,19 +226,23 @@ class _Object:
         self.folded = folded.persist()
         return self.folded
 
-    def merge(self, step: int) -> None:
+    def merge(self, number: int) -> None:
         """Merge what came out, into the current table last."""
         if self._history is not None:
             versions = self.folded.where(f.col("_kind") == VERSION).drop("_kind")
-            self._history.merge(versions, ["record_id", "_ingest_seq"], step, replaced=["valid_to"])
+            self._history.merge(
+                versions, ["record_id", "_ingest_seq"], number, replaced=["valid_to"]
+            )
         rows = self.folded.where(f.col("_kind") == CURRENT).drop("_kind", *VALIDITY.names)
         if self.about_all:
             rows = rows.unionByName(self._marked())
-        self.current.merge(rows, ["record_id"], step)
+        self.current.merge(rows, ["record_id"], number)
 
     def _changes(self) -> DataFrame:
         """Return a row for each change of each record, in the form that is folded."""
         one = self.rows.where(f.col("change_type") != "GAP_OVERFLOW")
+        if self.is_restored:
+            one = one.withColumn("change_type", f.lit(RESTORED))
         one = one.select("*", f.explode("record_ids").alias("record_id"))
         nothing = [
             f.lit(None).cast(field.dataType).alias(field.name)
@@ -250,8 +303,6 @@ def _quoted(name: str) -> Column:
 def _about_all(objects: Sequence[_Object]) -> list[list[ObjectCue]]:
     """Return what the step says of all records of each object. One job for all of them."""
     found: list[list[ObjectCue]] = [[] for _ in objects]
-    if not objects:
-        return found
     ids = f.col("record_ids")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     wild = overflow | (f.size(ids) == 0) | f.exists(ids, lambda each: each.endswith("*"))
@@ -259,8 +310,9 @@ def _about_all(objects: Sequence[_Object]) -> list[list[ObjectCue]]:
     frames = [
         each.rows.where(wild).select(f.lit(number).alias("object"), *columns)
         for number, each in enumerate(objects)
+        if not each.is_restored
     ]
-    for row in reduce(DataFrame.unionAll, frames).orderBy("ingest_seq").collect():
+    for row in reduce(DataFrame.unionAll, frames).collect() if frames else ():
         cue = Cue(Reason.GAP, row.change_type, row.commit_timestamp, row.ingest_seq)
         about = [ObjectCue.of(each, cue) for each in row.record_ids or [None]]
         wanted = [each for each in about if each is not None]
@@ -269,7 +321,9 @@ def _about_all(objects: Sequence[_Object]) -> list[list[ObjectCue]]:
     return found
 
 
-def _cues(objects: Sequence[_Object], step: int) -> tuple[pa.Table, list[tuple[int, int]]]:
+def _cues(
+    objects: Sequence[_Object], number: int
+) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
     """Return the queue's rows of a step, and where commit numbers have started anew.
 
     Computes what is folded, of all objects in one job.
@@ -280,63 +334,20 @@ def _cues(objects: Sequence[_Object], step: int) -> tuple[pa.Table, list[tuple[i
         each.folded.where(wanted).select(f.lit(each.entity).alias("entity_name"), *columns)
         for each in objects
     ]
-    rows: list[Mapping[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     moves = []
-    for found in reduce(DataFrame.unionAll, frames).toArrow().to_pylist():
-        if found["_kind"] == RENUMBERED:
-            span = (found["valid_from"], found["valid_to"])
-            moves.append((_milliseconds(span[0]), _milliseconds(span[1])))
-            continue
-        named = {new: found[old] for old, new in _CUE_COLUMNS.items()}
-        rows.append({**found, **named, "step": step})
+    found = reduce(DataFrame.unionAll, frames).toArrow().to_pylist() if frames else []
+    for row in found:
+        if row["_kind"] == RENUMBERED:
+            moves.append((_milliseconds(row["valid_from"]), _milliseconds(row["valid_to"])))
+        else:
+            named = {new: row[old] for old, new in _CUE_COLUMNS.items()}
+            kept = {name: row[name] for name in ("entity_name", "record_id")}
+            rows.append({**kept, **named, "step": number})
     for each in objects:
-        rows += [_object_cue(each.entity, about, step) for about in each.about_all]
-    rows.sort(key=lambda row: (row["since_seq"], row["record_id"] or ""))
-    return pa.Table.from_pylist(rows, QUEUE), moves
-
-
-# Where a cue is in the columns of `Folding.output`, and in those of the queue.
-_CUE_COLUMNS = {
-    "_reread_reason": "reason",
-    "_change_type": "change_type",
-    "_commit_timestamp": "commit_timestamp",
-    "_ingest_seq": "since_seq",
-}
-
-
-def _object_cue(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
-    return {
-        "entity_name": entity,
-        "record_id": f"{about.prefix}*" if about.prefix else None,
-        "reason": about.cue.reason,
-        "change_type": about.cue.change_type,
-        "commit_timestamp": about.cue.commit_timestamp,
-        "since_seq": about.cue.ingest_seq,
-        "step": step,
-    }
+        rows += [object_row(each.entity, about, number) for about in each.about_all]
+    return rows, moves
 
 
 def _milliseconds(time: datetime) -> int:
     return round(time.timestamp() * 1000)
-
-
-def _with_moves(epochs: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the known beginnings of numbers with those that *moves* tell of, and say the new ones.
-
-    Args:
-        epochs: Commit timestamps in milliseconds.
-        moves: Of records whose numbers went down: the commits before and after.
-    """
-    known = list(epochs)
-    for before, after in sorted(moves, key=lambda move: move[1]):
-        if not any(before < epoch <= after for epoch in known):
-            known.append(after)
-            _log.warning(
-                "commit numbers start anew at commit timestamp %d: the org was moved to another "
-                "instance; changes are ordered by time, and nothing is to be done",
-                after,
-            )
-    return known
-
-
-__all__ = ["QUEUE", "QUEUE_NAME", "RecordTables", "TargetTable", "TypedRows", "entity_of"]

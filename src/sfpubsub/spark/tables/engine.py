@@ -31,6 +31,7 @@ from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_
 from sfpubsub.spark.raw.frames import sql_text
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables import open_target
+from sfpubsub.spark.tables.current import RecordTables
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded, decode
 from sfpubsub.spark.tables.identity import Identity, check_apart, event_names, schemas_of
 from sfpubsub.spark.tables.planning import Planner
@@ -92,6 +93,9 @@ class EventTables:
             tables' own.
         objects: Objects and event types of which tables are made, such as ``Account`` or
             ``Order_Event__e``; all by default. Kept with the tables.
+        current: Whether there are current tables, one row a record, and the queue `_reread`. Delta
+            and Iceberg only. A target that has them goes on having them.
+        history: Whether there are history tables, one row a version, beside current tables.
         schemas: Where the raw table's schemas are; by default in its own sidecar.
         schema_patience: Seconds after its arrival that a row waits for its schema; then it is
             undecodable, until the schema comes.
@@ -113,6 +117,8 @@ class EventTables:
         format: str = "parquet",  # noqa: A002  # Spark's own word
         raw_format: str | None = None,
         objects: Sequence[str] = (),
+        current: bool = False,
+        history: bool = False,
         schemas: SchemaStore | None = None,
         schema_patience: float = SCHEMA_PATIENCE,
         followers: Sequence[Callable[[Target], Follower]] = (),
@@ -136,7 +142,9 @@ class EventTables:
                 patience=schema_patience,
                 clock=clock,
             )
-            self._followers = [make(self.target) for make in followers]
+            records = RecordTables.of(self.target, current=current, history=history)
+            self._followers: list[Follower] = [records] if records is not None else []
+            self._followers += [make(self.target) for make in followers]
             self._unfinished = self._newest is not None
             unless_done.pop_all()
 
@@ -222,7 +230,7 @@ class EventTables:
 
     def _do(self, plan: StepPlan, *, is_new: bool) -> StepReport:
         """Bring every table to a step. What has it already is left alone."""
-        step = _Step(plan, self.target)
+        step = _Step(plan, self.target, self._types)
         with self._errors(f"step {plan.number} of {self.target.place} was not done"):
             if plan.kind in ("rows", "again"):
                 report = StepReport() if not is_new and self._is_added(plan) else self._add(plan)
@@ -324,9 +332,10 @@ class EventTables:
 class _Step:
     """See `sfpubsub.spark.tables.steps.Step`."""
 
-    def __init__(self, plan: StepPlan, target: Target) -> None:
+    def __init__(self, plan: StepPlan, target: Target, types: EventTypes) -> None:
         self.plan = plan
         self.target = target
+        self._types = types
 
     def rows(self, event_type: str) -> DataFrame:
         """See `sfpubsub.spark.tables.steps.Step`."""
@@ -335,6 +344,10 @@ class _Step:
         if self.plan.kind == "again":
             rows = rows.where(f.col("schema_id").isin(*self.plan.schema_ids))
         return rows
+
+    def decoding(self, event_type: str) -> Plan:
+        """See `sfpubsub.spark.tables.steps.Step`."""
+        return self._types.plan(event_type)
 
 
 def _is_one_of(column: str, texts: Sequence[str]) -> str:

@@ -22,6 +22,9 @@ from typing import Any
 
 from sfpubsub.avro.change_events import TextDiff
 
+# A change type of ours, for a change that has vanished from the raw table.
+RESTORED = "RESTORED"
+
 # Before any commit timestamp: that of a change whose header has none that a table can hold.
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -180,7 +183,7 @@ class Cue:
     """A reason to read something from the org again: what the queue has a row for."""
 
     reason: Reason
-    change_type: str
+    change_type: str | None
     commit_timestamp: datetime | None
     ingest_seq: int
     """Of the event that gave the reason: a read of what was so after it is recent enough."""
@@ -241,6 +244,9 @@ class Fold:
     def apply(self, change: Change) -> None:
         """Take the next change in order of arrival."""
         old = self.record
+        if change.change_type == RESTORED:
+            self._doubt(Reason.RESTORED, change)
+            return
         if old is not None and change.order < old.order:
             self._doubt(Reason.LATE, change)
             return

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from sfpubsub.avro.columns import Plan
 from sfpubsub.durable import replace_file
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.batches import RawBatch
@@ -126,6 +127,10 @@ class Step(Protocol):
         the typed table: the same rows each time, also when the step is done again. In no order;
         ``ingest_seq`` is the order of arrival.
         """
+        ...
+
+    def decoding(self, event_type: str) -> Plan:
+        """Return how rows of an event type are decoded: its schemas so far, and its columns."""
         ...
 
 

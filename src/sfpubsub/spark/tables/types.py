@@ -77,6 +77,14 @@ class EventTypes:
             name: Plan(texts, self._plan(name, texts).columns) for name, texts in wanted.items()
         }
 
+    def plan(self, name: str) -> Plan:
+        """Return how rows of an event type are decoded, with all the schemas that it has had.
+
+        Raises:
+            ConfigurationError: A schema that was there is gone.
+        """
+        return self._plans.get(name) or self._saved(name)
+
     def _plan(self, name: str, texts: dict[str, str]) -> Plan:
         table = self._target.table(name)
         plan = self._plans.get(name) or self._saved(name)
