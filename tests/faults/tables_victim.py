@@ -5,7 +5,8 @@ here, in this process, and nothing of them is in what is shipped.
 
 Moments: ``plan``: the nth step is planned, and no table has it. ``append``: the nth time that a
 table is about to take rows; others may have them, or are taking theirs. ``taken``: right behind
-that. ``finish``: all tables have the nth step, and it is not flushed, or not published. ``over``:
+that. ``merge``, ``merged``, ``within``: the nth time that rows of a table are about to be replaced,
+have been, or are being replaced for some tenths of a second. ``finish``: all tables have the nth step, and it is not flushed, or not published. ``over``:
 it is, and the next one is not planned.
 
 Who: ``driver``: this process; ``jvm``: Spark's JVM; ``both``.
@@ -14,7 +15,9 @@ Who: ``driver``: this process; ``jvm``: Spark's JVM; ``both``.
 from __future__ import annotations
 
 import importlib
+import random
 import sys
+import time
 from typing import Any
 
 import sfpubsub.cli.main
@@ -23,6 +26,12 @@ from sfpubsub.spark.tables import engine, steps
 from tests.faults.crash_victim import Killer, _after, _before
 
 MOMENTS = ("plan", "append", "taken", "finish", "over")
+
+# Of current and history tables beside.
+MERGE_MOMENTS = ("merge", "within", "merged")
+
+# Seconds into a merge, which takes some two.
+_WITHIN = (0.1, 2.0)
 
 
 def install(moment: str, killer: Killer, table_format: str) -> None:
@@ -51,6 +60,18 @@ def install(moment: str, killer: Killer, table_format: str) -> None:
         _before(table, "append", now_of_rows)
     elif moment == "taken":
         _after(table, "append", now_of_rows)
+    elif moment == "merge":
+        _before(table, "merge", now)
+    elif moment == "merged":
+        _after(table, "merge", now)
+    elif moment == "within":
+        delay = random.uniform(*_WITHIN)
+
+        def soon(*_arguments: Any, **_options: Any) -> None:
+            if killer.comes():
+                killer.later(lambda: time.sleep(delay))
+
+        _before(table, "merge", soon)
     elif moment == "finish":
         _before(target, "finish", now)
     else:

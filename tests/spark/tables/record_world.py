@@ -36,7 +36,7 @@ class World:
         self.raw = path / "raw"
         self.to = path / "tables"
         self.format = table_format
-        self.schemas = FileSchemaStore(path / "schemas")
+        self.schemas = FileSchemaStore(path / ".raw.sfpubsub" / "_schemas")
         self.written: list[tuple[str, Published]] = []
         """The events of the table with their types; their places are their ``ingest_seq``."""
 
@@ -73,7 +73,7 @@ class World:
 
     def tables(self, **more: Any) -> EventTables:
         """Open the tables."""
-        more = {"format": self.format, "schemas": self.schemas, "history": True, **more}
+        more = {"format": self.format, "history": True, **more}
         return EventTables(self.spark, self.raw, self.to, **more)
 
     def rows(self, name: str) -> list[dict[str, Any]]:

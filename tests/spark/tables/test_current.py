@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark.tables.current import entity_of
+from sfpubsub.spark.tables.engine import EventTables
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.change_streams import Org, Published, arrivals
 from tests.spark.tables.record_world import World
@@ -59,3 +63,60 @@ def test_tables_of_any_steps_are_those_of_a_slow_reading(world, count, steps):
             assert sum(report.batches for report in tables.run()) == 1
     world.check(ACCOUNT, "Account")
     world.check(ORDER, "Order__c")
+
+
+class Died(BaseException):
+    """In place of a kill: nothing catches it."""
+
+
+@contextmanager
+def death_at(moment: int, tables: EventTables) -> Iterator[None]:
+    """Die before or after a commit of a step: 2 n is before the n-th, 2 n + 1 after it."""
+    kind = type(tables.target.table("any"))
+    calls: list[str] = []
+
+    def dying(name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            number = 2 * (len(calls) - 1)
+            if number == moment:
+                raise Died
+            result = real(*args, **kwargs)
+            if number + 1 == moment:
+                raise Died
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("append", "merge"):
+            patch.setattr(kind, name, dying(name, getattr(kind, name)))
+        yield
+
+
+# The commits of a step about one object: plan, typed, queue, history, current.
+@pytest.mark.parametrize(
+    "moments", [(5, 7, 8), pytest.param(range(16), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_a_step_can_die_between_its_commits(world, moments):
+    """The next start does the rest of it, and nothing twice: the tables are those of the slow
+    reading. Each death is one of another step.
+    """
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    events = stream(seed, 40 * (len(moments) + 1))
+    if len(moments) < 16:
+        events = [each for each in events if each[0] == ACCOUNT]
+    size = len(events) // (len(moments) + 1) + 1
+    parts = [events[start : start + size] for start in range(0, len(events), size)]
+    for part, moment in itertools.zip_longest(parts, moments, fillvalue=-1):
+        if part == -1:
+            break
+        world.write(part)
+        with suppress(Died), world.tables() as tables, death_at(moment, tables):
+            list(tables.run())
+    with world.tables() as tables:
+        list(tables.run())
+    world.check(ACCOUNT, "Account")
+    if len(moments) == 16:
+        world.check(ORDER, "Order__c")

@@ -10,14 +10,14 @@ what all steps up to it say, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from sfpubsub.avro.columns import paths_of
@@ -240,34 +240,24 @@ class _Object:
 
     def _changes(self) -> DataFrame:
         """Return a row for each change of each record, in the form that is folded."""
-        one = self.rows.where(f.col("change_type") != "GAP_OVERFLOW")
+        one = self.rows.where("change_type <> 'GAP_OVERFLOW'")
         if self.is_restored:
             one = one.withColumn("change_type", f.lit(RESTORED))
-        one = one.select("*", f.explode("record_ids").alias("record_id"))
-        nothing = [
-            f.lit(None).cast(field.dataType).alias(field.name)
-            for field in spark_schema(FLAGS)
-            if field.name not in _TAKEN
-        ]
-        changed = f.concat("changed_fields", "nulled_fields").alias("_changed")
-        return one.where(~f.endswith("record_id", f.lit("*"))).select(
-            "record_id",
-            *map(_quoted, self._types.names),
-            *(f.col(name.removeprefix("_")).alias(name) for name in _TAKEN),
-            *nothing,
-            f.lit(True).alias("_is_change"),
-            changed,
-            f.col("diff_fields").alias("_diffs"),
+        one = one.selectExpr("*", "explode(record_ids) AS record_id")
+        return one.where("NOT endswith(record_id, '*')").selectExpr(
+            *_quoted(_RECORD_ID.names + self._types.names),
+            *(f"{name.removeprefix('_')} AS {name}" for name in _TAKEN),
+            *_nulls(name for name in FLAGS.names if name not in _TAKEN),
+            "true AS _is_change",
+            "concat(changed_fields, nulled_fields) AS _changed",
+            "diff_fields AS _diffs",
         )
 
     def _before(self) -> DataFrame:
         """Return the rows of the records that the changes are about, in the same form."""
-        nothing = [
-            f.lit(None).cast(field.dataType).alias(field.name) for field in spark_schema(CHANGES)
-        ]
-        names = [*_RECORD_ID.names, *self._types.names, *FLAGS.names]
-        rows = self._current_rows("left_semi").select(*map(_quoted, names), *nothing)
-        return rows.withColumn("_is_change", f.lit(False))
+        return self._current_rows("left_semi").selectExpr(
+            *self._columns, "false AS _is_change", *_nulls(("_changed", "_diffs"))
+        )
 
     def _marked(self) -> DataFrame:
         """Return the rows of all other records that the step has made doubtful.
@@ -275,20 +265,23 @@ class _Object:
         One that is marked stays as it is. Each of these has to be read again, and so written again;
         a reader that leaves out what is marked must not miss them until then.
         """
-        rows = self._current_rows("left_anti").where(~f.col("_reread"))
         reason = f.coalesce(
             *(
                 f.when(f.startswith("record_id", f.lit(each.prefix)), f.lit(str(each.cue.reason)))
                 for each in self.about_all
             )
         )
+        rows = self._current_rows("left_anti").where("NOT _reread")
         rows = rows.withColumn("_reread_reason", reason).where("_reread_reason IS NOT NULL")
-        names = [*_RECORD_ID.names, *self._types.names, *FLAGS.names]
-        return rows.withColumn("_reread", f.lit(True)).select(*map(_quoted, names))
+        return rows.withColumn("_reread", f.lit(True)).selectExpr(*self._columns)
+
+    @property
+    def _columns(self) -> list[str]:
+        return _quoted(_RECORD_ID.names + self._types.names + FLAGS.names)
 
     def _current_rows(self, how: str) -> DataFrame:
-        ids = self.rows.where(f.col("change_type") != "GAP_OVERFLOW")
-        ids = ids.select(f.explode("record_ids").alias("record_id")).distinct()
+        ids = self.rows.where("change_type <> 'GAP_OVERFLOW'")
+        ids = ids.selectExpr("explode(record_ids) AS record_id").distinct()
         return self.current.read().join(f.broadcast(ids), "record_id", how)
 
 
@@ -296,8 +289,17 @@ def _fold_rows(batches: Iterator[pa.RecordBatch], folding: Folding) -> Iterator[
     return fold_rows(batches, folding)
 
 
-def _quoted(name: str) -> Column:
-    return f.col(f"`{name}`")
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
+
+
+def _nulls(names: Iterable[str]) -> list[str]:
+    """Return SQL for columns of `FLAGS` and `CHANGES` that a row does not have.
+
+    As text: Spark parses a hundred columns at once, and makes them one by one in ten times as long.
+    """
+    kinds = {field.name: field.dataType for field in spark_schema(pa.schema([*FLAGS, *CHANGES]))}
+    return [f"CAST(NULL AS {kinds[name].simpleString()}) AS {name}" for name in names]
 
 
 def _about_all(objects: Sequence[_Object]) -> list[list[ObjectCue]]:
