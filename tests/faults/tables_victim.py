@@ -6,8 +6,8 @@ here, in this process, and nothing of them is in what is shipped.
 Moments: ``plan``: the nth step is planned, and no table has it. ``append``: the nth time that a
 table is about to take rows; others may have them, or are taking theirs. ``taken``: right behind
 that. ``merge``, ``merged``, ``within``: the nth time that rows of a table are about to be replaced,
-have been, or are being replaced for some tenths of a second. ``finish``: all tables have the nth step, and it is not flushed, or not published. ``over``:
-it is, and the next one is not planned.
+have been, or are being replaced for some tenths of a second. ``finish``: all tables have the nth
+step, and it is not flushed, or not published. ``over``: it is, and the next one is not planned.
 
 Who: ``driver``: this process; ``jvm``: Spark's JVM; ``both``.
 """
