@@ -13,7 +13,7 @@ if [ "$*" = --smoke ]; then
 elif [ $# -eq 0 ]; then
   set -- tests/spark/raw/test_logged.py tests/spark/raw/test_iceberg.py \
     tests/spark/runtime/test_runtimes.py tests/spark/ingest/test_stopped_writer.py \
-    tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py
+    tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py tests/spark/tables/test_current.py
 fi
 # PySpark 4.1 leaves sockets to the garbage collector; 4.2 does not.
 exec "$iceberg_python" -m pytest -p no:cacheprovider -W ignore::ResourceWarning \
