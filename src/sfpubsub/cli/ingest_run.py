@@ -58,6 +58,7 @@ class Run:
         tables: dict[Source, Destination],
         *,
         on_undecodable: OnUndecodable,
+        window_keys: int | None,
         fallback: str | None,
         settings: Settings,
         job_settings: dict[str, Any],
@@ -66,6 +67,7 @@ class Run:
         self.report = Report(list(tables))
         self.streams: list[Stream] = []
         self._on_undecodable = on_undecodable
+        self._window_keys = window_keys
         self._fallback = fallback
         self._settings = settings
         self._job_settings = job_settings
@@ -114,6 +116,7 @@ class Run:
         return spark
 
     def _open(self, opened: ExitStack, spark: SparkSession, source: Source) -> _Open:
+        from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW_KEYS
         from sfpubsub.spark.ingest.sidecars import Sidecars
         from sfpubsub.spark.ingest.writer import EventWriter
 
@@ -128,6 +131,7 @@ class Run:
             subscription=source.name if source.kind == "managed" else None,
             topic=source.name if source.kind == "topic" else None,
             staging=place.staging,
+            window_keys=self._window_keys or DEFAULT_WINDOW_KEYS,
         )
         opened.callback(self._close, source, writer)
         sidecars.open()

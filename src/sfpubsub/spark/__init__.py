@@ -14,7 +14,8 @@ from sfpubsub.errors import MissingExtraError
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.job import IngestJob
     from sfpubsub.spark.ingest.positions import TableReplayStore
-    from sfpubsub.spark.ingest.writer import EventWriter, WriteResult
+    from sfpubsub.spark.ingest.result import WriteResult
+    from sfpubsub.spark.ingest.writer import EventWriter
     from sfpubsub.spark.raw.sidecar_files import read_sidecar
     from sfpubsub.spark.runtime.session import spark_session
     from sfpubsub.spark.stream.datasource import PubSubDataSource
@@ -30,7 +31,7 @@ _HOMES = {
     "PubSubDataSource": "sfpubsub.spark.stream.datasource",
     "TableReplayStore": "sfpubsub.spark.ingest.positions",
     "TypedTables": "sfpubsub.spark.tables.typed",
-    "WriteResult": "sfpubsub.spark.ingest.writer",
+    "WriteResult": "sfpubsub.spark.ingest.result",
     "change_headers": "sfpubsub.spark.tables.changes",
     "field_changes": "sfpubsub.spark.tables.changes",
     "latest_state": "sfpubsub.spark.tables.changes",

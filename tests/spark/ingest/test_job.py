@@ -9,8 +9,8 @@ import pytest
 
 from sfpubsub.errors import ReplayIdRejectedError, StreamUnavailableError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
+from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.ingest.sidecars import Commit
-from sfpubsub.spark.ingest.writer import WriteResult
 from sfpubsub.types import Gap
 from tests.conftest import until
 from tests.spark.fakes import Clock, FakeSubscription

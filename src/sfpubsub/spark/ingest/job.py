@@ -22,7 +22,7 @@ from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.ingest.confirmations import Commit, Unconfirmed
 from sfpubsub.spark.ingest.gathered import Gathered
 from sfpubsub.spark.ingest.progress import Ending, Progress, Summary
-from sfpubsub.spark.ingest.writer import WriteResult
+from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import Gap, Health
 
@@ -74,6 +74,10 @@ class Writer(Protocol):
 
     def check(self) -> None:
         """Raise if it can no longer write."""
+        ...
+
+    def hear_time(self, process_time: int) -> None:
+        """Take note of a time of the service's own clock."""
         ...
 
 
@@ -231,6 +235,8 @@ class IngestJob:
     def _take_stock(self, now: float) -> Health:
         self._looked = now
         health = self._subscription.health()
+        if health.process_time is not None:
+            self._writer.hear_time(health.process_time)
         if self._writing is None:  # a write may put something beside the table as well
             if not health.has_ended:  # or one may be what it failed with: see `_finish_after`
                 self._keep_gaps(health.gaps)

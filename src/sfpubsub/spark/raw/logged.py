@@ -13,9 +13,11 @@ import os
 import shutil
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from pyspark.sql import functions as f
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
 from sfpubsub.spark.raw.destination import Destination, Source
-from sfpubsub.spark.raw.frames import frame_of, keys_among
+from sfpubsub.spark.raw.frames import frame_of, rows_among
 from sfpubsub.spark.raw.schema import (
     ADDED_COLUMNS,
     HOUR_SECONDS,
@@ -37,7 +39,7 @@ from sfpubsub.spark.raw.schema import (
     joined_keys,
 )
 from sfpubsub.spark.raw.state import State
-from sfpubsub.spark.raw.table import RawTable
+from sfpubsub.spark.raw.table import RawTable, StoredRow
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
 
@@ -151,12 +153,13 @@ class LoggedTable(RawTable):
         """See `RawTable`."""
         self._try_commit(None, self._known.moved(position), "the position was not written")
 
-    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
+    def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. The time is the end of the rows' hour."""
-        if self.next_seq == 0 or hour_of(self.newest_time) < hour_of(oldest):
+        if self.next_seq <= after + 1 or hour_of(self.newest_time) < hour_of(oldest):
             return  # Spark takes a second to find nothing
         with self._errors("cannot be read"):
             frame = self._rows().where(f.col("ingest_hour") >= hour_of(oldest))
+            frame = frame.where(f.col("ingest_seq") > after)
             frame = frame.select("ingest_hour", "dedupe_key")
             some = frame.limit(_KEYS_AT_ONCE + 1).toArrow()
             if len(some) <= _KEYS_AT_ONCE:
@@ -166,19 +169,26 @@ class LoggedTable(RawTable):
             for first, last in _spans([(row["ingest_hour"], row["count"]) for row in counts]):
                 yield from _keys(frame.where(f.col("ingest_hour").between(first, last)).toArrow())
 
-    def stored(
-        self, keys: Collection[bytes], first: float | None, last: float | None
-    ) -> set[bytes]:
+    def key_of(self, seq: int, written_at: float) -> bytes | None:
         """See `RawTable`."""
-        if not keys or self.next_seq == 0:
-            return set()
+        if self.next_seq <= seq:
+            return None
+        hours = hour_of(written_at - HOUR_SECONDS), hour_of(written_at + HOUR_SECONDS)
         with self._errors("cannot be read"):
-            rows = self._rows()
-            if first is not None:
-                rows = rows.where(f.col("ingest_hour") >= hour_of(first))
-            if last is not None:
-                rows = rows.where(f.col("ingest_hour") <= hour_of(last))
-            return keys_among(self._spark, rows, keys)
+            rows = self._rows().where(f.col("ingest_hour").between(*hours))
+            found = rows.where(f.col("ingest_seq") == seq).select("dedupe_key").head(1)
+        return bytes(found[0][0]) if found else None
+
+    def rows_with(
+        self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
+    ) -> Mapping[bytes, StoredRow]:
+        """See `RawTable`."""
+        if not keys or not spans or self.next_seq == 0:
+            return {}
+        hour = f.col("ingest_hour")
+        written = [hour.between(hour_of(first), hour_of(last)) for first, last in spans]
+        with self._errors("cannot be read"):
+            return rows_among(self._spark, self._rows().where(reduce(or_, written)), keys)
 
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
         try:
