@@ -10,7 +10,7 @@ writer's own (one each round). Times are means: a run is written with each 13th 
 are spread over all. ``processor`` is the same in time of this process's processor.
 
 ``ratio`` compares the two windows alone; ``batch_ratio`` the whole batch, with its write.
-``resident_mb`` is all that the process grew by while the large window was read in, opened again and
+``resident_mb`` is the most that the process grew by while the large window was read in, opened again and
 used, and ``fixed_mb`` what of it is not filter and index of the keys. ``asked`` is the share of new
 keys that the window took for known, and would have asked the table for.
 
@@ -56,10 +56,10 @@ TARGET_MB = 500
 TARGET_READY = 60
 
 
-def resident() -> int:
-    """Return the bytes of memory that this process has."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def resident(which: str) -> int:
+    """Return the bytes of memory that this process has (VmRSS), or had at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(which)))
 
 
 def fill(name: str, place: Path, count: int, now: float) -> KeyWindow:
@@ -135,9 +135,9 @@ def main() -> None:
         few = Dedupe(fill("few", place / "few", FEW, NOW))
         batch = rows()
         few.batch(with_new_keys(batch))
-        before, started = resident(), time.perf_counter()
+        before, started = resident("VmRSS"), time.perf_counter()
         window = fill("many", place / "many", arguments.keys, NOW)
-        read_in, most = time.perf_counter() - started, resident()
+        read_in = time.perf_counter() - started
         window.close()
         del window
         started = time.perf_counter()
@@ -151,13 +151,16 @@ def main() -> None:
         for _ in range(WARM_UP + arguments.rounds):
             for one in (few, many):
                 one.batch(with_new_keys(batch))
-            most = max(most, resident())
             if write is not None:
                 started = time.perf_counter()
                 write(batch)
                 writes.append(time.perf_counter() - started)
         index = sum(run.index_bytes for run in window._runs)
-        print(json.dumps(figures(few, many, writes, read_in, ready, most - before, index)))
+        print(
+            json.dumps(
+                figures(few, many, writes, read_in, ready, resident("VmHWM") - before, index)
+            )
+        )
 
 
 def writer(stack: ExitStack, place: Path) -> Any:

@@ -53,8 +53,8 @@ DEFAULT_WINDOW_KEYS = 300_000_000
 # Keys in memory that become a run: 25 MB as a dictionary, which is the quickest there is.
 _RECENT_KEYS = 1 << 17
 
-# Keys that become a run at once when a table is read in: 24 MB.
-_LOADED_KEYS = 1 << 20
+# Keys that become a run at once when a table is read in: bounds the memory for it to some 40 MB.
+_LOADED_KEYS = 1 << 18
 
 # Runs are not merged whose keys are spread over more than this part of the window: they expire
 # together, and so late that an eighth more keys are held than must be.
@@ -193,14 +193,16 @@ class KeyWindow:
         if len(keys) % KEY_BYTES:
             raise ValueError(f"a dedupe key has {KEY_BYTES} bytes")
         halves = np.frombuffer(keys, "<u8").reshape(-1, 2)
-        records = np.empty((len(halves), 3), np.uint64)
-        records[:, :2] = halves
-        records[:, 2] = hour_of(now)
-        self._loading.append(records)
-        if self._loading_count >= _LOADED_KEYS:
-            self._spill_loaded()
-            self._work(_LOADED_KEYS * _MERGED_A_KEY)
-            self._drop_surplus()
+        for first in range(0, len(halves), _LOADED_KEYS):
+            some = halves[first : first + _LOADED_KEYS]
+            records = np.empty((len(some), 3), np.uint64)
+            records[:, :2] = some
+            records[:, 2] = hour_of(now)
+            self._loading.append(records)
+            if self._loading_count >= _LOADED_KEYS:
+                self._spill_loaded()
+                self._work(_LOADED_KEYS * _MERGED_A_KEY)
+                self._drop_surplus()
 
     def loaded(self, last: Covered | None, since: float) -> None:
         """End a `load`: everything up to the row *last* is in the window.
