@@ -10,9 +10,9 @@ writer's own (one each round). Times are means: a run is written with each 13th 
 are spread over all. ``processor`` is the same in time of this process's processor.
 
 ``ratio`` compares the two windows alone; ``batch_ratio`` the whole batch, with its write.
-``resident_mb`` is the most that the process grew by while the large window was read in, opened again and
-used, and ``fixed_mb`` what of it is not filter and index of the keys. ``asked`` is the share of new
-keys that the window took for known, and would have asked the table for.
+``resident_mb`` is the most that the process grew by while the large window was read in, opened
+again and used, and ``fixed_mb`` what of it is not filter and index of the keys. ``asked`` is the
+share of new keys that the window took for known, and would have asked the table for.
 
 Targets: a batch ratio of 1.5, 500 MB for 300 million keys, ready within 60 s of a restart.
 """
