@@ -103,7 +103,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--window-keys",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Dedupe keys to keep of each table, in memory (1.6 bytes each) and on disk (24 bytes "
+    help="Dedupe keys to keep of each table, in memory (1.1 bytes each) and on disk (24 bytes "
     "each); older events are looked up in the table.  [default: 300000000]",
 )
 @click.option(

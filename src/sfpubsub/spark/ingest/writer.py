@@ -66,7 +66,7 @@ class EventWriter:
         subscription: Name or id of the managed subscription whose events come, or else
         topic: The topic; then the table keeps the position as well (`TableReplayStore`).
         window: Seconds for which a dedupe key is kept, in memory and on local disk.
-        window_keys: Keys that may be kept, with 1.6 bytes of memory and 24 of disk each. With more
+        window_keys: Keys that may be kept, with 1.1 bytes of memory and 24 of disk each. With more
             of them in *window* older events are looked up in the table, which takes longer.
         staging: With parquet: a directory to keep staging and sidecars in, on the table's file
             system and not in the table; by default where they were before, or beside the table.
