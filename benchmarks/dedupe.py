@@ -1,20 +1,25 @@
-"""What it costs to tell which events are new, beside the batch's Spark write: one JSON line.
+"""What it costs to tell which events are new, with few keys in the window and with many.
 
-    python benchmarks/dedupe.py [--keys 10000000] [--rounds 9]
+    python benchmarks/dedupe.py [--keys 30000000] [--rounds 60] [--directory DIR] [--no-write]
 
-A `KeyWindow` of 73 h holds the keys; then batches of 10,000 and of 100,000 new keys are looked up
-and added (``dedupe``), each in turn with the write of a batch of as many events of 150 bytes into a
-raw Parquet table by Spark (``write``: from Arrow data in memory to renamed and flushed files, the
-writer's own). ``share`` is the median of the rounds' ratios. ``bytes_a_key`` is all that the
-process grew by when the window was read in, with everything that was needed on the way.
+Two windows of 73 h hold the keys: one a million (``few``), one all of ``--keys`` (``many``). Then
+batches of 10,000 new events of 150 bytes are judged and added in both, in turn, so that whatever
+else this machine does slows both down: marks made of the payloads, look-up, adding, and the merging
+that comes with it. ``write`` is the write of such a batch into a raw Parquet table by Spark, the
+writer's own (one each round). Times are means: a run is written with each 13th batch, and merges
+are spread over all. ``processor`` is the same in time of this process's processor.
 
-Targets: a share of 0.15 at most, and at most 40 bytes a key.
+``ratio`` compares the two windows alone; ``batch_ratio`` the whole batch, with its write.
+``resident_mb`` is the most that the process grew by while the large window was read in, opened
+again and used, and ``fixed_mb`` what of it is not filter and index of the keys. ``asked`` is the
+share of new keys that the window took for known, and would have asked the table for.
+
+Targets: a batch ratio of 1.5, 500 MB for 300 million keys, ready within 60 s of a restart.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import operator
 import os
@@ -23,126 +28,213 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import numpy
 import pyarrow as pa
-import pyspark
 from tests.avro.schemas import payload, values
 
 from sfpubsub.avro.json import to_json
-from sfpubsub.spark.ingest.dedupe import DEFAULT_WINDOW, KeyWindow, drop_repeats
+from sfpubsub.spark.ingest.dedupe import Marker, judge
+from sfpubsub.spark.ingest.key_window import Covered, KeyWindow, hour_of
 from sfpubsub.spark.raw.destination import Source, claim_table
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.runtime.session import spark_session
 from sfpubsub.types.events import KEY_BYTES
 
-BATCHES = (10_000, 100_000)
-READ_IN = 100_000  # keys that are added at once, as from one file of a table
-WARM_UP = 3  # writes of each size: the JVM compiles what it has run some times
-TARGET_SHARE = 0.15
-TARGET_BYTES = 40
+FEW = 1_000_000
+BATCH = 10_000
+READ_IN = 1_000_000  # keys that are read in at once
+WARM_UP = 15
+TARGET_RATIO = 1.5
+TARGET_MB = 500
+TARGET_READY = 60
 
 
-def resident() -> int:
-    """Return the bytes of memory that this process has."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def resident(which: str) -> int:
+    """Return the bytes of memory that this process has (VmRSS), or had at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(which)))
 
 
-def fill(window: KeyWindow, count: int, now: float) -> dict[str, float]:
-    """Read *count* keys in, spread over the window's time, and return what it took."""
-    gc.collect()
-    before, started = resident(), time.perf_counter()
+def fill(name: str, place: Path, count: int, now: float) -> KeyWindow:
+    """Return a window with *count* keys, spread over its time."""
+    window = KeyWindow(name, place)
     for first in range(0, count, READ_IN):
         at = now - window.length * (1 - first / count)
-        window.add(os.urandom(KEY_BYTES * min(READ_IN, count - first)), at)
-    assert not window.known([bytes(KEY_BYTES)])
-    seconds = time.perf_counter() - started
-    return {
-        "read_in_s": round(seconds, 1),
-        "bytes_a_key": round((resident() - before) / count, 1),
-    }
+        window.load(os.urandom(KEY_BYTES * min(READ_IN, count - first)), at)
+    window.loaded(Covered(count - 1, bytes(KEY_BYTES).hex(), hour_of(now)), now - window.length)
+    return window
 
 
-def rows(count: int) -> pa.Table:
-    """Return raw rows of *count* platform events."""
+def rows() -> pa.Table:
+    """Return raw rows of platform events."""
     kinds = [(payload("order_event", v), to_json(v)) for v in values("order_event", 1_000)]
-    events = [kinds[number % len(kinds)] for number in range(count)]
+    events = [kinds[number % len(kinds)] for number in range(BATCH)]
     columns: dict[str, Any] = {
-        "event_id": [f"{n:08x}-0000-4000-8000-000000000000" for n in range(count)],
-        "dedupe_key": [os.urandom(KEY_BYTES) for _ in range(count)],
-        "replay_id": [os.urandom(10) for _ in range(count)],
-        "topic": ["/event/Order_Event__e"] * count,
-        "subscription": ["/event/Order_Event__e"] * count,
-        "schema_id": ["RbpV-G3Rszn8SpHk7tdnlw"] * count,
-        "event_name": ["Order_Event__e"] * count,
-        "event_time": [1_790_000_000_000_000] * count,
-        "received_at": [1_790_000_000_000_000] * count,
-        "ingest_seq": range(count),
+        "event_id": [f"{n:08x}-0000-4000-8000-000000000000" for n in range(BATCH)],
+        "dedupe_key": [bytes(KEY_BYTES)] * BATCH,
+        "replay_id": [os.urandom(10) for _ in range(BATCH)],
+        "topic": ["/event/Order_Event__e"] * BATCH,
+        "subscription": ["/event/Order_Event__e"] * BATCH,
+        "schema_id": ["RbpV-G3Rszn8SpHk7tdnlw"] * BATCH,
+        "event_name": ["Order_Event__e"] * BATCH,
+        "event_time": [round(NOW * 1e6)] * BATCH,
+        "received_at": [round(NOW * 1e6)] * BATCH,
+        "ingest_seq": range(BATCH),
         "payload": [data for data, _ in events],
         "payload_json": [text for _, text in events],
     }
     return pa.Table.from_pydict(columns, schema=SCHEMA)
 
 
-def measure(table: ParquetTable, window: KeyWindow, size: int, now: float) -> dict[str, float]:
-    """Return the figures of one size of batch, in milliseconds."""
-    batch = rows(size)
-    taken: dict[str, list[float]] = {"dedupe": [], "write": []}
-    for number in range(WARM_UP + arguments.rounds):
-        keys = [os.urandom(KEY_BYTES) for _ in range(size)]
-        started = time.perf_counter()
-        window.expire(now)
-        kept = drop_repeats(keys, window)
-        window.add(b"".join([keys[index] for index in kept]), now)
-        window.known([])  # gives the new keys their places; else the next batch would pay for it
-        looked_up = time.perf_counter()
-        assert len(kept) == size
-        table.append(batch, None, now)
-        written = time.perf_counter()
-        if number >= WARM_UP:
-            taken["dedupe"].append(looked_up - started)
-            taken["write"].append(written - looked_up)
-    share = statistics.median(map(operator.truediv, taken["dedupe"], taken["write"]))
-    medians = {f"{name}_ms": round(1e3 * statistics.median(t), 1) for name, t in taken.items()}
-    return {**medians, "share": round(share, 3)}
+def with_new_keys(batch: pa.Table) -> pa.Table:
+    """Return the rows as other events."""
+    keys = pa.array([os.urandom(KEY_BYTES) for _ in range(len(batch))], pa.binary())
+    return batch.set_column(1, "dedupe_key", keys)
+
+
+class Dedupe:
+    """What a writer does with its window, and what it took."""
+
+    def __init__(self, window: KeyWindow) -> None:
+        self.window = window
+        self.marker = Marker()
+        self.seq = len(window)
+        self.times: list[float] = []
+        self.processor: list[float] = []
+        self.known = 0
+
+    def batch(self, batch: pa.Table) -> None:
+        """Judge and add a batch of new events."""
+        started, processor = time.perf_counter(), time.process_time()
+        self.window.expire(NOW)
+        marks = self.marker.marks(batch, NOW)
+        verdict = judge(batch, marks, self.window, lambda k, s: {}, now=NOW, is_live=True)
+        self.seq += len(batch)
+        self.window.add(batch["dedupe_key"].to_pylist(), marks, NOW, self.seq - 1)
+        self.times.append(time.perf_counter() - started)
+        self.processor.append(time.process_time() - processor)
+        self.known += len(batch) - len(verdict.new)
 
 
 def main() -> None:
     """Measure and print."""
-    window, now = KeyWindow(DEFAULT_WINDOW), time.time()
-    filled = fill(window, arguments.keys, now)
-    with tempfile.TemporaryDirectory(prefix="sfpubsub-dedupe-") as place, spark_session() as spark:
-        path = Path(place, "table")
-        path.mkdir()
-        source = Source("managed", "benchmark")
-        table = ParquetTable(spark, path, source, *claim_table(path, source))
-        figures = {str(size): measure(table, window, size, now) for size in BATCHES}
-    share = max(figure["share"] for figure in figures.values())
-    print(
-        json.dumps(
-            {
-                "benchmark": "dedupe",
-                "python": platform.python_version(),
-                "pyspark": pyspark.__version__,
-                "cores": os.cpu_count(),
-                "keys": arguments.keys,
-                "rounds": arguments.rounds,
-                **filled,
-                **figures,
-                "reached": share <= TARGET_SHARE and filled["bytes_a_key"] <= TARGET_BYTES,
-            }
+    with ExitStack() as stack:
+        place = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="sfpubsub-dedupe-", dir=arguments.directory)
+            )
         )
-    )
+        write = writer(stack, place) if arguments.write else None
+        few = Dedupe(fill("few", place / "few", FEW, NOW))
+        batch = rows()
+        few.batch(with_new_keys(batch))
+        before, started = resident("VmRSS"), time.perf_counter()
+        window = fill("many", place / "many", arguments.keys, NOW)
+        read_in = time.perf_counter() - started
+        window.close()
+        del window
+        started = time.perf_counter()
+        window = KeyWindow("many", place / "many")
+        ready = time.perf_counter() - started
+        assert window.covered is not None
+        window.begin()
+        window.loaded(None, 0.0)
+        many = Dedupe(window)
+        writes = []
+        for _ in range(WARM_UP + arguments.rounds):
+            for one in (few, many):
+                one.batch(with_new_keys(batch))
+            if write is not None:
+                started = time.perf_counter()
+                write(batch)
+                writes.append(time.perf_counter() - started)
+        index = sum(run.index_bytes for run in window._runs)
+        print(
+            json.dumps(
+                figures(few, many, writes, read_in, ready, resident("VmHWM") - before, index)
+            )
+        )
+
+
+def writer(stack: ExitStack, place: Path) -> Any:
+    """Return a function that writes a batch into a raw Parquet table."""
+    spark = stack.enter_context(spark_session())
+    path = place / "table"
+    path.mkdir()
+    source = Source("managed", "benchmark")
+    table = ParquetTable(spark, path, source, *claim_table(path, source))
+    return lambda batch: table.append(batch, None, NOW)
+
+
+def figures(
+    few: Dedupe,
+    many: Dedupe,
+    writes: list[float],
+    read_in: float,
+    ready: float,
+    grown: int,
+    index: int,
+) -> dict[str, Any]:
+    """Return what was measured."""
+    means = {}
+    for name, one in (("few", few), ("many", many)):
+        means[f"{name}_ms"] = statistics.mean(one.times[-arguments.rounds :]) * 1e3
+        means[f"{name}_median_ms"] = statistics.median(one.times[-arguments.rounds :]) * 1e3
+        means[f"{name}_most_ms"] = max(one.times[-arguments.rounds :]) * 1e3
+        means[f"{name}_processor_ms"] = statistics.mean(one.processor[-arguments.rounds :]) * 1e3
+    ratio = means["many_ms"] / means["few_ms"]
+    processor_ratio = means["many_processor_ms"] / means["few_processor_ms"]
+    found = {
+        "benchmark": "dedupe",
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "cores": os.cpu_count(),
+        "keys": len(many.window),
+        "rounds": arguments.rounds,
+        "runs": len(many.window._runs),
+        "read_in_s": round(read_in, 1),
+        "ready_s": round(ready, 1),
+        "resident_mb": round(grown / 1e6, 1),
+        "fixed_mb": round((grown - index) / 1e6, 1),
+        "bits_a_key": round(8 * index / len(many.window), 2),
+        "asked": many.known / sum(map(len, [many.times])) / BATCH,
+        **{name: round(value, 2) for name, value in means.items()},
+        "ratio": round(ratio, 2),
+        "processor_ratio": round(processor_ratio, 2),
+    }
+    reached = grown <= TARGET_MB * 1e6 and ready <= TARGET_READY
+    if writes:
+        whole = [
+            (f + w, m + w)
+            for f, m, w in zip(
+                few.times[-arguments.rounds :],
+                many.times[-arguments.rounds :],
+                writes[-arguments.rounds :],
+                strict=True,
+            )
+        ]
+        batch_ratio = operator.truediv(
+            *(sum(times) for times in list(zip(*whole, strict=True))[::-1])
+        )
+        found["write_ms"] = round(statistics.median(writes[-arguments.rounds :]) * 1e3, 1)
+        found["batch_ratio"] = round(batch_ratio, 3)
+        reached = reached and batch_ratio <= TARGET_RATIO
+    return found | {"reached": reached}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keys", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--keys", type=int, default=30_000_000)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--directory", help="where the runs are kept; the system's own by default")
+    parser.add_argument("--no-write", dest="write", action="store_false")
     arguments = parser.parse_args()
+    NOW = time.time()
     main()

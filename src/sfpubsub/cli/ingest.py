@@ -110,6 +110,13 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     help="Write at the latest S seconds after a batch's first event.  [default: 10]",
 )
 @click.option(
+    "--window-keys",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Dedupe keys to keep of each table, in memory (1.1 bytes each) and on disk (24 bytes "
+    "each); older events are looked up in the table.  [default: 300000000]",
+)
+@click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
     help="With --topic: what to do when the service refuses the table's position.  [default: stop]",
@@ -139,6 +146,7 @@ def ingest(
     batch_events: int | None,
     batch_bytes: int | None,
     batch_seconds: float | None,
+    window_keys: int | None,
     fallback: str | None,
     on_undecodable: OnUndecodable,
     **service: str | None,
@@ -169,6 +177,7 @@ def ingest(
     run = Run(
         tables,
         on_undecodable=on_undecodable,
+        window_keys=window_keys,
         fallback=None if fallback == "stop" else fallback,
         settings=settings,
         spark_settings=spark_settings(conf, packages),

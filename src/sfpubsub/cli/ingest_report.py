@@ -97,6 +97,8 @@ def summary_line(stream: Stream, destination: Destination) -> str:
         "received": progress.received,
         "rows": progress.rows,
         "duplicates": progress.duplicates,
+        "reencoded": progress.reencoded,
+        "conflicts": progress.conflicts,
         "undecodable": progress.undecodable,
         "set_aside": progress.set_aside,
         "batches": progress.batches,
@@ -114,4 +116,6 @@ def _progress_text(all_progress: list[Progress]) -> str:
     undecodable = sum(progress.undecodable for progress in all_progress)
     text = f"{counted(rows, 'row')} in {counted(batches, 'batch')}, "
     text += f"{counted(duplicates, 'duplicate')} dropped"
+    conflicts = sum(progress.conflicts for progress in all_progress)
+    text += f", {counted(conflicts, 'conflict')} kept aside" if conflicts else ""
     return f"{text}, {undecodable} not decoded" if undecodable else text

@@ -60,6 +60,7 @@ class Run:
         tables: dict[Source, Destination],
         *,
         on_undecodable: OnUndecodable,
+        window_keys: int | None,
         fallback: str | None,
         settings: Settings,
         spark_settings: dict[str, str],
@@ -70,6 +71,7 @@ class Run:
         self.report = Report(list(tables))
         self.streams: list[Stream] = []
         self._on_undecodable = on_undecodable
+        self._window_keys = window_keys
         self._fallback = fallback
         self._settings = settings
         self._spark_settings = spark_settings
@@ -128,6 +130,7 @@ class Run:
         return spark
 
     def _open(self, opened: ExitStack, spark: SparkSession, source: Source) -> _Open:
+        from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW_KEYS
         from sfpubsub.spark.ingest.sidecars import Sidecars
         from sfpubsub.spark.ingest.writer import EventWriter
 
@@ -144,6 +147,7 @@ class Run:
             staging=place.staging,
             org_id=self._org_id,
             table_properties=self._table_properties,
+            window_keys=self._window_keys or DEFAULT_WINDOW_KEYS,
         )
         opened.callback(self._close, source, writer)
         sidecars.open()

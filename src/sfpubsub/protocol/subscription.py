@@ -266,6 +266,7 @@ class SubscriptionProtocol(Streams):
             confirmed=intake.confirmed,
             caught_up=intake.caught_up,
             responses=self._responses,
+            process_time=None if receipt is None else receipt.process_time,
         )
 
 

@@ -110,6 +110,9 @@ class Health:
     beyond what was received."""
     responses: int = 0
     """Messages received, keepalives and commit answers included: a sign of life."""
+    process_time: int | None = None
+    """When the service received the last commit that it confirmed, by its own clock, in
+    milliseconds since 1970 UTC; None for a topic."""
 
     @property
     def can_receive(self) -> bool:

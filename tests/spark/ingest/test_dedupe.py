@@ -1,302 +1,279 @@
-"""The key window, alone: no Spark, no files, a clock of its own."""
+"""What is new and what only looks like it: no Spark, no files; the window is a dictionary."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import sys
-from collections.abc import Collection
+import random
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfpubsub.spark.ingest import dedupe
-from sfpubsub.spark.ingest.dedupe import BoundedWindow, KeyWindow, Window, drop_repeats, drop_stored
+from sfpubsub.spark.ingest.dedupe import KEPT, Conflict, Marker, Span, Verdict, judge, merged
+from sfpubsub.spark.ingest.key_window import Known, hour_of
+from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.raw.table import StoredRow
+from tests.spark.sample_events import NOW
+
+HOUR = 3600.0
+LENGTH = 73 * HOUR
 
 
 def key(number: int) -> bytes:
-    return hashlib.blake2b(b"%d" % number, digest_size=16).digest()
+    return number.to_bytes(16, "big")
 
 
-def test_a_key_is_found_for_the_length_of_the_window_and_forgotten_an_hour_later():
-    """Nothing is forgotten early, and memory does not grow for ever."""
-    window = KeyWindow(7200.0)
-    window.add(key(1), 1000.0)
-    window.expire(1000.0 + 7200.0)
-    assert key(1) in window
-    window.expire(1000.0 + 7200.0 + 3600.0)
-    assert key(1) not in window
-    assert len(window) == 0
+def rows_of(*events: tuple[int, bytes, str, str, float | None]) -> pa.Table:
+    """Rows of events: number, payload, schema, topic, and when they happened."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "event_id": f"event-{number}",
+                "dedupe_key": key(number),
+                "replay_id": b"%d" % place,
+                "topic": topic,
+                "subscription": "S",
+                "schema_id": schema,
+                "event_time": None if time is None else round(time * 1e6),
+                "ingest_seq": place,
+                "payload": payload,
+            }
+            for place, (number, payload, schema, topic, time) in enumerate(events)
+        ],
+        SCHEMA,
+    )
 
 
-def test_a_generation_expires_by_its_newest_key():
-    """A key that came at the end of a generation is not forgotten with its first."""
-    window = KeyWindow(7200.0)
-    window.add(key(1), 0.0)
-    window.add(key(2), 3599.0)
-    window.expire(7201.0)
-    assert key(2) in window
+def event(
+    number: int,
+    payload: bytes = b"a",
+    schema: str = "one",
+    topic: str = "/event/A",
+    time: float | None = NOW,
+) -> tuple[int, bytes, str, str, float | None]:
+    return number, payload, schema, topic, time
 
 
-def test_a_clock_that_was_set_back_forgets_nothing():
-    """Keys that arrive under an earlier time stay as long as those around them."""
-    window = KeyWindow(7200.0)
-    window.add(key(1), 50_000.0)
-    window.add(key(2), 10_000.0)
-    window.expire(50_000.0 + 7200.0)
-    assert key(1) in window
-    assert key(2) in window
-
-
-def test_two_keys_side_by_side_are_not_a_third():
-    """Bytes that span the border of two stored keys are no key."""
-    window = KeyWindow(10.0)
-    first = b"\x01\x02" + b"\x01\x02" * 7
-    second = b"\x01\x02" + b"\xff" * 14
-    window.add(first + second, 0.0)
-    spanning = (first + second)[2:18]
-    assert spanning[:2] == b"\x01\x02", "the same shard"
-    assert spanning in (first + second)
-    assert (spanning in window) == (spanning in {first, second})
-    shifted = (first + second)[10:26]
-    assert shifted not in window
-
-
-def test_parts_of_a_key_are_refused():
-    """A key of another length would shift every one after it."""
-    with pytest.raises(ValueError, match="16 bytes"):
-        KeyWindow(10.0).add(b"short", 0.0)
-
-
-def test_a_window_of_no_length_is_refused():
-    """It would find nothing."""
-    with pytest.raises(ValueError, match="longer than 0"):
-        KeyWindow(0.0)
-
-
-@pytest.mark.parametrize("count", [131_073, 200_000, 262_144])
-def test_a_key_costs_at_most_forty_bytes(count: int):
-    """The promise of bounded memory, counted: just after the window grew, and just before."""
-    window = KeyWindow(100.0)
-    window.add(b"".join(map(key, range(count))), 0.0)
-    assert key(0) in window
-    held = sum(map(sys.getsizeof, (window._keys, window._older, window._places)))
-    assert held / count <= 40
-
-
-def test_keys_on_the_same_place_are_told_apart():
-    """Four bytes choose the place; only all sixteen make a key."""
-    window = KeyWindow(10.0)
-    alike = [b"\x01\x02\x03\x04" + bytes([n]) * 12 for n in range(20)]
-    window.add(b"".join(alike[:10]), 0.0)
-    assert window.known(alike) == set(alike[:10])
-    window.add(b"".join(alike[10:15]), 0.0)
-    assert window.known(alike) == set(alike[:15])
-
-
-def test_a_window_grows_and_still_knows_every_key():
-    """Past its first size, in one step and in many."""
-    window = KeyWindow(10.0)
-    keys = [key(n) for n in range(150_000)]
-    window.add(b"".join(keys[:100_000]), 0.0)
-    for start in range(100_000, len(keys), 10_000):
-        assert not window.known(keys[start : start + 10_000])
-        window.add(b"".join(keys[start : start + 10_000]), 0.0)
-    assert window.known(keys) == set(keys)
-
-
-def test_keys_that_were_never_looked_for_expire_like_others():
-    """A window read in from an old table, and expired before its first look-up."""
-    window = KeyWindow(7200.0)
-    window.add(key(1) + key(2), 0.0)
-    window.add(key(3), 7200.0)
-    window.expire(7201.0)
-    assert window.known([key(1), key(2), key(3)]) == {key(3)}
-    assert len(window) == 1
-
-
-def test_numbering_starts_over_before_four_bytes_are_full():
-    """A job that runs for years does not end with an overflow, and forgets nothing."""
-    window = KeyWindow(7200.0)
-    window._expired = dedupe._LAST_NUMBER - 2
-    window.add(key(1), 0.0)
-    assert key(1) in window
-    window.add(b"".join(map(key, range(2, 7))), 0.0)
-    assert window.known([key(n) for n in range(9)]) == {key(n) for n in range(1, 7)}
-
-
-@pytest.mark.parametrize(
-    "make", [KeyWindow, lambda n: BoundedWindow(n, 9, lambda keys, since: set())]
-)
-def test_part_of_a_key_is_not_looked_up(make):
-    """It would be compared with the beginnings of keys."""
-    window: Window = make(10.0)
-    window.add(key(1), 0.0)
-    with pytest.raises(ValueError, match="16 bytes"):
-        window.known([key(1)[:8]])
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 40), st.floats(0, 4000, allow_nan=False)), min_size=1, max_size=60
-    ),
-    st.floats(1, 20_000),
-    st.sampled_from([7, dedupe._LAST_NUMBER]),
-)
-def test_the_window_holds_what_a_set_with_times_holds(
-    steps: list[tuple[int, float]], length: float, last_number: int
-):
-    """Against a model: a key younger than the window is found; one never added is not.
-
-    With few numbers, so that numbering starts over again and again, and with all of them.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dedupe, "_LAST_NUMBER", last_number)
-        walk(KeyWindow(length), steps, length)
-
-
-def walk(window: KeyWindow, steps: list[tuple[int, float]], length: float) -> None:
-    added: dict[bytes, float] = {}
-    now = 0.0
-    for number, passed in steps:
-        now += passed
-        window.expire(now)
-        if key(number) not in window:
-            window.add(key(number), now)
-            added[key(number)] = now
-        for known, time in added.items():
-            if time >= now - length:
-                assert known in window
-        for other in range(41, 45):
-            assert key(other) not in window
-    assert len(window) <= len(steps)
-
-
-@given(st.lists(st.integers(0, 20), max_size=60), st.sets(st.integers(0, 20)))
-def test_what_is_kept_is_the_first_of_each_key_that_the_window_lacks(
-    numbers: list[int], known: set[int]
-):
-    """Within a batch the first copy wins; what the window holds is dropped; nothing else is."""
-    window = KeyWindow(10.0)
-    window.add(b"".join(map(key, known)), 0.0)
-    kept = drop_repeats([key(number) for number in numbers], window)
-    expected = [
-        index
-        for index, number in enumerate(numbers)
-        if number not in known and number not in numbers[:index]
-    ]
-    assert kept == expected
-
-
-def test_only_events_older_than_the_window_or_without_a_time_are_looked_up():
-    """The table is asked for what the window cannot know, and for nothing else."""
-    asked: list[bytes] = []
-
-    def stored(keys):
-        asked.extend(keys)
-        return {key(1)}
-
-    times = [1_000_000_000, 999_999_999, None, 5_000_000_000]
-    kept = drop_stored([key(n) for n in range(4)], times, oldest=1000.0, stored=stored)
-    assert asked == [key(1), key(2)]
-    assert kept == [0, 2, 3]
-
-
-def test_a_batch_of_young_events_does_not_read_the_table():
-    """The usual batch costs no scan."""
-
-    def stored(keys):
-        raise AssertionError("not asked")
-
-    assert drop_stored([key(1)], [2_000_000_000], oldest=1000.0, stored=stored) == [0]
-
-
-class Table:
-    """Rows with times, as a table holds them; says what it was asked."""
+class World:
+    """A window and a table, and what the table was asked for."""
 
     def __init__(self) -> None:
-        self.rows: dict[bytes, float] = {}
-        self.asked: list[float] = []
+        self.window: dict[bytes, Known] = {}
+        self.table: dict[bytes, tuple[StoredRow, float]] = {}
+        self.asked: list[tuple[set[bytes], list[Span]]] = []
+        self.marker = Marker()
 
-    def write(self, keys: list[bytes], now: float) -> None:
-        self.rows.update(dict.fromkeys(keys, now))
+    def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
+        return {k: self.window[k] for k in keys if k in self.window}
 
-    def stored(self, keys: Collection[bytes], since: float) -> set[bytes]:
-        self.asked.append(since)
-        return {key for key in keys if key in self.rows and self.rows[key] >= since}
+    def oldest(self, now: float) -> float:
+        return now - LENGTH
 
+    def look_up(self, keys: Sequence[bytes], spans: Sequence[Span]) -> Mapping[bytes, StoredRow]:
+        self.asked.append((set(keys), list(spans)))
+        return {
+            k: self.table[k][0]
+            for k in keys
+            if k in self.table and any(a <= self.table[k][1] <= b for a, b in spans)
+        }
 
-def test_a_bounded_window_asks_the_table_once_the_keys_are_too_many(caplog):
-    """Memory is bounded by a number of keys; beyond it look-ups cover the window, and say so."""
-    table = Table()
-    window = BoundedWindow(7200.0, 3, table.stored)
-    table.write([key(1), key(2), key(3)], 10_000.0)
-    window.add(key(1) + key(2) + key(3), 10_000.0)
-    assert drop_repeats([key(3), key(4)], window) == [1]
-    assert not table.asked
-    with caplog.at_level(logging.WARNING, "sfpubsub.spark"):
-        table.write([key(4)], 10_100.0)
-        window.add(key(4), 10_100.0)
-        table.write([key(5)], 10_200.0)
-        window.add(key(5), 10_200.0)
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "the dedupe window has more than 3 keys (window_keys)"
-    ]
-    assert window.in_table
-    assert len(window) == 0, "nothing is held in memory any more"
-    window.expire(17_300.0)
-    batch = [key(4), key(5), key(6), key(6)]
-    assert drop_repeats(batch, window) == [2], "4 and 5 are known, and 6 came twice"
-    assert table.asked == [17_300.0 - 7200.0], "one look-up a batch, for the window alone"
+    def have(self, rows: pa.Table, at: float = NOW, *, known: str = "sure") -> None:
+        """Put rows into the table, and what the window knows of them."""
+        for row, mark in zip(rows.to_pylist(), self.marker.marks(rows, at), strict=True):
+            stored = StoredRow(**{name: row[name] for name in StoredRow.COLUMNS})
+            self.table[stored.dedupe_key] = stored, at
+            if known == "sure":
+                self.window[stored.dedupe_key] = Known(mark, True)
+            elif known == "unmarked":
+                self.window[stored.dedupe_key] = Known(hour_of(at), True)
+            elif known == "unsure":
+                self.window[stored.dedupe_key] = Known(mark, False)
 
-
-def test_a_bounded_window_goes_back_to_memory_when_it_is_read_in_again():
-    """A failed write reads the window from the table; by then it may fit."""
-    table = Table()
-    window = BoundedWindow(10.0, 1, table.stored)
-    window.add(key(1) + key(2), 0.0)
-    assert window.in_table
-    window.clear()
-    window.add(key(2), 0.0)
-    assert window.known([key(1), key(2)]) == {key(2)}
-    assert not table.asked
+    def judge(self, rows: pa.Table, now: float = NOW, *, is_live: bool = True) -> Verdict:
+        marks = self.marker.marks(rows, now)
+        return judge(rows, marks, self, self.look_up, now=now, is_live=is_live)
 
 
-def test_a_bounded_window_holds_at_least_one_key():
-    """None at all is a window that is always in the table."""
-    with pytest.raises(ValueError, match="1 key or more"):
-        BoundedWindow(10.0, 0, Table().stored)
+@pytest.fixture
+def world() -> World:
+    return World()
 
 
-@given(
-    st.lists(
-        st.tuples(st.lists(st.integers(0, 30), max_size=8), st.floats(0, 4000, allow_nan=False)),
-        max_size=40,
-    ),
-    st.integers(1, 40),
-)
-def test_a_bounded_window_drops_what_a_window_in_memory_drops(
-    batches: list[tuple[list[int], float]], max_keys: int
+def test_the_usual_write_asks_the_table_nothing(world: World):
+    """New events of the window's time cost no look-up."""
+    assert world.judge(rows_of(event(1), event(2))) == Verdict([0, 1])
+    assert not world.asked
+
+
+def test_an_event_that_came_before_costs_no_look_up(world: World):
+    """The mark says that it is the same: the usual redelivery."""
+    world.have(rows_of(event(1)))
+    assert world.judge(rows_of(event(1), event(2), event(2))) == Verdict([1])
+    assert not world.asked
+
+
+def test_another_payload_of_the_same_schema_and_channel_is_a_conflict(world: World):
+    """It is not dropped silently: both places are named. The table says so, not the mark alone."""
+    world.have(rows_of(event(7), event(1)))
+    verdict = world.judge(rows_of(event(2), event(1, b"b")))
+    assert verdict.new == [0]
+    assert verdict.conflicts == [Conflict(1, world.table[key(1)][0])]
+    assert verdict.conflicts[0].stored.replay_id == b"1"
+    assert verdict.reencoded == 0
+    assert len(world.asked) == 1
+
+
+@pytest.mark.parametrize("other", [event(1, b"b", schema="two"), event(1, b"b", topic="/event/B")])
+def test_another_schema_or_channel_is_the_same_event_encoded_anew(world: World, other):
+    """It is counted, and costs no look-up: a channel with enriched events brings each twice."""
+    world.have(rows_of(event(1)))
+    assert world.judge(rows_of(other)) == Verdict([], reencoded=1)
+    assert not world.asked
+
+
+def test_the_same_payload_by_another_channel_is_a_plain_duplicate(world: World):
+    """Nothing was encoded anew."""
+    world.have(rows_of(event(1)))
+    assert world.judge(rows_of(event(1, topic="/event/B"))) == Verdict([])
+
+
+def test_conflicts_within_a_write_are_found(world: World):
+    """The first of an id counts, the second is compared with it."""
+    rows = rows_of(event(1), event(1), event(1, b"b"), event(1, b"c", schema="two"))
+    verdict = world.judge(rows)
+    assert verdict.new == [0]
+    assert [(c.index, c.stored.replay_id) for c in verdict.conflicts] == [(2, b"0")]
+    assert verdict.reencoded == 1
+
+
+@pytest.mark.parametrize("known", ["unmarked", "unsure"])
+def test_a_key_that_says_too_little_is_looked_up_where_its_row_is(world: World, known: str):
+    """A window read from the table has no marks, and rows of a taken-over run may be gone."""
+    written = NOW - 20 * HOUR
+    world.have(rows_of(event(1), event(2)), written, known=known)
+    verdict = world.judge(rows_of(event(1), event(2, b"b"), event(3)))
+    assert verdict.new == [2]
+    assert [conflict.index for conflict in verdict.conflicts] == [1]
+    ((keys, spans),) = world.asked
+    assert keys == {key(1), key(2)}
+    before = 25 * HOUR if known == "unmarked" else 3 * HOUR  # it was read with its whole day
+    assert all(written - before < a <= written <= b < written + 3 * HOUR for a, b in spans)
+
+
+def test_a_row_that_was_deleted_makes_its_event_new_after_a_restart(world: World):
+    """The keys on disk are a cache of the table and never say that a row is there."""
+    world.have(rows_of(event(1), event(2)), known="unsure")
+    del world.table[key(1)]
+    assert world.judge(rows_of(event(1), event(2))) == Verdict([0])
+
+
+def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world: World):
+    """The table is asked for what the window cannot know, and for nothing else."""
+    old, unknown = event(1, time=NOW - 80 * HOUR), event(2, time=None)
+    world.have(rows_of(old), NOW - 79 * HOUR, known="no")
+    rows = rows_of(old, unknown, event(3), event(4, time=NOW - 72 * HOUR))
+    assert world.judge(rows) == Verdict([1, 2, 3])
+    ((keys, _),) = world.asked
+    assert keys == {key(1), key(2)}
+
+
+@pytest.mark.parametrize("time", [None, NOW - 80 * HOUR, NOW - 1000 * 24 * HOUR, -62_135_596_800.0])
+def test_a_look_up_is_once_a_write_and_in_the_events_own_partitions(
+    world: World, time: float | None
 ):
-    """Wherever the keys are, the same events are new: exact in memory, in the table, and between.
+    """One event that cannot be decoded, or is very old, does not read the table from its beginning.
 
-    Only keys that the window in memory keeps for up to an hour longer may differ.
+    Whatever its date says, the service would not deliver what it did not keep.
     """
-    table = Table()
-    bounded, memory = BoundedWindow(7200.0, max_keys, table.stored), KeyWindow(7200.0)
-    now, added = 0.0, dict[bytes, float]()
-    for numbers, passed in batches:
-        now += passed
-        keys = [key(number) for number in numbers]
-        bounded.expire(now)
-        memory.expire(now)
-        kept = {w: [keys[i] for i in drop_repeats(keys, w)] for w in (bounded, memory)}
-        in_doubt = {k for k in keys if now - 3600 - 7200 <= added.get(k, now) < now - 7200}
-        certain = [[k for k in kept[w] if k not in in_doubt] for w in (bounded, memory)]
-        assert certain[0] == certain[1]
-        new = [k for k in kept[memory] if k in kept[bounded]]
-        table.write(new, now)
-        added.update(dict.fromkeys(new, now))
-        for window in (bounded, memory):
-            window.add(b"".join(new), now)
+    world.judge(rows_of(event(1, time=time), event(2, time=time)))
+    ((_, spans),) = world.asked
+    ((first, last),) = spans
+    assert last == NOW - LENGTH
+    assert first >= NOW - KEPT - 24 * HOUR
+    if time == NOW - 80 * HOUR:
+        assert first == time - 24 * HOUR
+
+
+def test_rows_of_any_age_are_looked_up_however_old_they_are(world: World):
+    """What is taken back from the quarantine may have been written long ago, and only once."""
+    old = event(1, time=NOW - 90 * 24 * HOUR)
+    world.have(rows_of(old), NOW - 20 * 24 * HOUR, known="no")
+    assert world.judge(rows_of(old), is_live=False) == Verdict([])
+    world.judge(rows_of(event(2, time=None)), is_live=False)
+    assert world.asked[-1][1] == [(0.0, NOW - LENGTH)]
+
+
+def test_two_keys_do_not_share_a_mark_by_chance():
+    """Marks differ with each of payload, schema and topic, and are never that of an unknown row."""
+    marker = Marker()
+    variants = [event(1, p, s, t) for p in (b"", b"a") for s in ("1", "2") for t in ("x", "y")]
+    marks = marker.marks(rows_of(*variants), NOW)
+    assert len(set(marks)) == len(variants)
+    assert all(mark != hour_of(NOW) for mark in marks)
+    assert all(mark & 0xFFFFF == hour_of(NOW) for mark in marks)
+    assert all(mark < 1 << 64 for mark in marks)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12))
+def test_spans_are_merged_into_as_few_as_cover_the_same(pairs: list[tuple[int, int]]):
+    """A query with a span for each event of a write would be too long."""
+    spans = [(float(start), float(start + length)) for start, length in pairs]
+    found = merged(spans)
+    points = [n / 2 for n in range(80)]
+    for point in points:
+        assert any(a <= point <= b for a, b in found) == any(a <= point <= b for a, b in spans)
+    assert all(one[1] < two[0] for one, two in pairwise(found))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_event_is_a_row_a_duplicate_or_a_conflict(seed: int):
+    """Against a model that remembers every event whole, through writes, restarts and time."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    world, now = World(), NOW
+    model: dict[int, tuple[bytes, str, str]] = {}
+    for _ in range(40):
+        now += chance.choice([0.0, 60.0, 9 * HOUR])
+        if chance.random() < 0.2:  # a restart: from the table, or from runs
+            for k, (_, at) in world.table.items():
+                unmarked = Known(hour_of(at), True)
+                mark = world.window.get(k, unmarked).mark
+                world.window[k] = chance.choice([unmarked, Known(mark, False)])
+        world.window = {
+            k: known for k, known in world.window.items() if world.table[k][1] >= now - LENGTH
+        }
+        events = [
+            event(
+                chance.randrange(25),
+                chance.choice([b"a", b"a", b"b"]),
+                chance.choice(["one", "one", "two"]),
+                chance.choice(["/event/A", "/event/A", "/event/B"]),
+                chance.choice([now, now - HOUR, None]),
+            )
+            for _ in range(chance.randrange(1, 9))
+        ]
+        # An event's time says when it happened: one that was received before is no younger.
+        events = [
+            (n, p, s, t, world.table[key(n)][1] - HOUR if key(n) in world.table else time)
+            for n, p, s, t, time in events
+        ]
+        expected_new, reencoded, conflicts = [], 0, []
+        for index, (number, payload, schema, topic, _) in enumerate(events):
+            row = model.get(number)
+            if row is None:
+                model[number] = payload, schema, topic
+                expected_new.append(index)
+            elif row[0] != payload and row[1:] == (schema, topic):
+                conflicts.append(index)
+            elif row[0] != payload:
+                reencoded += 1
+        rows = rows_of(*events)
+        verdict = world.judge(rows, now, is_live=chance.random() < 0.5)
+        if any(now - at > KEPT for _, at in world.table.values()):
+            break  # the service would not deliver it any more
+        assert verdict.new == expected_new
+        assert verdict.reencoded == reencoded
+        assert [conflict.index for conflict in verdict.conflicts] == conflicts
+        world.have(rows.take(pa.array(verdict.new, pa.int64())), now)

@@ -147,6 +147,8 @@ def test_a_run_tells_what_it_did(tmp_path: Path):
         "received": 5,
         "rows": 5,
         "duplicates": 0,
+        "reencoded": 0,
+        "conflicts": 0,
         "undecodable": 0,
         "set_aside": 0,
         "batches": 2,

@@ -46,7 +46,7 @@ class Clock:
 
 
 def commit(rows: int, first: int = 0) -> Commit:
-    return Commit(MANAGED, "0a", rows, rows, 0, 0, 1, first, first + rows - 1)
+    return Commit(MANAGED, "0a", rows, rows, 0, 0, 0, 1, first, first + rows - 1)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def lines(directory: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("place", ["local", "viewfs"])
-def test_spark_reads_all_four(spark, lake: Path, tmp_path: Path, clock: Clock, place: str):
+def test_spark_reads_all_of_them(spark, lake: Path, tmp_path: Path, clock: Clock, place: str):
     """As tables, while they are empty and afterwards; on this machine and elsewhere."""
     name = f"sidecars-{tmp_path.name}"
     here = tmp_path / "orders [1] {a}"  # no pattern
@@ -77,7 +77,7 @@ def test_spark_reads_all_four(spark, lake: Path, tmp_path: Path, clock: Clock, p
     assert (destination.local is None) == (place == "viewfs")
     sidecars = Sidecars(spark, destination, clock=clock)
     sidecars.open()
-    assert [read_sidecar(spark, url, name).count() for name in NAMES] == [0, 0, 0, 0]
+    assert [read_sidecar(spark, url, name).count() for name in NAMES] == [0] * len(NAMES)
 
     sidecars.keep_schemas({"schema-1": SCHEMA_JSON})
     sidecars.keep_gaps([GAP])

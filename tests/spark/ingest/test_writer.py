@@ -105,11 +105,11 @@ def test_a_row_says_everything_that_was_received(open_writer, table):
     assert json.loads(row["payload_json"])["Number__c"] == 1.0
 
 
-def test_directory_readers_see_each_event_once(spark, open_writer, table):
+def test_directory_readers_see_each_event_once(spark, open_writer, table, clock):
     """Spark and pyarrow read the directory, without what lies in staging, across hours."""
     writer = open_writer()
     writer.write(batch_of(range(3)))
-    writer._clock.now += HOUR
+    clock.now += HOUR
     writer.write(batch_of(range(3, 5)))
     writer.move(replay_id(99))
     left = staging_of(table) / "b0.dead"
@@ -186,7 +186,7 @@ def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
     assert ids_of(table) == ["event-0", "event-1", "event-7", "event-8"]
 
 
-def test_beyond_the_configured_keys_every_batch_is_looked_up_in_the_table(
+def test_beyond_the_configured_keys_older_events_are_looked_up_in_the_table(
     open_writer, table, clock
 ):
     """With more keys than may be held, over days, on a day of no batch, and after a restart."""
@@ -196,7 +196,7 @@ def test_beyond_the_configured_keys_every_batch_is_looked_up_in_the_table(
         # As of a write that died there.
         (table / f"ingest_date={NEWEST.text_of(clock.now)}").mkdir(exist_ok=True)
         assert writer.write(batch_of([raw_event(number, at=clock.now)])).rows == 1
-    again = [raw_event(n, at=clock.now) for n in (0, 3, 4, 1, 4)]
+    again = [raw_event(n, at=NOW + (n + 1) * 8 * HOUR) for n in (0, 3, 4, 1, 4)]
     result = writer.write(batch_of(again))
     assert (result.rows, result.duplicates) == (1, 4)
     assert open_writer(window_keys=3).write(batch_of(again)).duplicates == 5
@@ -319,10 +319,12 @@ def test_an_incomplete_spark_write_is_refused(open_writer, table, monkeypatch):
         writer.write(batch_of(range(3)))
 
 
-def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, table, monkeypatch):
+def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, clock, monkeypatch):
     """The order that makes a batch survive the loss of power."""
     steps: list[str] = []
     writer = open_writer()
+    writer.write(batch_of([9]))  # and its schema
+    clock.now += 24 * HOUR
 
     def record(name, function):
         def call(path, *more):
@@ -341,7 +343,7 @@ def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, 
     for module in ("spark.raw.parquet", "durable"):
         monkeypatch.setattr(f"sfpubsub.{module}.sync", record("sync", sync))
     writer.write(batch_of(range(3)))
-    batch = "b" + "0" * 19
+    batch = "b" + "0" * 18 + "1"
     assert steps == ["file", batch, "orders", "rename", "ingest_date", "_staging"]
 
 

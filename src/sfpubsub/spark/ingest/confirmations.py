@@ -21,10 +21,11 @@ class Commit:
     replay_id: str
     """The position, in hexadecimal."""
     received: int
-    """Events of these writes: rows, duplicates, and those set aside."""
+    """Events of these writes: rows, duplicates, those set aside, and conflicts."""
     rows: int
     duplicates: int
     set_aside: int
+    conflicts: int
     batches: int
     """Batches of the raw table among the writes; one of duplicates alone makes none."""
     first_seq: int | None
@@ -81,11 +82,12 @@ class Unconfirmed:
         return Commit(
             subscription=self._subscription,
             replay_id=(committed or safe[-1].position).hex(),
-            received=sum(r.rows + r.duplicates + r.set_aside for r in results),
+            received=sum(result.received for result in results),
             rows=sum(result.rows for result in results),
             duplicates=sum(result.duplicates for result in results),
             set_aside=sum(result.set_aside for result in results),
             batches=sum(result.batch_id is not None for result in results),
             first_seq=with_rows[0].first_seq if with_rows else None,
+            conflicts=sum(result.conflicts for result in results),
             last_seq=None if last is None else (last.first_seq or 0) + last.rows - 1,
         )

@@ -1,347 +1,218 @@
-"""Which events are new: a window of dedupe keys in compact memory, or in the table itself.
+"""Which events are new, which came before, and which only have another one's id.
 
-Knows keys and times; not Spark, not files, and no clock but the one that is passed in. Invariant: a
-key that was added less than the window's length ago is found, and no other key ever is.
+An event is known by its dedupe key. With each key the window keeps a mark, made of the payload and
+of where it came from, so that two events of one id with different payloads are told apart: they are
+a conflict, or one event that was encoded anew. What a mark leaves open is asked of the table, once
+for all events of a write. Knows keys, rows and times; not Spark, not files, and no clock.
 """
 
 from __future__ import annotations
 
-import logging
-from array import array
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-from sfpubsub.types.events import KEY_BYTES
+from sfpubsub.spark.ingest.key_run import HOUR, HOUR_BITS
+from sfpubsub.spark.ingest.key_window import Known, hour_of
+from sfpubsub.spark.raw.layout import LONGEST_PARTITION
+from sfpubsub.spark.raw.table import StoredRow
 
-_log = logging.getLogger("sfpubsub.spark")
+# Seconds that the service is taken to keep an event at most: 72 h (Salesforce documentation), and
+# as much again, since it purges late. What says to be older does not say when it happened.
+KEPT = 144 * 3600.0
 
-# Seconds. The service keeps an event for 72 h and can deliver it again for as long; one hour more
-# covers clocks that differ and an event that was on its way at the end.
-DEFAULT_WINDOW = 73 * 3600.0
+# Seconds that an event may say to be younger than it was when it arrived: publishers set its time
+# themselves, with their own clocks. A look-up in the table begins so much earlier.
+_CLOCK_MARGIN = 24 * 3600.0
 
-# Keys that are held in memory; beyond, the table is asked. About 700 MB, twice what Spark's own JVM
-# takes, for 76 events a second over 73 h. A look-up in a table of so many keys takes seconds for
-# each batch, a look-up in memory milliseconds.
-DEFAULT_WINDOW_KEYS = 20_000_000
+# Of a mark's 64 bits: the hour, then 12 of the schema and the topic, then 32 of the payload.
+_CONTEXT_BITS = 12
+_CONTEXT_MASK = (1 << _CONTEXT_BITS) - 1
+_PAYLOAD_SHIFT = HOUR_BITS + _CONTEXT_BITS
+_HOUR_MASK = (1 << HOUR_BITS) - 1
 
-# Seconds. Keys expire together that were added within the same hour; the window holds at most this
-# much more than it must.
-_GENERATION = 3600.0
+_PAYLOAD = hashlib.blake2b(digest_size=4, person=b"sfpubsub mark")
 
-# Places of an empty window: 256 KiB, enough for the first 32,768 keys.
-_FIRST_PLACES = 1 << 16
-
-# Keys for each place, at most; there are twice as many places when it is reached. A key takes 22
-# bytes, and 8 to 16 for its places. At 1 it would take 8 less, and the chains would be longer.
-_LOAD = 0.5
-
-# Keys are hashes, so any four bytes of one spread evenly over the places.
-_HEADS = KEY_BYTES // 4
-
-# The last sequence number that four bytes can hold; numbering starts over before it.
-_LAST_NUMBER = (1 << 32) - 1
-
-# Keys that are linked at once: bounds the arrays made on the way to some 5 MB.
-_CHUNK = 1 << 16
+Span: TypeAlias = tuple[float, float]
+LookUp: TypeAlias = Callable[[Sequence[bytes], Sequence[Span]], Mapping[bytes, StoredRow]]
 
 
 class Window(Protocol):
-    """What is known of the keys of the last *length* seconds. Not thread-safe."""
+    """What is asked of a `KeyWindow`."""
 
-    @property
-    def length(self) -> float:
-        """Seconds that a key is kept for, at least."""
+    def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
+        """Return what is known of those of *keys* that are in the window."""
         ...
 
-    def clear(self) -> None:
-        """Forget every key."""
-        ...
-
-    def add(self, keys: bytes, now: float) -> None:
-        """Add whole keys, one after the other, that are not in the window."""
-        ...
-
-    def expire(self, now: float) -> None:
-        """Forget the keys whose time is over. Precedes every look-up."""
-        ...
-
-    def known(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Return those of *keys* that are in the window."""
+    def oldest(self, now: float) -> float:
+        """Return the time since which every key is in the window."""
         ...
 
 
-@dataclass
-class _Generation:
-    """Keys that expire together."""
+class Marker:
+    """Makes the marks of rows."""
 
-    opened: float
-    newest: float
-    count: int = 0
+    def __init__(self) -> None:
+        self._contexts: dict[tuple[str, str], int] = {}
 
-
-class KeyWindow:
-    """The keys of the last *length* seconds, in memory. Not thread-safe.
-
-    A hash table in three flat arrays, since a Python object for each key would take five times the
-    memory. The keys lie one after the other in order of arrival, so the oldest ones are the
-    beginning and expire by cutting it off. A key's number is its place in that order, counted from
-    1 and never used again; keys whose hashes fall on the same place are a chain of numbers from the
-    newest to the oldest, which ends with a number that has expired. All keys of a batch go through
-    these arrays together. Measured with 10 million keys: 28 bytes a key, 1.5 s to read them in; a
-    batch of 10,000 costs 3 ms and one of 100,000 30 ms, look-up and adding together.
-
-    Args:
-        length: Seconds that a key is kept for; up to one hour longer.
-
-    Raises:
-        ValueError: *length* is not positive.
-    """
-
-    def __init__(self, length: float = DEFAULT_WINDOW) -> None:
-        if length <= 0:
-            raise ValueError(f"a dedupe window is longer than 0 s, not {length}")
-        self.length = length
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget every key."""
-        self._keys = bytearray()
-        self._expired = 0  # the number of the last key that was forgotten
-        self._older = array("I")  # of each linked key: the number of the one before on its place
-        self._places = array("I", bytes(4 * _FIRST_PLACES))  # the number of the newest key there
-        self._generations: deque[_Generation] = deque()
-
-    def __len__(self) -> int:
-        return len(self._keys) // KEY_BYTES
-
-    def __contains__(self, key: bytes) -> bool:
-        return bool(self.known([key]))
-
-    def add(self, keys: bytes, now: float) -> None:
-        """Add keys that are not in the window.
-
-        Args:
-            keys: Whole keys, one after the other.
-            now: Seconds since 1970 UTC.
-
-        Raises:
-            ValueError: *keys* is not a whole number of keys.
-        """
-        if len(keys) % KEY_BYTES:
-            raise ValueError(f"a dedupe key has {KEY_BYTES} bytes")
-        self._keys += keys  # linked by the next look-up: a table read in is then linked once
-        self._generation(now).count += len(keys) // KEY_BYTES
-
-    def expire(self, now: float) -> None:
-        """Forget the keys whose time is over."""
-        while self._generations and self._generations[0].newest < now - self.length:
-            count = self._generations.popleft().count
-            del self._keys[: count * KEY_BYTES]
-            del self._older[:count]  # fewer, if some were never looked for: those have no place
-            self._expired += count
-
-    def known(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Return those of *keys* that are in the window.
-
-        Raises:
-            ValueError: One of them is no key.
-        """
-        joined = b"".join(keys)
-        if len(joined) != len(keys) * KEY_BYTES:
-            raise ValueError(f"a dedupe key has {KEY_BYTES} bytes")
-        self._link()
-        # Views of the arrays end with this call: an array with a view cannot grow.
-        stored, older = _halves(self._keys), np.frombuffer(self._older, np.uint32)
-        sought = _halves(joined)
-        numbers = np.frombuffer(self._places, np.uint32)[self._places_of(joined)]
-        found = []
-        chained = np.flatnonzero(numbers > self._expired)
-        while chained.size:  # one turn for each link of the longest chain
-            index = numbers[chained] - np.uint32(self._expired + 1)
-            same = (stored[index] == sought[chained]).all(axis=1)
-            found += chained[same].tolist()
-            numbers[chained] = older[index]
-            chained = chained[~same & (numbers[chained] > self._expired)]
-        return {keys[index] for index in found}
-
-    def _link(self) -> None:
-        """Give the keys that were added since the last time their numbers and places."""
-        if len(self) > _LOAD * len(self._places) or self._expired + len(self) > _LAST_NUMBER:
-            self._link_anew()
-        else:
-            self._link_from(len(self._older))
-
-    def _link_anew(self) -> None:
-        size = len(self._places)
-        while len(self) > _LOAD * size:
-            size *= 2
-        self._expired = 0
-        self._older = array("I")
-        self._places = array("I", [0]) * size
-        self._link_from(0)
-
-    def _link_from(self, start: int) -> None:
-        newest = np.frombuffer(self._places, np.uint32)
-        for first in range(start, len(self), _CHUNK):
-            chunk = self._keys[first * KEY_BYTES : (first + _CHUNK) * KEY_BYTES]
-            places = self._places_of(chunk)
-            # By place, and on each in order of arrival: every key follows the one before it there,
-            # the first one follows what was the newest, and the last one is the newest now.
-            order = np.argsort(places, kind="stable")
-            sorted_places = places[order]
-            numbers = (order + (self._expired + first + 1)).astype(np.uint32)
-            begins = np.append(True, sorted_places[1:] != sorted_places[:-1])
-            ends = np.append(begins[1:], True)
-            before = np.append(np.uint32(0), numbers[:-1])
-            before[begins] = newest[sorted_places[begins]]
-            newest[sorted_places[ends]] = numbers[ends]
-            older = np.empty_like(before)
-            older[order] = before
-            self._older.frombytes(older.tobytes())
-
-    def _places_of(self, keys: bytes | bytearray) -> npt.NDArray[np.uint32]:
-        heads = np.frombuffer(keys, np.uint32)[::_HEADS]
-        places: npt.NDArray[np.uint32] = heads & np.uint32(len(self._places) - 1)
-        return places
-
-    def _generation(self, now: float) -> _Generation:
-        if not self._generations or now >= self._generations[-1].opened + _GENERATION:
-            self._generations.append(_Generation(opened=now, newest=now))
-        newest = self._generations[-1]
-        newest.newest = max(newest.newest, now)  # a clock that was set back must not shorten it
-        return newest
+    def marks(self, rows: pa.Table, now: float) -> list[int]:
+        """Return a mark for each row, to be written at *now*. None is that of an unknown row."""
+        hour = hour_of(now)
+        contexts = self._contexts
+        marks = []
+        columns = (rows[name].to_pylist() for name in ("payload", "schema_id", "topic"))
+        for payload, *context in zip(*columns, strict=True):
+            digest = _PAYLOAD.copy()
+            digest.update(payload or b"")
+            context_bits = contexts.get((context[0], context[1]))
+            if context_bits is None:
+                context_bits = contexts[context[0], context[1]] = _context_bits(*context)
+            payload_bits = int.from_bytes(digest.digest(), "big") or 1
+            marks.append(payload_bits << _PAYLOAD_SHIFT | context_bits | hour)
+        return marks
 
 
-def _halves(keys: bytes | bytearray) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(keys, np.uint64).reshape(-1, 2)
+@dataclass(frozen=True)
+class Conflict:
+    """An event with the id of another one, of the same schema and channel, and another payload."""
+
+    index: int
+    """Its place among the rows."""
+    stored: StoredRow
+    """The row that has the id."""
 
 
-class BoundedWindow:
-    """A `KeyWindow` while the keys fit, then the table itself. Not thread-safe.
+@dataclass(frozen=True)
+class Verdict:
+    """What the events of a write are."""
 
-    When there are too many keys they are all dropped, and each batch is looked up in the rows that
-    the window covers. It stays so until `clear`: what is to be read in then may be less. Every key
-    that was added is in the table by then, so nothing is forgotten.
-
-    Args:
-        length: Seconds that a key is kept for.
-        max_keys: Keys that may be held in memory, at most 40 bytes each.
-        stored: Takes keys and a time in seconds since 1970 UTC, and returns those of the keys that
-            rows written since then hold, and perhaps some that older ones hold.
-
-    Raises:
-        ValueError: *length* or *max_keys* is not positive.
-    """
-
-    def __init__(
-        self,
-        length: float,
-        max_keys: int,
-        stored: Callable[[Collection[bytes], float], set[bytes]],
-    ) -> None:
-        if max_keys < 1:
-            raise ValueError(f"a dedupe window holds 1 key or more, not {max_keys}")
-        self._memory = KeyWindow(length)
-        self._max_keys = max_keys
-        self._stored = stored
-        self._now = 0.0
-        self._in_table = False
-
-    @property
-    def length(self) -> float:
-        """See `Window`."""
-        return self._memory.length
-
-    @property
-    def in_table(self) -> bool:
-        """Whether there are too many keys for memory, so that the table is asked."""
-        return self._in_table
-
-    def __len__(self) -> int:
-        return len(self._memory)
-
-    def clear(self) -> None:
-        """Forget every key, and hold them in memory again."""
-        self._memory.clear()
-        self._in_table = False
-
-    def add(self, keys: bytes, now: float) -> None:
-        """See `Window`. The rows with these keys are in the table.
-
-        Raises:
-            ValueError: *keys* is not a whole number of keys.
-        """
-        if self._in_table:
-            return
-        self._memory.add(keys, now)
-        if len(self._memory) > self._max_keys:
-            _log.warning(
-                "the dedupe window has more than %d keys (window_keys): until the next start each "
-                "batch is looked up in the table, which is slower",
-                self._max_keys,
-            )
-            self._memory.clear()
-            self._in_table = True
-
-    def expire(self, now: float) -> None:
-        """See `Window`."""
-        self._now = now
-        self._memory.expire(now)
-
-    def known(self, keys: Sequence[bytes]) -> set[bytes]:
-        """See `Window`.
-
-        Raises:
-            ValueError: One of *keys* is no key.
-            WriteError: The table cannot be read.
-        """
-        if self._in_table:
-            return self._stored(set(keys), self._now - self.length) if keys else set()
-        return self._memory.known(keys)
+    new: list[int]
+    """The places of those that are new."""
+    reencoded: int = 0
+    """Those that came before, encoded with another schema or enriched by another channel."""
+    conflicts: list[Conflict] = field(default_factory=list)
 
 
-def drop_repeats(keys: Sequence[bytes], window: Window) -> list[int]:
-    """Return the indices of the keys that are neither in the window nor earlier in *keys*."""
-    seen = window.known(keys)
-    if not seen and len(set(keys)) == len(keys):
-        return list(range(len(keys)))  # the usual batch
-    kept = []
-    for index, key in enumerate(keys):
-        if key not in seen:
-            seen.add(key)
-            kept.append(index)
-    return kept
-
-
-def drop_stored(
-    keys: Sequence[bytes],
-    times: Iterable[int | None],
+def judge(
+    rows: pa.Table,
+    marks: Sequence[int],
+    window: Window,
+    look_up: LookUp,
     *,
-    oldest: float,
-    stored: Callable[[Collection[bytes]], set[bytes]],
-) -> list[int]:
-    """Return the indices of the keys that the table does not hold from before the window.
+    now: float,
+    is_live: bool,
+) -> Verdict:
+    """Return which of *rows* are new, and what the others are.
 
-    An event whose own time lies in the window was received in it, if it was received before. One
-    whose time is older, or unknown, may have been received at any time, so the table is asked.
+    1. The window knows the keys of its time. Where its mark says what the event is, that is all.
+    2. Asked of the table are: rows whose mark is another one's, or not known; keys of an earlier
+       process, whose rows may be gone; and events that happened before the window's time, or do not
+       say when, since those may have been received before it.
+    3. Within the rows the first of a key is the one that counts.
 
     Args:
-        keys: Keys that are not in the window.
-        times: When each event happened, in microseconds since 1970 UTC; None if unknown.
-        oldest: Beginning of the window, in seconds since 1970 UTC.
-        stored: Returns those of the given keys that the table holds.
+        rows: Rows of a raw table.
+        marks: One for each.
+        window: Knows the keys of its time.
+        look_up: Returns the rows with keys that the table has in one of some spans of time.
+        now: Seconds since 1970 UTC.
+        is_live: Whether the rows were delivered lately, so that the service kept them till then.
+            Any others may have been written at any time after they happened.
     """
-    suspects = [
-        key
-        for key, time in zip(keys, times, strict=True)
-        if time is None or time < oldest * 1_000_000
-    ]
-    if not suspects:
-        return list(range(len(keys)))
-    known = stored(suspects)
-    return [index for index, key in enumerate(keys) if key not in known]
+    keys = rows["dedupe_key"].to_pylist()
+    known = window.find(keys)
+    asked = _to_ask(rows, keys, marks, known, window.oldest(now), now if is_live else None)
+    if not known and not asked and len(set(keys)) == len(keys):
+        return Verdict(list(range(len(keys))))  # the usual write
+    stored = look_up(list(asked), merged(asked.values())) if asked else {}
+    first: dict[bytes, int] = {}
+    new, reencoded, conflicts = [], 0, []
+    for index, key in enumerate(keys):
+        other = stored.get(key)
+        if other is None and key in first:
+            other = _row(rows, first[key])
+        if other is not None:
+            mine = _row(rows, index)
+            if mine.payload == other.payload:
+                continue
+            if (mine.schema_id, mine.topic) == (other.schema_id, other.topic):
+                conflicts.append(Conflict(index, other))
+            else:
+                reencoded += 1
+        elif key in known and (key not in asked or known[key].sure):
+            reencoded += _is_settled(known[key], marks[index]) and not _same_payload(
+                known[key].mark, marks[index]
+            )
+        else:
+            first[key] = index
+            new.append(index)
+    return Verdict(new, reencoded, conflicts)
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return spans in their order, as few as cover the same."""
+    found: list[Span] = []
+    for start, end in sorted(set(spans)):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _to_ask(
+    rows: pa.Table,
+    keys: Sequence[bytes],
+    marks: Sequence[int],
+    known: Mapping[bytes, Known],
+    oldest: float,
+    live_at: float | None,
+) -> dict[bytes, Span]:
+    """Return the keys that the table is to be asked for, and when their rows were written."""
+    asked: dict[bytes, Span] = {}
+    times = rows["event_time"].cast(pa.int64()).to_pylist()
+    limit = oldest * 1_000_000
+    for key, mark, time in zip(keys, marks, times, strict=True):
+        found = known.get(key)
+        if found is not None:
+            if not found.sure or not _is_settled(found, mark):
+                written = (found.mark & _HOUR_MASK) * HOUR
+                # What was read from the table is known by the end of its partition.
+                before = HOUR if _has_payload(found.mark) else LONGEST_PARTITION
+                asked[key] = (written - before, written + HOUR)
+        elif time is None or time < limit:
+            start = 0.0 if time is None else max(0.0, time / 1_000_000 - _CLOCK_MARGIN)
+            if live_at is not None:
+                start = max(start, live_at - KEPT - _CLOCK_MARGIN)
+            asked[key] = (min(start, oldest), oldest)
+    return asked
+
+
+def _is_settled(known: Known, mark: int) -> bool:
+    """Whether the marks alone say what an event of a known key is."""
+    if not _has_payload(known.mark):
+        return False
+    return _same_payload(known.mark, mark) or (known.mark ^ mark) >> HOUR_BITS & _CONTEXT_MASK != 0
+
+
+def _has_payload(mark: int) -> bool:
+    """Whether a mark says more than the hour."""
+    return mark >> HOUR_BITS != 0
+
+
+def _same_payload(one: int, other: int) -> bool:
+    return one >> _PAYLOAD_SHIFT == other >> _PAYLOAD_SHIFT
+
+
+def _context_bits(schema_id: str | None, topic: str | None) -> int:
+    text = f"{schema_id}\0{topic}".encode()
+    digest = hashlib.blake2b(text, digest_size=2, person=b"sfpubsub mark").digest()
+    return (int.from_bytes(digest, "big") & _CONTEXT_MASK) << HOUR_BITS
+
+
+def _row(rows: pa.Table, index: int) -> StoredRow:
+    row = {name: rows[name][index].as_py() for name in StoredRow.COLUMNS}
+    return StoredRow(**row | {"ingest_seq": None})  # it has no number yet

@@ -75,6 +75,10 @@ class Writer(Protocol):
         """Raise if it can no longer write."""
         ...
 
+    def hear_time(self, process_time: int) -> None:
+        """Take note of a time of the service's own clock."""
+        ...
+
 
 class Beside(Protocol):
     """What the loop keeps beside the table: see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
@@ -226,6 +230,8 @@ class IngestJob:
     def _take_stock(self, now: float) -> Health:
         self._looked = now
         health = self._subscription.health()
+        if health.process_time is not None:
+            self._writer.hear_time(health.process_time)
         if self._writing is None:  # a write may put something beside the table as well
             if not health.has_ended:  # or one may be what it failed with: see `_finish_after`
                 self._keep_gaps(health.gaps)

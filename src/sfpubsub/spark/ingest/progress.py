@@ -16,7 +16,8 @@ class Progress:
     """What a job has done so far. Counts are of this run."""
 
     received: int = 0
-    """Events taken from the subscription and done with: `rows`, `duplicates` and `set_aside`."""
+    """Events taken from the subscription and done with: `rows`, `duplicates`, `set_aside` and
+    `conflicts`."""
     rows: int = 0
     """Events written."""
     duplicates: int = 0
@@ -25,6 +26,10 @@ class Progress:
     """Events that could not be decoded: rows without JSON, or `set_aside`."""
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""
+    conflicts: int = 0
+    """Events with the id of another event and another payload: kept in ``_conflicts``."""
+    reencoded: int = 0
+    """Of the duplicates: those that were encoded anew."""
     batches: int = 0
     """Batches published."""
     position: ReplayId | None = None
@@ -33,11 +38,13 @@ class Progress:
     def after(self, result: WriteResult, position: ReplayId | None) -> Progress:
         """Return the progress with one more write."""
         return Progress(
-            received=self.received + result.rows + result.duplicates + result.set_aside,
+            received=self.received + result.received,
             rows=self.rows + result.rows,
             duplicates=self.duplicates + result.duplicates,
             undecodable=self.undecodable + result.undecodable,
             set_aside=self.set_aside + result.set_aside,
+            conflicts=self.conflicts + result.conflicts,
+            reencoded=self.reencoded + result.reencoded,
             batches=self.batches + (result.batch_id is not None),
             position=position or self.position,
         )

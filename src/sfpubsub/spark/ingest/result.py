@@ -27,3 +27,13 @@ class WriteResult:
     """Events that have no row because they could not be decoded: quarantined or skipped."""
     repeated: bool = False
     """Whether nothing was looked at, because the table has a batch of this name already."""
+    conflicts: int = 0
+    """Events with the id of another event and another payload: in the sidecar ``_conflicts``."""
+    reencoded: int = 0
+    """Of the duplicates: those with another payload, since they were encoded with another schema
+    or came by another channel."""
+
+    @property
+    def received(self) -> int:
+        """Events that were dealt with."""
+        return self.rows + self.duplicates + self.set_aside + self.conflicts

@@ -1,4 +1,4 @@
-"""The four tables beside a raw table: schemas, quarantine, gaps and commits.
+"""The five tables beside a raw table: schemas, quarantine, gaps, commits and conflicts.
 
 Each is a directory of JSON files, one object a line (raw/sidecar_files.py). What they are for
 decides when they are written:
@@ -7,7 +7,8 @@ decides when they are written:
 - an event in the *quarantine* is durable before its position may pass (writer.py does that);
 - a *gap* is durable before anything that came after it is written;
 - a *commit* is a line of a log, written after the service's word and never read by a job. A job
-  that is killed leaves out its last seconds.
+  that is killed leaves out its last seconds;
+- a *conflict*, an event with the id of another event, is durable before its position may pass.
 
 Writing one again changes nothing: names are made of what is in the files. Decides nothing about
 events; where files are is raw/files.py's business.
@@ -15,6 +16,7 @@ events; where files are is raw/files.py's business.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import time
@@ -24,11 +26,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark.ingest.confirmations import Commit
+from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.raw.beside import (
     COMMITS_NAME,
+    CONFLICTS_NAME,
     GAPS_NAME,
     QUARANTINE_NAME,
     SCHEMAS_NAME,
@@ -52,7 +57,7 @@ COMMITS_EVERY = 5.0
 
 
 class Sidecars:
-    """Writes the four tables of one raw table. For one thread at a time, but for `schemas`.
+    """Writes the tables beside one raw table. For one thread at a time, but for `schemas`.
 
     Args:
         spark: Reaches file systems other than this machine's.
@@ -77,7 +82,7 @@ class Sidecars:
         self._commits: _CommitLog | None = None
 
     def open(self) -> None:
-        """Make the directories, so that all four can be read from the first moment on.
+        """Make the directories, so that all can be read from the first moment on.
 
         Raises:
             ConfigurationError: The file system cannot be used.
@@ -162,12 +167,36 @@ class Sidecars:
                 "before": gap.before.hex() if gap.before else None,
                 "error_code": gap.error_code,
             }
-            digest = hashlib.blake2b(json.dumps(record).encode(), digest_size=16)
-            name = f"{digest.hexdigest()}.json"
+            name = _name_of(record)
             files = self._gaps or self._files(GAPS_NAME)
             if files.read(name) is None:
                 files.make()
                 record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
+                files.replace(name, _line(record))
+
+    def keep_conflicts(self, rows: pa.Table, conflicts: Sequence[Conflict]) -> None:
+        """Make events durable that have the id of another event; call it before they are acked.
+
+        Args:
+            rows: Rows of a raw table, of which some are those events.
+            conflicts: Which.
+
+        Raises:
+            WriteError: One was not kept.
+        """
+        files = self._files(CONFLICTS_NAME)
+        files.make()  # a writer of a program of its own has opened none of them
+        for conflict in conflicts:
+            row = rows.slice(conflict.index, 1).to_pylist()[0]
+            names = ("subscription", "topic", "event_id", "schema_id")
+            record = {name: row[name] for name in names} | {
+                "replay_id": _hex(row["replay_id"]),
+                "payload": base64.b64encode(row["payload"] or b"").decode(),
+                "stored_replay_id": _hex(conflict.stored.replay_id),
+            }
+            name = _name_of(record)
+            if files.read(name) is None:
+                record |= {"stored_seq": conflict.stored.ingest_seq, "noted_at": self._clock()}
                 files.replace(name, _line(record))
 
     def keep_commit(self, commit: Commit) -> None:
@@ -231,6 +260,15 @@ class _CommitLog:
             name = f"{self._began}-{self._run}-{self._number:04}.json"
             self._files.replace(name, "".join(self._lines))
             self._unwritten = 0
+
+
+def _name_of(record: Mapping[str, object]) -> str:
+    """Return the file's name for a record: the same one each time."""
+    return f"{hashlib.blake2b(json.dumps(record).encode(), digest_size=16).hexdigest()}.json"
+
+
+def _hex(replay_id: bytes | None) -> str | None:
+    return None if replay_id is None else replay_id.hex()
 
 
 def _line(record: Mapping[str, object]) -> str:

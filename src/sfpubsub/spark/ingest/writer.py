@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
@@ -19,21 +19,26 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
-from sfpubsub.spark.ingest.dedupe import (
+from sfpubsub.spark.ingest.dedupe import Marker, Verdict, judge
+from sfpubsub.spark.ingest.key_run import HOUR
+from sfpubsub.spark.ingest.key_window import (
     DEFAULT_WINDOW,
     DEFAULT_WINDOW_KEYS,
-    BoundedWindow,
-    drop_repeats,
-    drop_stored,
+    Covered,
+    KeyWindow,
+    hour_of,
 )
 from sfpubsub.spark.ingest.result import WriteResult
+from sfpubsub.spark.ingest.run_directory import keys_directory
+from sfpubsub.spark.ingest.service_time import ServiceTime
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
+from sfpubsub.spark.raw.beside import CONFLICTS_NAME
 from sfpubsub.spark.raw.destination import Destination, Source, claim_table, make_table_directory
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import EventRows, TimedEvents
-from sfpubsub.spark.raw.schema import check_rows, joined_keys, of_org, renumbered, schemas_in
+from sfpubsub.spark.raw.schema import check_rows, of_org, renumbered, schemas_in
 from sfpubsub.spark.raw.table import RawTable
 from sfpubsub.spark.runtime.session import jvm_of
 from sfpubsub.stores.quarantine import Quarantine
@@ -41,9 +46,9 @@ from sfpubsub.types import Gap, ReplayId
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds that an event may say to be younger than it was when it arrived: publishers set its time
-# themselves, with their own clocks. A look-up in the table begins so much earlier.
-_CLOCK_MARGIN = 24 * 3600.0
+# Seconds by which a clock may be set back after a start before the table is read in again. What is
+# missing for a while is looked up.
+_SET_BACK = 1800.0
 
 
 class EventWriter:
@@ -62,12 +67,12 @@ class EventWriter:
         format: ``parquet``, ``delta`` or ``iceberg``.
         subscription: Name or id of the managed subscription whose events come, or else
         topic: The topic; then the table keeps the position as well (`TableReplayStore`).
-        window: Seconds for which a key is kept in memory.
-        window_keys: Keys that may be kept, at most 40 bytes each. With more of them in *window*
-            each batch is looked up in the table instead, which takes longer.
+        window: Seconds for which a dedupe key is kept, in memory and on local disk.
+        window_keys: Keys that may be kept, with 1.1 bytes of memory and 24 of disk each. With more
+            of them in *window* older events are looked up in the table, which takes longer.
         staging: With parquet: a directory to keep staging and sidecars in, on the table's file
             system and not in the table; by default where they were before, or beside the table.
-        clock: Seconds since 1970 UTC; decides on the window and on the hour of a batch.
+        clock: Seconds since 1970 UTC; decides on the window and on the day of a batch.
         on_undecodable: What becomes of an event that cannot be decoded: ``keep``: its row has no
             JSON; ``quarantine``: it is put into *quarantine* and has no row; ``skip``: it is
             counted, logged, and has no row; ``fail``: `write` raises.
@@ -107,16 +112,14 @@ class EventWriter:
         self.destination = place
         self.org_id = org_id
         self._source = source
-        self._sidecars = Sidecars(spark, place)
+        self._sidecars = Sidecars(spark, place, clock=clock)
         self._told: set[str] = set()
         """Schemas that are known to be lacking."""
         self._trusted = False  # whether window, numbers and position are those of the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
-        self._clock = clock
-        self._window = BoundedWindow(
-            window, window_keys, lambda keys, since: self._table.stored(keys, since, None)
-        )
+        self._time = ServiceTime(clock)
+        self._marker = Marker()
         self._jvm = jvm_of(spark)
         self._lease: Lease | None = None
         place.check(source)  # before anything of ours is in it
@@ -127,17 +130,20 @@ class EventWriter:
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, source, table_properties)
             self._table.on_restored = self._note_restored
+            table = f"{place.format} {place} of {source}"
+            self._window = KeyWindow(table, keys_directory(place), window, window_keys)
+            unless_done.callback(self._window.close)
             self._latest = 0.0
-            self._recover()
+            self._recover(self._time.read())
             unless_done.pop_all()
 
     def write(self, batches: TimedEvents | Iterable[TimedEvents]) -> WriteResult:
         """Make the events of *batches* durable, each once.
 
         1. Decode the events.
-        2. Drop those whose key came before in these batches or is in the window.
-        3. Ask the table for those whose own time is older than the window, and drop what it has.
-           Those that cannot be decoded have no time, so it is asked for them as well.
+        2. Drop those that came before: in these batches, by the window, or by the table, which is
+           asked once for all that the window cannot tell (dedupe.py).
+        3. Keep beside the table those that have the id of another event and another payload.
         4. Put those that cannot be decoded into the quarantine, which makes them durable. They
            have no row. (By default there is no quarantine, and their row has no JSON.)
         5. Make the schemas of these events durable beside the table, where they are not yet.
@@ -173,9 +179,11 @@ class EventWriter:
             LocalProtocolError: The writer was closed, or is writing in another thread.
         """
         with self._turn():
-            now = self._now()
             table = received.table()
-            new = self._new(table, now)
+            now = self._now(table, is_live=True)
+            marks = self._marker.marks(table, now)
+            verdict = self._judge(table, marks, now, is_live=True)
+            new = verdict.new
             news = set(new) if received.undecodable else set()
             bad = {index: row for index, row in received.undecodable if index in news}
             kept = new
@@ -188,17 +196,19 @@ class EventWriter:
             batch_id = None
             self._sidecars.keep_schemas(received.schemas)
             if kept:
-                batch_id = self._append(table, kept, position, now)
+                batch_id = self._append(table, marks, kept, position, now)
             elif position is not None and position != self._table.position:
                 self._table.move(position)
         return WriteResult(
             rows=len(kept),
-            duplicates=len(table) - len(new),
+            duplicates=len(table) - len(new) - len(verdict.conflicts),
             undecodable=len(bad),
             batch_id=batch_id,
             first_seq=first_seq if kept else None,
             position=position,
             set_aside=len(new) - len(kept),
+            conflicts=len(verdict.conflicts),
+            reencoded=verdict.reencoded,
         )
 
     def write_rows(
@@ -213,8 +223,9 @@ class EventWriter:
             rows: With the columns of `sfpubsub.spark.raw.schema.SCHEMA`, in the order to keep;
                 ``ingest_seq`` may be missing, and ``schema_json`` be there, as the streaming source
                 has it. Of any subscription.
-            name: What the caller calls these rows. It is part of the transaction, and if one of
-                the table's last 32 batches has it, nothing is done: they are in the table.
+            name: What a streaming query calls these rows. It is part of the transaction, and if
+                one of the table's last 32 batches has it, nothing is done: they are in the table.
+                Rows without one may be of any age, and are looked up however old they are.
             schemas: The Avro schemas of the rows as JSON texts, by id. They are durable before the
                 rows. Rows whose schema is neither here nor in ``schema_json`` nor kept beside the
                 table are written, and the log says so: typed tables need it.
@@ -228,19 +239,24 @@ class EventWriter:
         with self._turn():
             if name is not None and name in self._table.names:
                 return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
-            now = self._now()
-            new = self._new(rows, now)
+            is_live = name is not None  # else they may be of any age
+            now = self._now(rows, is_live=is_live)
+            marks = self._marker.marks(rows, now)
+            verdict = self._judge(rows, marks, now, is_live=is_live)
+            new = verdict.new
             first_seq = self._table.next_seq
             self._sidecars.keep_schemas(given)
             self._tell_lacking(rows)
-            batch_id = self._append(rows, new, None, now, name) if new else None
+            batch_id = self._append(rows, marks, new, None, now, name) if new else None
         return WriteResult(
             rows=len(new),
-            duplicates=len(rows) - len(new),
+            duplicates=len(rows) - len(new) - len(verdict.conflicts),
             undecodable=0,
             batch_id=batch_id,
             first_seq=first_seq if new else None,
             position=self._table.position,
+            conflicts=len(verdict.conflicts),
+            reencoded=verdict.reencoded,
         )
 
     @property
@@ -270,6 +286,15 @@ class EventWriter:
         if not self._jvm.alive():
             raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has ended")
 
+    def hear_time(self, process_time: int) -> None:
+        """Compare this machine's clock with the service's. Safe in any thread.
+
+        Args:
+            process_time: What the service's clock says now, or lately said for the first time, in
+                milliseconds since 1970 UTC (`CommitReceipt.process_time`).
+        """
+        self._time.hear(process_time / 1000)
+
     def close(self) -> None:
         """Give the table up; nothing can be written after that. Does nothing the second time.
 
@@ -277,8 +302,10 @@ class EventWriter:
         """
         self._is_closed = True
         # Kept from now on: a write that was about to begin finds it taken.
-        if self._lease is not None and self._busy.acquire(blocking=False):
-            self._lease.release()
+        if self._busy.acquire(blocking=False):
+            self._window.close()
+            if self._lease is not None:
+                self._lease.release()
 
     def __enter__(self) -> EventWriter:
         return self
@@ -291,18 +318,25 @@ class EventWriter:
     ) -> None:
         self.close()
 
-    def _new(self, rows: pa.Table, now: float) -> list[int]:
-        """Return the places of the rows whose keys are new."""
+    def _judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
+        """Return what the rows are; those that are in conflict are kept."""
         self._window.expire(now)
-        keys = rows["dedupe_key"].to_pylist()
-        times = rows["event_time"].cast(pa.int64()).to_pylist()
-        first = drop_repeats(keys, self._window)
-        unknown = self._unknown([keys[i] for i in first], [times[i] for i in first], now)
-        return [first[i] for i in unknown]
+        verdict = judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
+        if verdict.conflicts:
+            self._sidecars.keep_conflicts(rows, verdict.conflicts)
+            _log.warning(
+                "%s: %d events have the id of another event and another payload; they are not "
+                "rows of the table, and are kept in %s",
+                self.destination,
+                len(verdict.conflicts),
+                CONFLICTS_NAME,
+            )
+        return verdict
 
     def _append(
         self,
         rows: pa.Table,
+        marks: list[int],
         kept: list[int],
         position: ReplayId | None,
         now: float,
@@ -311,9 +345,11 @@ class EventWriter:
         """Hand those of *rows* that are kept to the table, and remember their keys."""
         if len(kept) < len(rows):
             rows = rows.take(pa.array(kept, pa.int64()))
+            marks = [marks[index] for index in kept]
         rows = renumbered(of_org(rows, self.org_id).combine_chunks(), self._table.next_seq)
         batch_id = self._table.append(rows, position, now, name)
-        self._window.add(joined_keys(rows["dedupe_key"]), now)
+        keys = rows["dedupe_key"].to_pylist()
+        self._window.add(keys, marks, now, self._table.next_seq - 1)
         return batch_id
 
     def _tell_lacking(self, rows: pa.Table) -> None:
@@ -327,22 +363,6 @@ class EventWriter:
                 self.destination,
             )
             self._told.update(lacking)
-
-    def _unknown(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
-        """Return the indices of those of *keys*, new to the window, that the table lacks."""
-        oldest = now - self._window.length
-        when = dict(zip(keys, times, strict=True))
-
-        def stored(suspects: Collection[bytes]) -> set[bytes]:
-            known = [time for key in suspects if (time := when[key]) is not None]
-            # One of unknown time may have been received at any time. One that says to be from
-            # year 1, as an unset date does, was not written before 1970.
-            first = None
-            if len(known) == len(suspects):
-                first = max(0.0, min(known) / 1_000_000 - _CLOCK_MARGIN)
-            return self._table.stored(suspects, first, oldest)
-
-        return drop_stored(keys, times, oldest=oldest, stored=stored)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -358,21 +378,35 @@ class EventWriter:
             )
         try:
             if not self._trusted:
-                self._recover()
+                self._recover(max(self._latest, self._time.read()))
             self._trusted = False  # until all is done
             yield
             self._trusted = True
         finally:
             self._busy.release()
 
-    def _recover(self) -> None:
+    def _recover(self, now: float) -> None:
+        """Read from the table what is known of it; of the keys, those that no run covers."""
         self._trusted = False
-        self._table.recover()
-        self._window.clear()
-        for written_at, keys in self._table.keys_since(self._now() - self._window.length):
-            self._window.add(keys, written_at)
-            if self._window.in_table:
-                break
+        table, window = self._table, self._window
+        table.recover()
+        window.begin()
+        covered = window.covered
+        if covered is not None:
+            key = table.key_of(covered.seq, covered.hour * HOUR)
+            if key is None or key.hex() != covered.key:  # the table was restored, or made anew
+                window.clear()
+                covered = None
+        self._read_at = now = max(now, table.newest_time)
+        since, written_at = window.oldest(now), 0.0
+        for written_at, keys in table.keys_since(since, -1 if covered is None else covered.seq):
+            window.load(keys, written_at)
+        last = None
+        if written_at and window.needs_cover:
+            key = table.key_of(table.next_seq - 1, table.newest_time)
+            if key is not None:
+                last = Covered(table.next_seq - 1, key.hex(), hour_of(table.newest_time))
+        window.loaded(last, since)
         self._trusted = True
 
     def _note_restored(self, last: ReplayId | None) -> None:
@@ -387,10 +421,16 @@ class EventWriter:
                 self.destination,
             )
 
-    def _now(self) -> float:
+    def _now(self, rows: pa.Table, *, is_live: bool) -> float:
         """Read the clock, which must not go back: a batch's hour says where its keys are found."""
-        self._latest = max(self._latest, self._table.newest_time, self._clock())
-        return self._latest
+        newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
+        now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
+        now = self._latest = max(self._latest, self._table.newest_time, now)
+        if now < self._read_at - _SET_BACK:  # too little was read in, by a clock that was ahead
+            self._window.clear()
+            self._recover(now)
+            self._trusted = False
+        return now
 
 
 def _open_table(

@@ -28,7 +28,11 @@ SCHEMAS_NAME = "_schemas"
 QUARANTINE_NAME = "_quarantine"
 GAPS_NAME = "_gaps"
 COMMITS_NAME = "_commits"
-SIDECARS = (SCHEMAS_NAME, QUARANTINE_NAME, GAPS_NAME, COMMITS_NAME)
+CONFLICTS_NAME = "_conflicts"
+SIDECARS = (SCHEMAS_NAME, QUARANTINE_NAME, GAPS_NAME, COMMITS_NAME, CONFLICTS_NAME)
+
+# Of what a writer knows of the keys: a cache (ingest/key_window.py).
+KEYS_NAME = "_keys"
 
 # Says which table the directory belongs to. One of the user's choice may be given to several.
 _OWNER_NAME = "table.json"

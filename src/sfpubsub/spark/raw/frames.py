@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.paths import file_url
 from sfpubsub.spark.raw.schema import COMMENTS
+from sfpubsub.spark.raw.table import StoredRow
 
 # Bytes of rows in one task of a cluster. Spark refuses 128 MiB (spark.rpc.message.maxSize),
 # and rows differ in size.
@@ -153,20 +154,23 @@ def frame_of(
         )
 
 
-def keys_among(spark: SparkSession, rows: DataFrame, keys: Collection[bytes]) -> set[bytes]:
-    """Return those of *keys* that *rows* hold in ``dedupe_key``: a semi-join.
+def rows_among(
+    spark: SparkSession, rows: DataFrame, keys: Collection[bytes]
+) -> dict[bytes, StoredRow]:
+    """Return the first row of each of *keys* that *rows* hold: a semi-join.
 
-    The keys go to where the rows are, so no row leaves its executor, however many there are.
+    The keys go to where the rows are, so no other row leaves its executor, however many there are.
 
     Args:
         spark: The session of *rows*.
-        rows: With a column ``dedupe_key``; others are not read.
+        rows: With the columns of a `StoredRow`; others are not read.
         keys: At least one, and no more than a batch has.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(spark.createDataFrame(wanted))
-    found = rows.join(asked, "dedupe_key", "left_semi").select("dedupe_key").distinct()
-    return set(found.toArrow()["dedupe_key"].to_pylist())
+    found = rows.select(*StoredRow.COLUMNS).join(asked, "dedupe_key", "left_semi").toArrow()
+    stored = [StoredRow(**row) for row in found.sort_by([("ingest_seq", "descending")]).to_pylist()]
+    return {row.dedupe_key: row for row in stored}
 
 
 def _sent(spark: SparkSession, rows: pa.Table) -> DataFrame:

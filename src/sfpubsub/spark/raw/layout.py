@@ -99,6 +99,9 @@ _HOURS = pa.schema([SCHEMA.field(name) for name in FIRST_COLUMNS])
 _HOUR = timedelta(hours=1).total_seconds()
 _DAY = timedelta(days=1).total_seconds()
 
+# Seconds by which a row's partition may end after the row was written.
+LONGEST_PARTITION = _DAY
+
 NEWEST = Layout(3, SCHEMA, "ingest_date", pa.date32(), "%Y-%m-%d", _DAY)
 LAYOUTS = {
     1: Layout(1, _HOURS, "ingest_hour", pa.string(), "%Y-%m-%d-%H", _HOUR),

@@ -13,15 +13,17 @@ import os
 import shutil
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
@@ -31,13 +33,13 @@ from sfpubsub.spark.raw.frames import (
     columns_that_differ,
     frame_of,
     in_newest_layout,
-    keys_among,
+    rows_among,
     with_comments,
 )
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.schema import joined_keys
 from sfpubsub.spark.raw.state import State
-from sfpubsub.spark.raw.table import RawTable
+from sfpubsub.spark.raw.table import RawTable, StoredRow
 from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
@@ -50,6 +52,10 @@ _FENCE_TRIES = 5
 
 # Keys that are brought to the driver at once. A row takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
+
+
+# Seconds by which the time of a row may be wrong that is looked for by its number.
+_CLOCKS = 3600.0
 
 
 class Conflict(Exception):  # noqa: N818  # never leaves this package; not an error of the user's
@@ -203,15 +209,15 @@ class LoggedTable(RawTable):
         """See `RawTable`."""
         self._try_commit(None, self._known.moved(position), "the position was not written")
 
-    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
+    def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. The time is the end of the rows' partition, or the newest batch's."""
         layout = self._known.layout
         column = layout.partition
-        if self.next_seq == 0 or layout.text_of(self.newest_time) < layout.text_of(oldest):
+        if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
             return  # Spark takes a second to find nothing
         with self._errors("cannot be read"):
             frame = self._rows().where(f.col(column) >= f.lit(layout.value_of(oldest)))
-            frame = frame.select(column, "dedupe_key")
+            frame = frame.where(f.col("ingest_seq") > after).select(column, "dedupe_key")
             some = frame.limit(_KEYS_AT_ONCE + 1).toArrow()
             if len(some) <= _KEYS_AT_ONCE:
                 yield from self._keys(some)
@@ -229,19 +235,30 @@ class LoggedTable(RawTable):
             written = min(layout.end_of(value), max(self.newest_time, layout.start_of(value)))
             yield written, joined_keys(rows.filter(pc.equal(column, value))["dedupe_key"])
 
-    def stored(
-        self, keys: Collection[bytes], first: float | None, last: float | None
-    ) -> set[bytes]:
+    def key_of(self, seq: int, written_at: float) -> bytes | None:
         """See `RawTable`."""
-        if not keys or self.next_seq == 0:
-            return set()
+        if self.next_seq <= seq:
+            return None
         with self._errors("cannot be read"):
-            rows, layout = self._rows(), self._known.layout
-            if first is not None:
-                rows = rows.where(f.col(layout.partition) >= f.lit(layout.value_of(first)))
-            if last is not None:
-                rows = rows.where(f.col(layout.partition) <= f.lit(layout.value_of(last)))
-            return keys_among(self._spark, rows, keys)
+            rows = self._rows().where(self._written(written_at - _CLOCKS, written_at + _CLOCKS))
+            found = rows.where(f.col("ingest_seq") == seq).select("dedupe_key").head(1)
+        return bytes(found[0][0]) if found else None
+
+    def rows_with(
+        self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
+    ) -> Mapping[bytes, StoredRow]:
+        """See `RawTable`."""
+        if not keys or not spans or self.next_seq == 0:
+            return {}
+        written = reduce(or_, [self._written(first, last) for first, last in spans])
+        with self._errors("cannot be read"):
+            return rows_among(self._spark, self._rows().where(written), keys)
+
+    def _written(self, first: float, last: float) -> Column:
+        """Return whether a row is in the partitions of a span of time."""
+        layout = self._known.layout
+        values = (f.lit(layout.value_of(time)) for time in (first, last))
+        return f.col(layout.partition).between(*values)
 
     def _try_commit(self, rows: pa.Table | None, state: State, failed: str) -> None:
         try:

@@ -25,7 +25,7 @@ import os
 import shutil
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,11 +39,11 @@ from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
 from sfpubsub.spark.raw.destination import BATCH_PREFIX, POSITION_NAME, Source
-from sfpubsub.spark.raw.frames import frame_of, keys_among
+from sfpubsub.spark.raw.frames import frame_of, rows_among, spark_schema
 from sfpubsub.spark.raw.layout import Layout
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
-from sfpubsub.spark.raw.schema import joined_keys
-from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable
+from sfpubsub.spark.raw.schema import SCHEMA, joined_keys
+from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable, StoredRow
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
 
@@ -53,7 +53,8 @@ _NAME = "_name"
 _HADOOP_STAGING = Path("_temporary", "0", "_temporary")
 
 # What a look-up reads of a row.
-_KEYS = "dedupe_key BINARY"
+_STORED = spark_schema(pa.schema([SCHEMA.field(name) for name in StoredRow.COLUMNS]))
+_KEY_AND_NUMBER = pa.schema([SCHEMA.field(name) for name in ("dedupe_key", "ingest_seq")])
 
 _READ_ERRORS = (OSError, pa.ArrowException)
 
@@ -174,35 +175,49 @@ class ParquetTable(RawTable):
         except (*_READ_ERRORS, ValueError, KeyError) as error:
             raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
 
-    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
+    def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. The time is the end of the rows' partition."""
         first = self._name_of(oldest)
         try:
             for partition in self._partitions():
                 if partition.name >= first:
                     end = self._start_of(partition) + self._layout.seconds
-                    for keys in _scan_keys(_files(partition)):
+                    for keys in _scan_keys(_files(partition, after)):
                         yield end, keys
-        except _READ_ERRORS as error:
+        except (*_READ_ERRORS, ValueError) as error:
             raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
 
-    def stored(
-        self, keys: Collection[bytes], first: float | None, last: float | None
-    ) -> set[bytes]:
+    def key_of(self, seq: int, written_at: float) -> bytes | None:
         """See `RawTable`."""
-        earliest = self._layout.prefix if first is None else self._name_of(first)
-        latest = None if last is None else self._name_of(last)
+        try:
+            batches = (batch for batch in self._batches_backwards() if batch.first_seq <= seq)
+            batch = next(batches, None)
+            for file in batch.files if batch is not None else ():
+                rows = pq.read_table(
+                    file, schema=_KEY_AND_NUMBER, filters=[("ingest_seq", "=", seq)]
+                )
+                if len(rows):
+                    return bytes(rows["dedupe_key"][0].as_py())
+        except (*_READ_ERRORS, ValueError) as error:
+            raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
+        return None
+
+    def rows_with(
+        self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
+    ) -> Mapping[bytes, StoredRow]:
+        """See `RawTable`."""
+        named = [(self._name_of(first), self._name_of(last)) for first, last in spans]
         partitions = [
             file_url(partition)
             for partition in self._partitions()
-            if earliest <= partition.name and (latest is None or partition.name <= latest)
+            if any(first <= partition.name <= last for first, last in named)
         ]
         if not partitions or not keys:
-            return set()
+            return {}
         try:
             reader = self._spark.read.options(**EXACT_PATHS, basePath=file_url(self.path))
-            rows = reader.schema(_KEYS).parquet(*partitions)
-            return keys_among(self._spark, rows, keys)
+            rows = reader.schema(_STORED).parquet(*partitions)
+            return rows_among(self._spark, rows, keys)
         except SPARK_ERRORS as error:
             raise WriteError(
                 f"the keys of {self.path} cannot be read: {first_line(error)}"
@@ -334,8 +349,9 @@ def _batches(partition: Path) -> list[_Batch]:
     return [_Batch(p) for p in sorted(partition.iterdir()) if p.name.startswith(BATCH_PREFIX)]
 
 
-def _files(partition: Path) -> list[Path]:
-    return [file for batch in _batches(partition) for file in batch.files]
+def _files(partition: Path, after: int) -> list[Path]:
+    batches = (batch for batch in _batches(partition) if batch.first_seq > after)
+    return [file for batch in batches for file in batch.files]
 
 
 def _scan_keys(files: Collection[Path]) -> Iterator[bytes]:

@@ -35,7 +35,11 @@ COLUMNS = {
     "commits": (
         "run STRING, subscription STRING, replay_id STRING, noted_at DOUBLE, received BIGINT, "
         "rows BIGINT, duplicates BIGINT, set_aside BIGINT, batches BIGINT, first_seq BIGINT, "
-        "last_seq BIGINT"
+        "last_seq BIGINT, conflicts BIGINT"
+    ),
+    "conflicts": (
+        "subscription STRING, topic STRING, event_id STRING, schema_id STRING, replay_id STRING, "
+        "payload STRING, stored_replay_id STRING, stored_seq BIGINT, noted_at DOUBLE"
     ),
 }
 
@@ -46,7 +50,7 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
     Args:
         spark: Any session.
         table: The raw table's path or URL, or the name of a catalog's.
-        name: ``schemas``, ``quarantine``, ``gaps`` or ``commits``.
+        name: ``schemas``, ``quarantine``, ``gaps``, ``commits`` or ``conflicts``.
 
     Raises:
         ConfigurationError: There is no such table.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -12,6 +14,27 @@ from sfpubsub.types import ReplayId
 # Batches whose names a table remembers. A stream repeats its last batch only, so this is room for
 # as many streams that write to one table in turn.
 REMEMBERED_NAMES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """What tells a row from another one of the same event id, and where it stands."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "dedupe_key",
+        "schema_id",
+        "topic",
+        "payload",
+        "replay_id",
+        "ingest_seq",
+    )
+
+    dedupe_key: bytes
+    schema_id: str | None
+    topic: str | None
+    payload: bytes | None
+    replay_id: bytes | None
+    ingest_seq: int | None
 
 
 class RawTable(ABC):
@@ -57,24 +80,43 @@ class RawTable(ABC):
         """
 
     @abstractmethod
-    def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
+    def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
         """Yield the dedupe keys of rows written since *oldest*, possibly of some before it.
 
+        Args:
+            oldest: Seconds since 1970 UTC.
+            after: The last row of a batch, by its ``ingest_seq``: only rows after it.
+
         Yields:
-            No less than the time when they were written, in seconds since 1970 UTC, and whole
-            keys one after the other. Times do not decrease.
+            No less than the time when they were written, in seconds since 1970 UTC, and no more
+            than `sfpubsub.spark.raw.layout.LONGEST_PARTITION` later; and whole keys one after the
+            other. Times do not decrease.
         """
 
     @abstractmethod
-    def stored(
-        self, keys: Collection[bytes], first: float | None, last: float | None
-    ) -> set[bytes]:
-        """Return those of *keys* that rows written from *first* to *last* hold, or some nearby.
+    def key_of(self, seq: int, written_at: float) -> bytes | None:
+        """Return the dedupe key of the row with that ``ingest_seq``; None if there is no such row.
+
+        Args:
+            seq: ``ingest_seq``.
+            written_at: When it was written, in seconds since 1970 UTC; an hour more or less.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
+
+    @abstractmethod
+    def rows_with(
+        self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
+    ) -> Mapping[bytes, StoredRow]:
+        """Return the rows with *keys* that were written in one of *spans*, or shortly around it.
 
         Args:
             keys: Any number.
-            first: Seconds since 1970 UTC; None for the table's beginning.
-            last: Seconds since 1970 UTC; None for its end.
+            spans: First and last time, in seconds since 1970 UTC.
+
+        Returns:
+            The first row of each key, by the key.
 
         Raises:
             WriteError: The table cannot be read.

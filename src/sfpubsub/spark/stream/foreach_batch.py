@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import LocalProtocolError, SfPubSubError, WriteError
-from sfpubsub.spark.ingest.dedupe import DEFAULT_WINDOW
+from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
@@ -67,7 +67,7 @@ class ForeachBatchWriter:
         path: The table, as for `EventWriter`.
         topic: The topic that the table belongs to.
         format: ``parquet``, ``delta`` or ``iceberg``.
-        window: Seconds for which a dedupe key is kept in memory.
+        window: Seconds for which a dedupe key is kept.
         staging: With parquet: where to keep staging and sidecars, as for `EventWriter`.
         org_id: Id of the org that the events come from, as for `EventWriter`.
 

@@ -1,0 +1,197 @@
+"""The directory of a window's runs: who has it, which of its files count, and their order on disk.
+
+A run is durable before the manifest that names it, and a manifest before a run that it no longer
+names is deleted. So a death leaves files that no manifest names, which are deleted at the next
+start, and never a name without its file. What the manifest says is for its reader to check.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from sfpubsub.durable import make_directory, replace_file
+from sfpubsub.errors import WriteError
+from sfpubsub.spark.ingest.key_run import DamagedRunError, KeyRun, RunEntry, RunWriter
+from sfpubsub.spark.raw.beside import KEYS_NAME, place_of
+from sfpubsub.spark.raw.destination import Destination
+
+_log = logging.getLogger("sfpubsub.spark")
+
+_MANIFEST = "keys.json"
+_LOCK = "lock"
+_RUNS = "*.keys"
+
+# Version of the files.
+_VERSION = 1
+
+
+class RunDirectory:
+    """A directory of runs, for one process at a time. Not thread-safe.
+
+    It is made when the first run is written. If another process has it, or it cannot be written, a
+    temporary one takes its place, which is deleted by `close`.
+
+    Args:
+        path: Where it is to be, on a local disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        self._temporary: str | None = None
+        if path.is_dir():
+            self._take()
+
+    def read_manifest(self) -> dict[str, Any] | None:
+        """Return the manifest; None if there is none, or one that was damaged or is of old.
+
+        Files that it does not name are deleted.
+        """
+        if self._lock is None:
+            return None
+        found = None
+        try:
+            text = (self.path / _MANIFEST).read_text(encoding="utf-8")
+            record = json.loads(text)
+            if record.pop("check") == _check(record) and record.pop("version") == _VERSION:
+                found = record
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning("%s cannot be read: %s", self.path / _MANIFEST, error)
+        kept = {entry["name"] for entry in found["runs"]} if found else set()
+        for file in self.path.glob(_RUNS):
+            if file.name not in kept:
+                file.unlink(missing_ok=True)
+        return found
+
+    def write_manifest(self, record: Mapping[str, object]) -> None:
+        """Replace the manifest.
+
+        Raises:
+            WriteError: It could not be.
+        """
+        whole = {"version": _VERSION, **record}
+        try:
+            text = json.dumps(whole | {"check": _check(whole)})
+            replace_file(self._writable() / _MANIFEST, text)
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def empty(self) -> None:
+        """Delete the manifest, so that no run counts, and then the runs.
+
+        Raises:
+            WriteError: It could not be.
+        """
+        if self._lock is None:
+            return  # nothing is there, or it is another's
+        try:
+            (self.path / _MANIFEST).unlink(missing_ok=True)
+            for file in self.path.glob(_RUNS):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def new_run(self, expected: int) -> RunWriter:
+        """Begin a run of at most *expected* records.
+
+        Raises:
+            OSError: The system could not.
+        """
+        return RunWriter(self._writable() / f"{uuid.uuid4().hex}.keys", expected)
+
+    def open_run(self, entry: RunEntry) -> KeyRun:
+        """Open a run that a manifest names.
+
+        Raises:
+            DamagedRunError: The file is not what was written.
+        """
+        if Path(entry.name).name != entry.name:
+            raise DamagedRunError(f"{entry.name} is not in {self.path}")
+        return KeyRun.open(self.path, entry)
+
+    def remove(self, runs: Sequence[KeyRun]) -> None:
+        """Delete the files of runs that the manifest does not name."""
+        for run in runs:
+            with suppress(OSError):  # or at the next start
+                run.path.unlink(missing_ok=True)
+
+    def failure(self, error: OSError) -> WriteError:
+        """Return what to raise when the disk fails."""
+        return WriteError(
+            f"the dedupe keys cannot be kept in {self.path} ({error.strerror}), which needs 24 "
+            f"bytes for each event of the window: make room there"
+        )
+
+    def close(self) -> None:
+        """Let another process have it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def _writable(self) -> Path:
+        """Return the directory, which is there and ours."""
+        if self._lock is None:
+            try:
+                make_directory(self.path)
+            except OSError as error:
+                self._use_temporary(str(error))
+            else:
+                self._take()
+        return self.path
+
+    def _take(self) -> None:
+        try:
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
+            self._use_temporary(str(error))
+
+    def _use_temporary(self, reason: str) -> None:
+        self._temporary = tempfile.mkdtemp(prefix="sfpubsub-keys-")
+        _log.warning(
+            "dedupe keys are kept in %s, and read from the table at the next start, because %s "
+            "cannot be used: %s",
+            self._temporary,
+            self.path,
+            reason,
+        )
+        self.path = Path(self._temporary)
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def keys_directory(place: Destination) -> Path:
+    """Return where the dedupe keys of a table are kept on this machine.
+
+    Beside a table of this machine; else in the user's cache. They can be deleted at any time.
+    """
+    if place.local is not None:
+        beside = place_of(place.local, None) if place.format != "parquet" else place.beside
+        return (beside or place_of(place.local, None)) / KEYS_NAME
+    name = hashlib.blake2b(place.address.encode(), digest_size=16).hexdigest()
+    return Path(platformdirs.user_cache_path("sfpubsub", False)) / "keys" / name
+
+
+def _check(record: Mapping[str, object]) -> str:
+    text = json.dumps(record, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,237 @@
+"""An event's identity in real tables: conflicts, look-ups, restarts, and clocks that are wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.spark import EventWriter, read_sidecar
+from sfpubsub.spark.ingest import key_window
+from sfpubsub.types import RawEvent
+from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.readers import ids_of, read_table
+from tests.spark.sample_events import CODEC, NOW, TOPIC, batch_of, raw_event, replay_id
+
+HOUR = 3600.0
+YEAR = 365 * 24 * HOUR
+
+FORMATS = ["parquet", TABLE_FORMAT]
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=FORMATS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "orders"
+
+
+@pytest.fixture
+def open_writer(
+    spark: SparkSession, table: Path, clock: Clock, kind: str
+) -> Iterator[Callable[..., EventWriter]]:
+    """Opens a writer as a new process would: the one before it is closed."""
+    opened: list[EventWriter] = []
+
+    def open_one(**options) -> EventWriter:
+        if opened:
+            opened[-1].close()
+        opened.append(EventWriter(spark, table, format=kind, topic=TOPIC, clock=clock, **options))
+        return opened[-1]
+
+    yield open_one
+    if opened:
+        opened[-1].close()
+
+
+def with_number(number: int, value: float, place: int) -> RawEvent:
+    """An event with the id of event *number*, another payload, and a position of its own."""
+    payload = CODEC.encode(
+        {"CreatedDate": round(NOW * 1000), "CreatedById": "005", "Number__c": value}
+    )
+    return RawEvent(f"event-{number}", "schema-1", payload, replay_id(place))
+
+
+def conflicts_of(spark: SparkSession, table: Path) -> list[dict]:
+    rows = read_sidecar(spark, table, "conflicts").collect()
+    return sorted((row.asDict() for row in rows), key=lambda row: row["payload"])
+
+
+def test_two_payloads_under_one_id_are_both_kept(spark, open_writer, table, caplog):
+    """Neither is dropped silently: one is a row, the other is in the sidecar, with both positions.
+
+    In the write, in a later one, and after a restart, when the row itself is compared. Redelivered,
+    it is counted again, and kept once.
+    """
+    writer = open_writer()
+    result = writer.write(batch_of([raw_event(0), with_number(0, 9.0, 50), raw_event(1)]))
+    assert (result.rows, result.duplicates, result.conflicts) == (2, 0, 1)
+    assert result.received == 3
+    result = writer.write(batch_of([with_number(1, 8.0, 51), raw_event(1)]))
+    assert (result.rows, result.duplicates, result.conflicts) == (0, 1, 1)
+    assert "1 events have the id of another event and another payload" in caplog.text
+    writer = open_writer()
+    again = [with_number(0, 9.0, 50), with_number(1, 7.0, 52), raw_event(0), raw_event(2)]
+    result = writer.write(batch_of(again))
+    assert (result.rows, result.duplicates, result.conflicts) == (1, 1, 2)
+    kept = conflicts_of(spark, table)
+    assert {
+        (row["event_id"], row["replay_id"], row["stored_replay_id"], row["stored_seq"] is None)
+        for row in kept
+    } == {
+        ("event-0", replay_id(50).hex(), replay_id(0).hex(), True),
+        ("event-1", replay_id(51).hex(), replay_id(1).hex(), False),
+        ("event-1", replay_id(52).hex(), replay_id(1).hex(), False),
+    }
+    payloads = {base64.b64decode(row["payload"]) for row in kept}
+    assert payloads == {with_number(0, n, 0).payload for n in (9.0, 8.0, 7.0)}
+    assert {(row["topic"], row["schema_id"]) for row in kept} == {(TOPIC, "schema-1")}
+
+
+def test_a_restart_takes_the_keys_on_disk_over(open_writer, table, kind, monkeypatch):
+    """Runs, and rows that came after them, in the table's own words: each event is a row once."""
+    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
+    writer = open_writer()
+    writer.write(batch_of(range(10)))
+    writer.write(batch_of(range(10, 13)))
+    place = table.parent / ".orders.sfpubsub" / "_keys"
+    assert list(place.glob("*.keys"))
+    writer = open_writer()
+    assert writer._window.covered.seq == 9
+    assert len(writer._window) == 13
+    result = writer.write(batch_of([*range(5, 16)]))
+    assert (result.rows, result.duplicates) == (3, 8)
+    assert ids_of(table, kind) == [f"event-{n}" for n in range(16)]
+
+
+def test_keys_of_a_table_that_was_made_anew_are_not_believed(
+    spark, open_writer, table, kind, monkeypatch
+):
+    """The directory is a cache: the table that it was made for is gone."""
+    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
+    open_writer().write(batch_of(range(20)))
+    open_writer().close()
+    table.rename(table.with_name("old"))
+    writer = open_writer()
+    assert writer.write(batch_of(range(20))).rows == 20
+    writer.write(batch_of(range(20, 40)))
+    assert open_writer().write(batch_of(range(40))).duplicates == 40
+
+
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="RESTORE is Delta's")
+@pytest.mark.parametrize("kind", ["delta"])
+def test_rows_that_a_restore_took_away_come_again(spark, open_writer, table, kind, monkeypatch):
+    """The keys on disk know them still, and the table does not."""
+    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
+    writer = open_writer()
+    writer.write(batch_of(range(10)))
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").selectExpr("max(version)").first()[0]
+    writer.write(batch_of(range(10, 20)))
+    writer.close()
+    spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {history}")
+    result = open_writer().write(batch_of(range(20)))
+    assert (result.rows, result.duplicates) == (10, 10)
+
+
+def test_an_event_that_cannot_be_decoded_does_not_read_old_partitions(
+    open_writer, table, clock, kind
+):
+    """What is looked up is where the service's delivery can have put it, whatever its date says.
+
+    The table's old files cannot be read, so that a look-up from its beginning would fail.
+    """
+    writer = open_writer()
+    writer.write(batch_of([raw_event(0)]))
+    for file in table.rglob("part-*.parquet"):
+        file.write_bytes(b"PAR1 and then nothing")
+    clock.now += 29 * 24 * HOUR
+    writer.write(batch_of([raw_event(5, at=clock.now)]))
+    clock.now += 24 * HOUR
+    events = [
+        raw_event(1, payload=b"\xff"),
+        raw_event(2, at=-62_135_596_800.0),
+        raw_event(3, at=clock.now - 80 * HOUR),
+        raw_event(4, at=clock.now),
+    ]
+    result = open_writer().write(batch_of(events))
+    assert (result.rows, result.undecodable) == (4, 1)
+
+
+def test_the_table_is_asked_once_a_write(open_writer, clock, monkeypatch):
+    """However many events are old, cannot be decoded, or have a payload that differs."""
+    writer = open_writer()
+    writer.write(batch_of(range(4)))
+    asked = []
+    rows_with = writer._table.rows_with
+    monkeypatch.setattr(
+        writer._table, "rows_with", lambda *args: asked.append(args) or rows_with(*args)
+    )
+    clock.now += 80 * HOUR
+    events = [
+        *(raw_event(n, payload=b"\xff%d" % n) for n in (5, 6)),
+        *(raw_event(n) for n in (1, 2, 7)),
+        raw_event(8, at=clock.now),
+    ]
+    result = writer.write(batch_of(events))
+    assert (result.rows, result.duplicates) == (4, 2)
+    assert len(asked) == 1
+
+
+# The clock.
+
+
+def days_of(table: Path, kind: str) -> set[str]:
+    if kind != "parquet":
+        return {day.isoformat() for day in read_table(table, kind)["ingest_date"].to_pylist()}
+    return {path.name.removeprefix("ingest_date=") for path in table.glob("ingest_date=*")}
+
+
+def test_a_clock_that_is_a_year_ahead_once_does_no_lasting_harm(
+    open_writer, table, clock, kind, caplog
+):
+    """Its day would never go back, and every later event would be looked up."""
+    writer = open_writer()
+    writer.write(batch_of(range(2)))
+    clock.now += YEAR
+    result = writer.write(batch_of([raw_event(n, at=NOW + HOUR) for n in (1, 2)]))
+    assert (result.rows, result.conflicts) == (1, 1)
+    writer = open_writer()  # and started while it is wrong
+    assert writer.write(batch_of([0, 3])).duplicates == 1
+    assert "this machine's clock says 2027-11-20 23:00 UTC" in caplog.text
+    assert "it would not deliver so late what happened at 2026-11-20" in caplog.text
+    clock.now = NOW + 2 * HOUR
+    assert writer.write(batch_of([raw_event(4, at=clock.now)])).rows == 1
+    assert days_of(table, kind) == {"2026-11-20", "2026-11-21"}
+
+
+def test_sidecars_of_conflicts_are_json_lines_for_anybody(open_writer, table, kind):
+    """Without Spark too, and empty until there is one."""
+    writer = open_writer()
+    writer.write(batch_of([raw_event(0), with_number(0, 9.0, 50)]))
+    place = table.parent / ".orders.sfpubsub" if kind == "parquet" else table
+    (file,) = (place / "_conflicts").glob("*.json")
+    record = json.loads(file.read_text())
+    assert record["event_id"] == "event-0"
+    assert record["noted_at"] == NOW
