@@ -113,6 +113,29 @@ def test_a_table_that_was_made_beforehand_is_taken_while_it_is_empty(
     ]
 
 
+@pytest.mark.skipif(TABLE_FORMAT != "iceberg", reason="Iceberg runs with PySpark 4.1")
+def test_an_iceberg_table_that_was_made_beforehand_is_taken(spark: SparkSession):
+    """With a column of its owner, and one that is added while it is written: both stay null."""
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS shop.made")
+    columns = column_definitions(NEWEST.stored)
+    spark.sql(f"CREATE TABLE shop.made.orders (note STRING, {columns}) USING iceberg")
+    options = {"format": "iceberg", "topic": TOPIC, "clock": lambda: NOW}
+    with EventWriter(spark, "shop.made.orders", **options) as writer:
+        writer.write(batch_of(range(2)))
+        spark.sql("ALTER TABLE shop.made.orders ADD COLUMNS (more INT)")
+        writer.write(batch_of(range(4)))
+    with EventWriter(spark, "shop.made.orders", **options) as writer:
+        assert writer.write(batch_of(range(5))).duplicates == 4
+    spark.catalog.refreshTable("shop.made.orders")
+    rows = spark.table("shop.made.orders").orderBy("ingest_seq").collect()
+    assert [(row["event_id"], row["note"], row["more"]) for row in rows] == [
+        (f"event-{n}", None, None) for n in range(5)
+    ]
+    spark.sql("CREATE TABLE shop.made.other (note STRING) USING iceberg")
+    with pytest.raises(ConfigurationError, match="event_id is missing"):
+        EventWriter(spark, "shop.made.other", **options)
+
+
 @delta
 @pytest.mark.parametrize(
     ("change", "reason"),
