@@ -41,6 +41,7 @@ def test_a_directory_of_such_a_name_that_is_a_table_is_asked_about(tmp_path: Pat
         Destination.parse("main.raw.orders", "delta")
 
 
+@delta
 def test_a_file_system_that_spark_lacks_is_an_error_that_says_what_to_add(spark: SparkSession):
     """With the version of Spark's own Hadoop."""
     with pytest.raises(ConfigurationError, match=r"--packages org\.apache\.hadoop:hadoop-aws:3\."):
