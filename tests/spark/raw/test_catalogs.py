@@ -13,6 +13,7 @@ from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import column_definitions
+from sfpubsub.spark.raw.iceberg import check_catalog
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.schema import COMMENTS
 from tests.spark.conftest import TABLE_FORMAT
@@ -46,6 +47,19 @@ def test_a_file_system_that_spark_lacks_is_an_error_that_says_what_to_add(spark:
     """With the version of Spark's own Hadoop."""
     with pytest.raises(ConfigurationError, match=r"--packages org\.apache\.hadoop:hadoop-aws:3\."):
         EventWriter(spark, "s3a://lake/raw/orders", format="delta", topic=TOPIC)
+
+
+@pytest.mark.parametrize("told", [("type", "hadoop"), ("catalog-impl", "x.HadoopCatalog")])
+def test_a_catalog_of_files_in_an_object_store_is_refused(spark: SparkSession, told):
+    """Its commits would need a rename that replaces nothing; elsewhere it has one."""
+    session = spark.newSession()
+    place = Destination.parse("depot.raw.orders", "iceberg")
+    session.conf.set(f"spark.sql.catalog.depot.{told[0]}", told[1])
+    session.conf.set("spark.sql.catalog.depot.warehouse", "hdfs://lake/warehouse")
+    check_catalog(session, place)
+    session.conf.set("spark.sql.catalog.depot.warehouse", "s3a://lake/warehouse")
+    with pytest.raises(ConfigurationError, match="use one of type jdbc or rest"):
+        check_catalog(session, place)
 
 
 @pytest.fixture

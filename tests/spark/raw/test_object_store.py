@@ -111,19 +111,9 @@ def test_a_sidecar_file_is_there_at_every_moment(spark, object_store, tmp_path):
 
 
 def test_iceberg_without_a_catalog_is_refused(spark, object_store):
-    """Its commits would need a rename that replaces nothing; and so would a catalog of files."""
+    """Its commits would need a rename that replaces nothing."""
     with pytest.raises(ConfigurationError, match=r"a table of a catalog \(of type jdbc or rest\)"):
         EventWriter(spark, object_store.url("raw/x"), format="iceberg", topic=TOPIC)
-    if TABLE_FORMAT == "iceberg":
-        spark.conf.set("spark.sql.catalog.files", "org.apache.iceberg.spark.SparkCatalog")
-        spark.conf.set("spark.sql.catalog.files.type", "hadoop")
-        spark.conf.set("spark.sql.catalog.files.warehouse", object_store.url("files"))
-        session = spark.newSession()
-        for name in ("", ".type", ".warehouse"):
-            key = f"spark.sql.catalog.files{name}"
-            session.conf.set(key, spark.conf.get(key))
-        with pytest.raises(ConfigurationError, match="use one of type jdbc or rest"):
-            EventWriter(spark, "files.raw.x", format="iceberg", topic=TOPIC)
 
 
 def test_every_event_is_in_the_table_once_after_kills(

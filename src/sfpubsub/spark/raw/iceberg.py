@@ -80,7 +80,7 @@ class IcebergTable(LoggedTable):
         check_session(spark, "iceberg")
         super().__init__(spark, place, source, properties)
         if place.in_catalog:
-            _check_catalog(self._spark, place)
+            check_catalog(self._spark, place)
         self._jvm: Any = self._spark._jvm
         self._address = place.url
         self._newest: str | None = None
@@ -325,7 +325,7 @@ def ancestors(metadata: Any, newest: Any = None) -> Iterator[Any]:
         snapshot = None if parent is None else metadata.snapshot(parent)
 
 
-def _check_catalog(spark: SparkSession, place: Destination) -> None:
+def check_catalog(spark: SparkSession, place: Destination) -> None:
     """Make sure that the catalog can exchange a table's metadata in one step.
 
     Raises:
