@@ -10,7 +10,10 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh
 prepare all,dev
 prepare_iceberg
-install "${SFPUBSUB_ICEBERG_VENV:-.venv-iceberg}" --constraint constraints.txt 'moto[s3]' flask flask-cors
+# The server of the object store; only these tests need it.
+server=('moto[s3]==5.2.5' 'flask>=3' 'flask-cors>=6')
+install "${SFPUBSUB_VENV:-.venv}" "${server[@]}"
+install "${SFPUBSUB_ICEBERG_VENV:-.venv-iceberg}" "${server[@]}"
 export TEST_OBJECT_STORE=1
 
 if [ $# -eq 0 ]; then
