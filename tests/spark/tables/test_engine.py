@@ -402,7 +402,7 @@ def test_two_engines_do_not_meet(raw):
 
 
 def test_a_killed_job_is_continued(raw):
-    """kill -9 while it publishes, then once more: nothing lost, nothing twice, no lock left."""
+    """kill -9 right behind the plan of a step: nothing lost, nothing twice, no lock left."""
     for good in (30, 20, 10):
         raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
     job = subprocess.Popen(
@@ -412,7 +412,8 @@ def test_a_killed_job_is_continued(raw):
         text=True,
     )
     try:
-        until(lambda: any(raw.typed.glob("_ready")) or job.poll() is not None, "a step", 240)
+        planned = raw.typed / "_steps.json"
+        until(lambda: planned.exists() or job.poll() is not None, "a plan", 600)
         os.kill(job.pid, signal.SIGKILL)
     finally:
         job.communicate(timeout=600)
