@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.tables.current import entity_of
 from sfpubsub.spark.tables.engine import EventTables
+from sfpubsub.spark.tables.queue import QUEUE_NAME
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.change_streams import Org, Published, arrivals
 from tests.spark.tables.record_world import World
@@ -118,3 +120,49 @@ def test_a_step_can_die_between_its_commits(world, moments):
     world.check(ACCOUNT, "Account")
     if len(moments) == 16:
         world.check(ORDER, "Order__c")
+
+
+@pytest.mark.slow
+def test_an_event_that_cannot_be_decoded_makes_all_records_doubtful(world):
+    """Nobody can say which record it is about: those that are known when it arrives are marked, by
+    one cue, until an event says all of them; the others are not written again.
+    """
+    org = Org(0)
+    one, two = org.ids[:2]
+    created = [(ACCOUNT, org._event("CREATE", [each], {"Phone": "1"})) for each in (one, two)]
+    world.write(created)
+    with world.tables() as tables:
+        list(tables.run())
+        again = (ACCOUNT, org._event("UNDELETE", [one], {"Phone": "2"}))
+        world.write([(ACCOUNT, org._event("UPDATE", [one], {}, ["Phone"])), again], bad=[2])
+        list(tables.run())
+        found = {row["record_id"]: row for row in world.rows("Account")}
+        assert (found[one]["Phone"], found[one]["_reread"]) == ("2", False)
+        assert (found[two]["Phone"], found[two]["_reread_reason"]) == ("1", "gap")
+        (cue,) = world.rows(QUEUE_NAME)
+        assert (cue["record_id"], cue["reason"], cue["since_seq"]) == (None, "gap", 2)
+        tables.rebuild()
+        assert [world.rows(name) for name in ("Account", "Account_history", QUEUE_NAME)] == [[]] * 3
+        list(tables.run())
+    assert {row["record_id"]: row["_reread"] for row in world.rows("Account")} == {
+        one: False,
+        two: True,
+    }
+
+
+@pytest.mark.slow
+def test_tables_that_have_missed_steps_are_not_begun(world):
+    """Current tables are made from the first event on; begun later, each record would look like one
+    that is older than the table.
+    """
+    org = Org(0)
+    for number in (1, 2):
+        world.write([(ACCOUNT, org._event("CREATE", [f"001{number}"], {"Phone": "1"}))])
+        with world.tables(history=False) as tables:
+            list(tables.run())
+    world.write([(ACCOUNT, org._event("DELETE", ["0011"]))])
+    with (
+        world.tables(current=True) as tables,
+        pytest.raises(ConfigurationError, match=r"has no current tables.* rebuild --current"),
+    ):
+        list(tables.run())

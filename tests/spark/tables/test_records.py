@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,8 @@ import pytest
 
 from sfpubsub.avro.columns import Plan, columns_of, decode_rows, merge, paths_of
 from sfpubsub.spark.tables.folding import CUE, CURRENT, VERSION, Folding, fold_rows
-from sfpubsub.spark.tables.records import Cue, Fields, ObjectCue, Reason
+from sfpubsub.spark.tables.queue import new_epochs
+from sfpubsub.spark.tables.records import RESTORED, Change, Cue, Fields, Fold, ObjectCue, Reason
 from tests.avro.test_columns import raw_rows
 from tests.spark.tables.change_streams import Org, Published, arrivals, schema_text
 from tests.spark.tables.record_world import plain, plain_queue
@@ -158,3 +160,51 @@ def test_the_streams_have_everything():
     assert {row["_is_deleted"] for row in rows} == {True, False}
     assert whole > len(rows) / 10
     assert any("Amount__c__string" in row["values"] for row in rows)
+
+
+FIELDS = Fields(("Phone", "Note__c"), {"Phone": (0,), "Note__c": (1,)}, {})
+
+
+def change(kind: str, second: int, number: int, *values: Any, **more: Any) -> Change:
+    time = datetime(2026, 11, 21, 0, 0, second, tzinfo=UTC)
+    return Change(kind, time, number, 1, second, values or (None, None), **more)
+
+
+def test_a_late_update_puts_no_old_value_over_a_new_one():
+    """A redriven event is not laid over, whatever it says: the record is queued instead."""
+    fold = Fold(FIELDS, None)
+    fold.apply(change("CREATE", 1, 1, "1", "a"))
+    fold.apply(change("UPDATE", 9, 9, "9", None, changed=["Phone"]))
+    fold.apply(change("UPDATE", 5, 5, "5", "b", changed=["Phone", "Note__c"]))
+    assert fold.record is not None
+    assert list(fold.record.values) == ["9", "a"]
+    assert (fold.record.commit_number, fold.record.reread_reason) == (9, Reason.LATE)
+    assert [cue.reason for cue in fold.cues] == [Reason.LATE]
+    assert len(fold.versions) == 2
+
+
+def test_a_moved_org_is_noted_once_and_ordered_by_time():
+    """Numbers start lower in another instance: what is deleted there stays deleted, unmarked; and
+    each record's first commit there tells of one and the same move.
+    """
+    fold = Fold(FIELDS, None)
+    fold.apply(change("CREATE", 1, 1000, "1", "a"))
+    fold.apply(change("DELETE", 2, 3))
+    assert fold.record is not None
+    assert (fold.record.is_deleted, fold.record.reread_reason) == (True, None)
+    (span,) = fold.renumbered
+    assert [time.second for time in span] == [1, 2]
+    assert new_epochs([], [(10, 60), (20, 50), (49, 70)]) == [50]
+    assert new_epochs([50], [(10, 90), (49, 51)]) == []
+    assert new_epochs([50], [(60, 90)]) == [90]
+
+
+def test_a_record_whose_rows_have_vanished_is_marked():
+    """A raw table that was set back takes events away, and nobody can take back what they did."""
+    fold = Fold(FIELDS, None)
+    fold.apply(change("CREATE", 1, 1, "1", "a"))
+    before = fold.record
+    fold.apply(change(RESTORED, 1, 1))
+    assert before is not None
+    assert fold.record == replace(before, reread_reason=Reason.RESTORED)
+    assert [cue.reason for cue in fold.cues] == [Reason.RESTORED]

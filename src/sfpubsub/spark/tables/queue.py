@@ -81,10 +81,7 @@ class Queue:
         """
         facts = self._table.facts()
         known: list[int] = json.loads(facts[_EPOCHS])
-        new: list[int] = []
-        for before, after in sorted(moves, key=lambda move: move[1]):
-            if not any(before < epoch <= after for epoch in (*known, *new)):
-                new.append(after)
+        new = new_epochs(known, moves)
         if new:
             with_history = facts[_HISTORY] == "true"
             self._table.make(QUEUE, _facts(with_history=with_history, epochs=[*known, *new]))
@@ -94,6 +91,20 @@ class Queue:
                 "another instance; changes are ordered by time, and nothing is to be done",
                 epoch,
             )
+
+
+def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
+    """Return when commit numbers have started anew, as far as that is not known yet.
+
+    Args:
+        known: Commit timestamps in milliseconds.
+        moves: See `Queue.note`. A move shows at each record's first commit after it, however late.
+    """
+    new: list[int] = []
+    for before, after in sorted(moves, key=lambda move: move[1]):
+        if not any(before < epoch <= after for epoch in (*known, *new)):
+            new.append(after)
+    return new
 
 
 def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
