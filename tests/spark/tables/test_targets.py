@@ -123,8 +123,13 @@ def test_rows_are_merged_and_deleted_once(target):
     part = target.spark.createDataFrame(rows(2, 9).select(["ingest_seq", "event_id"]))
     table.merge(part, ["ingest_seq"], 5)
     assert table.read().where("event_time is null").count() == 0
-    table.delete("true", 6)
-    assert (seqs(table), table.step()) == ([], 6)
+    table.merge(source("newest"), ["ingest_seq"], 6, replaced=["replay_id"])
+    found = {row["ingest_seq"]: row["event_id"] for row in table.read().collect()}
+    assert found == {1: "newest", 2: "event-2", 9: "event-9"}
+    table.merge(part.limit(0), ["ingest_seq"], 7)
+    assert (seqs(table), table.step()) == ([1, 2, 9], 7), "a merge of nothing is a step, too"
+    table.delete("true", 8)
+    assert (seqs(table), table.step()) == ([], 8)
 
 
 def test_a_url_and_a_catalog_are_targets(spark, lake):

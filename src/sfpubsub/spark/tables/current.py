@@ -10,7 +10,7 @@ what all steps up to it say, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial, reduce
@@ -221,7 +221,7 @@ class _Object:
         rows = self._changes().unionByName(self._before()).repartition("record_id")
         rows = rows.sortWithinPartitions("record_id", "_is_change", "_ingest_seq")
         folded = rows.select(folding.input.names).mapInArrow(
-            partial(_fold_rows, folding=folding), spark_schema(folding.output)
+            partial(fold_rows, folding=folding), spark_schema(folding.output)
         )
         self.folded = folded.persist()
         return self.folded
@@ -283,10 +283,6 @@ class _Object:
         ids = self.rows.where("change_type <> 'GAP_OVERFLOW'")
         ids = ids.selectExpr("explode(record_ids) AS record_id").distinct()
         return self.current.read().join(f.broadcast(ids), "record_id", how)
-
-
-def _fold_rows(batches: Iterator[pa.RecordBatch], folding: Folding) -> Iterator[pa.RecordBatch]:
-    return fold_rows(batches, folding)
 
 
 def _quoted(names: Iterable[str]) -> list[str]:

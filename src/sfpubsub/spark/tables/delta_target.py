@@ -159,6 +159,8 @@ class DeltaTargetTable(LoggedTargetTable):
             merging = self._table().alias("t").merge(source._jdf.alias("s"), condition)
             merging = merging.whenMatched().updateExpr(new)
             merging.whenNotMatched().insertExpr(values).execute()
+        if self.step() < step:  # as with `delete`
+            self.append([], step)
         self._check(step)
 
     def delete(self, condition: str, step: int) -> None:
