@@ -120,7 +120,7 @@ def main() -> None:
         path = Path(place, "table")
         path.mkdir()
         source = Source("managed", "benchmark")
-        table = ParquetTable(spark, path, source, claim_table(path, source))
+        table = ParquetTable(spark, path, claim_table(path, [source]))
         figures = {str(size): measure(table, window, size, now) for size in BATCHES}
     share = max(figure["share"] for figure in figures.values())
     print(

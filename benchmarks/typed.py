@@ -47,7 +47,7 @@ def write_raw(path: Path, name: str) -> None:
     """Write a raw table as the writer does, without its time."""
     FileSchemaStore(path / "_schemas").put(name, schema_text(name))
     codec = Codec(name, schema_text(name))
-    claim_table(path, Source("topic", codec.topic))
+    claim_table(path, [Source("topic", codec.topic)])
     made = []
     for value in values(name, 2_000):
         if codec.is_change_event and value["ChangeEventHeader"]["changedFields"]:

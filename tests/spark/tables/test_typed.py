@@ -248,7 +248,7 @@ def full_disk(path, text):
 def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(monkeypatch, raw):
     """A look at a directory may miss a new name and yet see a newer one; the older comes first."""
     raw.path.mkdir(exist_ok=True)
-    claim_table(raw.path, Source("topic", TOPIC))
+    claim_table(raw.path, [Source("topic", TOPIC)])
     hour = raw.path / "ingest_hour=2026-11-21-00"
     for batch in "b0", "b1", "b2":
         (hour / f"batch={batch}").mkdir(parents=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import LocalProtocolError, WriteError
+from sfpubsub.errors import DecodeError, LocalProtocolError, WriteError
 from sfpubsub.spark.ingest.dedupe import (
     DEFAULT_WINDOW,
     DEFAULT_WINDOW_KEYS,
@@ -56,11 +56,30 @@ class WriteResult:
     first_seq: int | None
     """``ingest_seq`` of the first row."""
     position: ReplayId | None
-    """Where a plain subscription resumes; None with a managed one."""
+    """Where the topic or channel resumes; None with a managed subscription."""
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""
     repeated: bool = False
     """Whether nothing was looked at, because the table has a batch of this name already."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one source contributes to a write."""
+
+    source: str
+    """Its name."""
+    rows: EventRows
+    """Not empty."""
+
+
+@dataclass(frozen=True)
+class _Screened:
+    """What is to be written of a part."""
+
+    rows: pa.Table
+    result: WriteResult
+    """Without a batch."""
 
 
 class EventWriter:
@@ -76,8 +95,9 @@ class EventWriter:
         path: The table's directory, or for table formats a URL, or for iceberg the name of a
             catalog's table; made if it is missing.
         format: ``parquet``, ``delta`` or ``iceberg``.
-        subscription: Name or id of the managed subscription whose events come, or else
-        topic: The topic; then the table keeps the position as well (`TableReplayStore`).
+        subscription: Name or id of the managed subscription whose events come, or several of them.
+        topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).
+        channel: The channel of the Streaming API, or several; as with topics.
         window: Seconds for which a key is kept in memory.
         window_keys: Keys that may be kept, at most 40 bytes each. With more of them in *window*
             each batch is looked up in the table instead, which takes longer.
@@ -96,14 +116,18 @@ class EventWriter:
         WriteError: The table cannot be read, or Spark has ended.
     """
 
+    is_wanted = False
+    """For an `IngestJob`: nobody else writes with this writer."""
+
     def __init__(
         self,
         spark: SparkSession,
         path: str | os.PathLike[str],
         *,
         format: str = "parquet",  # noqa: A002  # Spark's own word
-        subscription: str | None = None,
-        topic: str | None = None,
+        subscription: str | Iterable[str] | None = None,
+        topic: str | Iterable[str] | None = None,
+        channel: str | Iterable[str] | None = None,
         window: float = DEFAULT_WINDOW,
         window_keys: int = DEFAULT_WINDOW_KEYS,
         staging: str | os.PathLike[str] | None = None,
@@ -112,9 +136,10 @@ class EventWriter:
         quarantine: Quarantine | None = None,
     ) -> None:
         place = Destination.parse(path, format, staging)
-        source = Source.choose(subscription, topic)
+        self.sources = Source.several(subscription, topic, channel)
+        """Whose events it takes."""
+        self._source_of = {source.name: source for source in self.sources}
         self._undecodable = Undecodable(on_undecodable, quarantine)
-        self.topic = topic
         self.destination = place
         self._trusted = False  # whether window, numbers and position are those of the table
         self._is_closed = False
@@ -125,13 +150,13 @@ class EventWriter:
         )
         self._jvm = jvm_of(spark)
         self._lease: Lease | None = None
-        place.check(source)  # before anything of ours is in it
+        place.check(self.sources)  # before anything of ours is in it
         with ExitStack() as unless_done:
             if place.local is not None:
                 make_table_directory(place.local)
                 self._lease = Lease.acquire(place.local, self._jvm.pid)
                 unless_done.callback(self._lease.release)
-            self._table = _open_table(spark, place, source)
+            self._table = _open_table(spark, place, self.sources)
             self._latest = 0.0
             self._recover()
             unless_done.pop_all()
@@ -145,8 +170,8 @@ class EventWriter:
            Those that cannot be decoded have no time, so it is asked for them as well.
         4. Put those that cannot be decoded into the quarantine, which makes them durable. They
            have no row. (By default there is no quarantine, and their row has no JSON.)
-        5. Hand rows and position to the table, which publishes them at once and returns when they
-           are durable. With no rows left, the position alone: a redelivered tail is done too.
+        5. Hand rows and positions to the table, which publishes them at once and returns when they
+           are durable. With no rows left, the positions alone: a redelivered tail is done too.
         6. Remember the keys. Only then return, and only then may the caller ack.
 
         If a step fails, nothing may be acked, and the next write begins by reading window, numbers
@@ -165,44 +190,69 @@ class EventWriter:
             rows.extend(batch, batch.received_at)
         return self.write_read(rows)
 
-    def write_read(self, received: EventRows) -> WriteResult:
+    def write_read(self, received: EventRows, source: str | None = None) -> WriteResult:
         """Do what `write` does after its first step, which may be done elsewhere meanwhile.
 
         Args:
-            received: Events of this table's subscription.
+            received: Events of one of this table's sources.
+            source: Its name; may be left out if there is but one.
 
         Raises:
             WriteError: Nothing is acked; the same events may be written again.
             DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
-            LocalProtocolError: The writer was closed, or is writing in another thread.
+            LocalProtocolError: The writer was closed, or is writing in another thread, or it is not
+                known whose the events are.
         """
+        (result,) = self.write_parts([Part(self._name(source), received)])
+        if isinstance(result, DecodeError):
+            raise result
+        return result
+
+    def write_parts(
+        self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
+    ) -> list[WriteResult | DecodeError]:
+        """Make the events of several sources durable, as one batch with all positions.
+
+        Their order in the table is that of the parts, and within a part that of arrival.
+
+        Args:
+            parts: At most one of each source.
+            moves: Positions, by source, at which there are no events to write.
+
+        Returns:
+            What became of each part. One with a DecodeError is left out, position and all.
+
+        Raises:
+            WriteError: Nothing is acked; the same events may be written again.
+            LocalProtocolError: The writer was closed, or is writing in another thread, or has no
+                such source.
+        """
+        positions = {self._keeping(name): place for name, place in (moves or {}).items()}
+        for part in parts:
+            self._name(part.source)
         with self._turn():
             now = self._now()
-            table = received.table()
-            new = self._new(table, now)
-            news = set(new) if received.undecodable else set()
-            bad = {index: row for index, row in received.undecodable if index in news}
-            kept = new
-            if bad and not self._undecodable.keeps(list(bad.values())):
-                kept = [index for index in new if index not in bad]
-            position = (
-                ReplayId(table["replay_id"][-1].as_py()) if len(table) and self.topic else None
-            )
-            first_seq = self._table.next_seq
-            batch_id = None
-            if kept:
-                batch_id = self._append(table, kept, position, now)
-            elif position is not None and position != self._table.position:
-                self._table.move(position)
-        return WriteResult(
-            rows=len(kept),
-            duplicates=len(table) - len(new),
-            undecodable=len(bad),
-            batch_id=batch_id,
-            first_seq=first_seq if kept else None,
-            position=position,
-            set_aside=len(new) - len(kept),
-        )
+            screened = self._screened(parts, now)
+            tables = [found.rows for found in screened if isinstance(found, _Screened)]
+            for part, found in zip(parts, screened, strict=True):
+                if isinstance(found, _Screened) and found.result.position is not None:
+                    positions[part.source] = found.result.position
+            rows = pa.concat_tables(tables) if tables else None
+            first_seq, batch_id = self._table.next_seq, None
+            if rows is not None and len(rows):
+                batch_id = self._append(rows, positions, now)
+            else:
+                self._move(positions)
+        results: list[WriteResult | DecodeError] = []
+        for found in screened:
+            if not isinstance(found, _Screened):
+                results.append(found)
+            elif found.result.rows:
+                results.append(replace(found.result, batch_id=batch_id, first_seq=first_seq))
+                first_seq += found.result.rows
+            else:
+                results.append(found.result)
+        return results
 
     def write_rows(self, rows: pa.Table, *, name: str | None = None) -> WriteResult:
         """Make rows of a raw table durable, each once; the table's position stays as it is.
@@ -223,37 +273,53 @@ class EventWriter:
         rows = check_rows(rows)
         with self._turn():
             if name is not None and name in self._table.names:
-                return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
+                return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
             now = self._now()
             new = self._new(rows, now)
             first_seq = self._table.next_seq
-            batch_id = self._append(rows, new, None, now, name) if new else None
+            batch_id = self._append(_taken(rows, new), {}, now, name) if new else None
         return WriteResult(
             rows=len(new),
             duplicates=len(rows) - len(new),
             undecodable=0,
             batch_id=batch_id,
             first_seq=first_seq if new else None,
-            position=self._table.position,
+            position=self.position,
         )
 
     @property
-    def position(self) -> ReplayId | None:
-        """Where a plain subscription resumes: the last durable position, None if there is none."""
-        return self._table.position
+    def table_sources(self) -> tuple[Source, ...]:
+        """Whose table it is: all whose events it was ever to take, this writer's included."""
+        return self._table.sources
 
-    def move(self, position: ReplayId) -> None:
-        """Make *position* durable without events, as after a keepalive.
+    @property
+    def position(self) -> ReplayId | None:
+        """Where the only topic or channel resumes: the last durable position.
+
+        None if there is none, or if there are other sources than one.
+        """
+        return self.positions.get(self.sources[0].name) if len(self.sources) == 1 else None
+
+    @property
+    def positions(self) -> Mapping[str, ReplayId]:
+        """Where each topic and channel resumes, by name, as far as it has a durable position."""
+        return self._table.positions
+
+    def move(self, position: ReplayId, source: str | None = None) -> None:
+        """Make a position durable without events, as after a keepalive.
+
+        Args:
+            position: The position.
+            source: Name of the topic or channel; may be left out if there is but one source.
 
         Raises:
-            LocalProtocolError: The table is a managed subscription's; its position is the
-                service's. Or the writer was closed.
+            LocalProtocolError: It is a managed subscription, whose position is the service's. Or
+                the writer was closed.
             WriteError: It was not made durable.
         """
-        if self.topic is None:
-            raise LocalProtocolError("the position of a managed subscription is the service's")
+        name = self._keeping(self._name(source))
         with self._turn():
-            self._table.move(position)
+            self._table.move({name: position})
 
     def check(self) -> None:
         """Make sure that Spark can still write. Cheap.
@@ -294,21 +360,85 @@ class EventWriter:
         unknown = self._unknown([keys[i] for i in first], [times[i] for i in first], now)
         return [first[i] for i in unknown]
 
+    def _screened(self, parts: Sequence[Part], now: float) -> list[_Screened | DecodeError]:
+        """Return what is to be written of each part, or why it is left out."""
+        found: dict[int, _Screened | DecodeError] = {}
+        while True:
+            # Together, since a look-up in the table costs as much for all as for one. Without those
+            # left out: what they have in common with others is not written by them.
+            going = [n for n in range(len(parts)) if not isinstance(found.get(n), DecodeError)]
+            tables = [parts[n].rows.table() for n in going]
+            if not going:
+                break
+            new = self._new(pa.concat_tables(tables), now)
+            start = taken = 0
+            for n, table in zip(going, tables, strict=True):
+                end = taken
+                while end < len(new) and new[end] < start + len(table):
+                    end += 1
+                found[n] = self._part(parts[n], table, [i - start for i in new[taken:end]])
+                start, taken = start + len(table), end
+            if not any(isinstance(found[n], DecodeError) for n in going):
+                break
+        return [found[n] for n in range(len(parts))]
+
+    def _part(self, part: Part, table: pa.Table, new: list[int]) -> _Screened | DecodeError:
+        """Apply the policy to those of the new events of a part that could not be decoded."""
+        news = set(new) if part.rows.undecodable else set()
+        bad = {index: row for index, row in part.rows.undecodable if index in news}
+        kept = new
+        try:
+            if bad and not self._undecodable.keeps(list(bad.values())):
+                kept = [index for index in new if index not in bad]
+        except DecodeError as error:
+            return error
+        keeps_position = self._source_of[part.source].keeps_position
+        result = WriteResult(
+            rows=len(kept),
+            duplicates=len(table) - len(new),
+            undecodable=len(bad),
+            batch_id=None,
+            first_seq=None,
+            position=part.rows.position if keeps_position else None,
+            set_aside=len(new) - len(kept),
+        )
+        return _Screened(_taken(table, kept), result)
+
     def _append(
         self,
         rows: pa.Table,
-        kept: list[int],
-        position: ReplayId | None,
+        positions: Mapping[str, ReplayId],
         now: float,
         name: str | None = None,
     ) -> str:
-        """Hand those of *rows* that are kept to the table, and remember their keys."""
-        if len(kept) < len(rows):
-            rows = rows.take(pa.array(kept, pa.int64()))
+        """Hand rows to the table, and remember their keys."""
         rows = renumbered(rows.combine_chunks(), self._table.next_seq)
-        batch_id = self._table.append(rows, position, now, name)
+        batch_id = self._table.append(rows, positions, now, name)
         self._window.add(joined_keys(rows["dedupe_key"]), now)
         return batch_id
+
+    def _move(self, positions: Mapping[str, ReplayId]) -> None:
+        """Make those positions durable that are not, if there are any."""
+        known = self._table.positions
+        moved = {name: place for name, place in positions.items() if known.get(name) != place}
+        if moved:
+            self._table.move(moved)
+
+    def _name(self, source: str | None) -> str:
+        if source is None and len(self.sources) == 1:
+            return self.sources[0].name
+        if source is None or source not in self._source_of:
+            names = ", ".join(self._source_of)
+            raise LocalProtocolError(
+                f"say of which of its sources they are: {self.destination} takes events of {names}"
+                + (f", not of {source}" if source else "")
+            )
+        return source
+
+    def _keeping(self, name: str) -> str:
+        if not self._source_of[self._name(name)].keeps_position:
+            raise LocalProtocolError("the position of a managed subscription is the service's")
+        return name
 
     def _unknown(self, keys: list[bytes], times: list[int | None], now: float) -> list[int]:
         """Return the indices of those of *keys*, new to the window, that the table lacks."""
@@ -363,16 +493,20 @@ class EventWriter:
         return self._latest
 
 
-def _open_table(spark: SparkSession, place: Destination, source: Source) -> RawTable:
+def _taken(rows: pa.Table, kept: list[int]) -> pa.Table:
+    return rows if len(kept) == len(rows) else rows.take(pa.array(kept, pa.int64()))
+
+
+def _open_table(spark: SparkSession, place: Destination, sources: tuple[Source, ...]) -> RawTable:
     if place.format == "delta":
         from sfpubsub.spark.raw.delta import DeltaTable
 
-        return DeltaTable(spark, place, source)
+        return DeltaTable(spark, place, sources)
     if place.format == "iceberg":
         from sfpubsub.spark.raw.iceberg import IcebergTable
 
-        return IcebergTable(spark, place, source)
+        return IcebergTable(spark, place, sources)
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
-    beside = claim_table(place.local, source, place.staging)
-    return ParquetTable(spark, place.local, source, beside)
+    beside = claim_table(place.local, sources, place.staging)
+    return ParquetTable(spark, place.local, beside)

@@ -1,7 +1,7 @@
 """The raw table in Delta format.
 
 A transaction of ours is a Delta commit: its user metadata is the `State`, and its ``txnVersion``,
-for an application id made of the source, is the state's number. Delta makes a commit with a number
+for an application id of ours, is the state's number. Delta makes a commit with a number
 only if the table has none that is as high, and refuses one that read an older number than another
 commit has made meanwhile. A commit that it leaves out for that reason raises nothing there, so each
 one is read back.
@@ -24,16 +24,22 @@ from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
+# What our transactions are numbered for. A table that was begun for one source alone has its kind
+# and name behind it, and goes on so.
+_APPLICATION = "sfpubsub"
+
 
 class DeltaTable(LoggedTable):
     """A raw table in Delta format, at a path or URL. See `LoggedTable`."""
 
-    def __init__(self, spark: SparkSession, place: Destination, source: Source) -> None:
+    def __init__(
+        self, spark: SparkSession, place: Destination, sources: tuple[Source, ...]
+    ) -> None:
         check_session(spark, "delta")
-        super().__init__(spark, place, source)
+        super().__init__(spark, place, sources)
         self._url = place.url
         self._jvm: Any = self._spark._jvm
-        self._application = f"sfpubsub:{source.kind}:{source.name}"
+        self._application = _APPLICATION
         # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
         # files, and costs each commit of a small one 0.3 s.
         self._spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
@@ -46,6 +52,7 @@ class DeltaTable(LoggedTable):
             return None
         log = self._log()
         snapshot = log.unsafeVolatileSnapshot()
+        self._application = self._application_of(snapshot)
         restored = False
         for commit in self._commits(log, snapshot.version()):
             state = self._state_of(commit)
@@ -59,8 +66,14 @@ class DeltaTable(LoggedTable):
             raise ConfigurationError(
                 f"{self.place} is a delta table of somebody else's: name another destination"
             )
-        first = State.first(self._source, self._writer)  # the number is this source's own
+        first = State.first(self._sources, self._writer)
         return self._from_rows(replace(first, number=int(number.get())))
+
+    def _application_of(self, snapshot: Any) -> str:
+        """Return the id that the table's first writer of ours has used."""
+        names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.transactions())
+        ours = [str(name) for name in names if str(name).startswith(_APPLICATION)]
+        return min(ours, default=_APPLICATION)
 
     def _log(self) -> Any:
         """Return the table's log, as it is now."""

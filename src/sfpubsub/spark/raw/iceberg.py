@@ -59,9 +59,11 @@ _PROPERTIES = {
 class IcebergTable(LoggedTable):
     """A raw table in Iceberg format. See `LoggedTable`."""
 
-    def __init__(self, spark: SparkSession, place: Destination, source: Source) -> None:
+    def __init__(
+        self, spark: SparkSession, place: Destination, sources: tuple[Source, ...]
+    ) -> None:
         check_session(spark, "iceberg")
-        super().__init__(spark, place, source)
+        super().__init__(spark, place, sources)
         self._jvm: Any = self._spark._jvm
         self._address = place.url
         self._newest: str | None = None
@@ -180,7 +182,7 @@ class IcebergTable(LoggedTable):
         """Make a table without rows that is ours from its first moment."""
         properties = {
             **_PROPERTIES,
-            _STATE: State.first(self._source, self._writer).to_json(),
+            _STATE: State.first(self._sources, self._writer).to_json(),
         }
         if self.place.in_catalog:
             creation = frame.limit(0).writeTo(self._address).using("iceberg")

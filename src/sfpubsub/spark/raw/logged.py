@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.destination import Destination, Source, joined
 from sfpubsub.spark.raw.frames import frame_of, keys_among
 from sfpubsub.spark.raw.schema import (
     ADDED_COLUMNS,
@@ -61,15 +61,17 @@ class LoggedTable(RawTable):
     Args:
         spark: The session that writes; its settings are left alone.
         place: Where the table is.
-        source: Whose table it is. Positions are kept for a topic.
+        sources: Whose events it is to take.
 
     Raises:
         ConfigurationError: Spark lacks the format's jars.
     """
 
-    def __init__(self, spark: SparkSession, place: Destination, source: Source) -> None:
+    def __init__(
+        self, spark: SparkSession, place: Destination, sources: tuple[Source, ...]
+    ) -> None:
         self.place = place
-        self._source = source
+        self._sources = sources
         self._writer = uuid.uuid4().hex
         self._state: State | None = None
         self._spark = own_session(spark)
@@ -86,9 +88,14 @@ class LoggedTable(RawTable):
         return self._known.next_seq
 
     @property
-    def position(self) -> ReplayId | None:
+    def sources(self) -> tuple[Source, ...]:
         """See `RawTable`."""
-        return self._known.position
+        return self._known.sources
+
+    @property
+    def positions(self) -> Mapping[str, ReplayId]:
+        """See `RawTable`."""
+        return self._known.positions
 
     @property
     def newest_time(self) -> float:
@@ -118,17 +125,13 @@ class LoggedTable(RawTable):
                 found = self._load()
             if found is None:
                 self._check_vacant()
-                found = State.first(self._source, self._writer)
-            elif found.source != self._source:
-                raise ConfigurationError(
-                    f"{self.place} belongs to {found.source} and cannot take events of "
-                    f"{self._source}: name another destination"
-                )
+                found = State.first(self._sources, self._writer)
             elif self._state is not None and found.writer != self._writer:
                 raise self._taken_over(found)
+            sources = joined(found.sources, self._sources, self.place)
             try:
                 with self._errors("cannot be written"):
-                    self._commit(None, found.taken_by(self._writer))
+                    self._commit(None, found.taken_by(self._writer, sources))
             except Conflict:
                 continue
             return
@@ -137,19 +140,23 @@ class LoggedTable(RawTable):
         )
 
     def append(
-        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+        self,
+        rows: pa.Table,
+        positions: Mapping[str, ReplayId],
+        now: float,
+        name: str | None = None,
     ) -> str:
         """See `RawTable`. One transaction, which the format makes durable and visible at once."""
         batch = f"b{self.next_seq:019d}"
         for column, text in zip(ADDED_COLUMNS, (hour_of(now), batch), strict=True):
             rows = rows.append_column(column, pa.repeat(pa.scalar(text), len(rows)))
-        state = self._known.grown(batch, len(rows), position, now, name)
+        state = self._known.grown(batch, len(rows), positions, now, name)
         self._try_commit(rows, state, f"batch {batch} of {state.rows} events was not written")
         return batch
 
-    def move(self, position: ReplayId) -> None:
+    def move(self, positions: Mapping[str, ReplayId]) -> None:
         """See `RawTable`."""
-        self._try_commit(None, self._known.moved(position), "the position was not written")
+        self._try_commit(None, self._known.moved(positions), "the position was not written")
 
     def keys_since(self, oldest: float) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. The time is the end of the rows' hour."""
@@ -254,28 +261,30 @@ class LoggedTable(RawTable):
     def _from_rows(self, known: State) -> State:
         """Return the state as the rows tell it, for a log that has lost or undone ours.
 
-        The position is that of the last row of the subscription itself, which is no later than the
-        lost one: what comes again is in the window.
+        A position is that of the source's last row, which is no later than the lost one: what
+        comes again is in the window.
 
         Args:
             known: What still holds: whose table it is, who wrote last, and the highest number.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         found = rows.select("ingest_seq", "ingest_hour").limit(1).collect()
-        state = replace(State.first(known.source, known.writer), number=known.number)
+        state = replace(State.first(known.sources, known.writer), number=known.number)
         if not found:
             return state
         (row,) = found
-        position = None
-        if self._source.kind == "topic":
+        keeping = [source.name for source in known.sources if source.keeps_position]
+        positions = {}
+        if keeping:
             # Redriven rows, and those of a query, may be others' or without a position.
-            own = (f.col("subscription") == self._source.name) & f.col("replay_id").isNotNull()
-            ids = rows.where(own).select("replay_id").limit(1).collect()
-            position = ReplayId(bytes(ids[0][0])) if ids else None
+            own = f.col("subscription").isin(keeping) & f.col("replay_id").isNotNull()
+            last = f.max_by("replay_id", "ingest_seq")
+            ids = rows.where(own).groupBy("subscription").agg(last).collect()
+            positions = {name: ReplayId(bytes(place)) for name, place in ids}
         return replace(
             state,
             next_seq=row["ingest_seq"] + 1,
-            position=position,
+            positions=positions,
             time=hour_start(row["ingest_hour"]),
         )
 

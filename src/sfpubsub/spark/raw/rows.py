@@ -12,6 +12,7 @@ from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME
 from sfpubsub.client.batch import Event
 from sfpubsub.errors import DecodeError
 from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.types import ReplayId
 
 # Rows that become Arrow data at once. With fewer the twelve columns' own cost shows (80 µs), with
 # more the garbage collector's.
@@ -96,6 +97,10 @@ class EventRows:
     def __init__(self) -> None:
         self.undecodable: list[tuple[int, Row]] = []
         """The rows without JSON, and their places."""
+        self.position: ReplayId | None = None
+        """Where their source resumes behind them: the last one's, unless somebody knows better."""
+        self.bytes = 0
+        """Of payload."""
         self._pieces: list[pa.Table] = []
         self._rows: list[Row] = []
         self._count = 0
@@ -108,6 +113,9 @@ class EventRows:
                 self.undecodable.append((self._count, row))
             self._rows.append(row)
             self._count += 1
+            self.bytes += len(event.raw.payload)
+        if self._rows:
+            self.position = self._rows[-1].event.replay_id
         if len(self._rows) >= _PIECE:
             self._cut()
 
