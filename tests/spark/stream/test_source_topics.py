@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 
 import pytest
@@ -196,3 +197,13 @@ def test_progress_says_how_far_behind_a_query_is(world):
     )
     latest = source.reportLatestOffset()
     assert (latest["pending"], latest["seq"]) == (0, len(published[TOPIC]))
+
+
+def test_without_a_settings_file_it_says_why_no_variable_is_seen(monkeypatch):
+    """The person has set them; the session keeps them out of Spark."""
+    for name in list(os.environ):
+        if name.startswith("SFPUBSUB_"):
+            monkeypatch.delenv(name)
+    source = EventStreamReader(SourceOptions.parse({"topic": TOPIC}))
+    with pytest.raises(ConfigurationError, match=r"hands it no SFPUBSUB_.*option configFile"):
+        source.latestOffset(source.initialOffset(), source.getDefaultReadLimit())

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.stream.feed import Schemas
 from sfpubsub.spark.stream.offsets import Offset, Offsets
 from sfpubsub.spark.stream.options import SourceOptions
@@ -182,8 +183,21 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
-    """Return a client as the options say."""
+    """Return a client as the options say.
+
+    Raises:
+        ConfigurationError: A setting is missing or wrong.
+    """
     from sfpubsub.client.client import PubSubClient  # loads grpc
 
     places = {"config": options.config_file, "profile": options.profile}
-    return PubSubClient.from_env(places, schema_store=schemas)
+    try:
+        return PubSubClient.from_env(places, schema_store=schemas)
+    except ConfigurationError as error:
+        if options.config_file is not None:
+            raise
+        raise ConfigurationError(
+            f"{error}. The source runs in a process beside the driver, and a session of "
+            f"spark_session() hands it no SFPUBSUB_… variables, whatever is set: name a settings "
+            f"file with option configFile"
+        ) from error
