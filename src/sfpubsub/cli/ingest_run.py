@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.session import CurrentSession
 from sfpubsub.cli.ingest_report import Report
 from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.service import StopRequest, connected_client
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.ingest.undecodable import OnUndecodable
     from sfpubsub.spark.ingest.writer import EventWriter
     from sfpubsub.spark.raw.destination import Destination, Source
+    from sfpubsub.streaming import StreamingClient
     from sfpubsub.types import Health
 
 
@@ -43,6 +46,7 @@ class _Open:
 
     sidecars: Sidecars
     together: Together
+    sessions: CurrentSession
     client: PubSubClient | None
     """For managed subscriptions and topics; None if there are none."""
 
@@ -86,13 +90,14 @@ class Run:
             if stop.requested:
                 return
             schemas = _Schemas()
+            sessions = CurrentSession(session_provider(self._settings))
             client = None
             if any(source.kind != "channel" for source in self._sources):
-                client = opened.enter_context(connected_client(schemas, **service))
+                client = opened.enter_context(connected_client(schemas, sessions, **service))
                 self._check_names(client)
-            table = self._open(opened, spark, client)
+            table = self._open(opened, spark, sessions, client)
             schemas.store = table.sidecars.schemas
-            self.streams += [self._stream(table, source, service) for source in self._sources]
+            self.streams += [self._stream(table, source) for source in self._sources]
             jobs = Streams(self.streams, self._on_source_failure)
             opened.callback(jobs.join)  # before what they use is closed
             stop.tell(lambda: self._stop(jobs))
@@ -139,7 +144,13 @@ class Run:
         if failures and (self._on_source_failure == "stop" or len(failures) == len(self._sources)):
             raise failures[0]
 
-    def _open(self, opened: ExitStack, spark: SparkSession, client: PubSubClient | None) -> _Open:
+    def _open(
+        self,
+        opened: ExitStack,
+        spark: SparkSession,
+        sessions: CurrentSession,
+        client: PubSubClient | None,
+    ) -> _Open:
         from sfpubsub.spark.ingest.sidecars import Sidecars
         from sfpubsub.spark.ingest.together import Together
         from sfpubsub.spark.ingest.writer import EventWriter
@@ -163,7 +174,7 @@ class Run:
             max_events=int(self._job_settings["batch_events"]),
             max_bytes=int(self._job_settings["batch_bytes"]),
         )
-        return _Open(sidecars, together, client)
+        return _Open(sidecars, together, sessions, client)
 
     def _names(self, kind: str) -> list[str]:
         return [source.name for source in self._sources if source.kind == kind]
@@ -177,12 +188,12 @@ class Run:
             finally:
                 writer.close()
 
-    def _stream(self, table: _Open, source: Source, service: dict[str, str | None]) -> Stream:
+    def _stream(self, table: _Open, source: Source) -> Stream:
         from sfpubsub.spark.ingest.job import IngestJob
         from sfpubsub.spark.ingest.streams import Stream
 
         member = table.together.member(source)
-        subscription = self._subscribe(table.client, source, member, service)
+        subscription = self._subscribe(table, source, member)
         self.report.say(f"reading {source} into {self._table}")
         status = StatusFile(
             "ingest", source.kind, source.name, self._settings, into=self._table.address
@@ -215,11 +226,7 @@ class Run:
         return Stream(source, job, subscription, _block(subscription, status), finish)
 
     def _subscribe(
-        self,
-        client: PubSubClient | None,
-        source: Source,
-        member: Member,
-        service: dict[str, str | None],
+        self, table: _Open, source: Source, member: Member
     ) -> Subscription | ChannelSubscription:
         from sfpubsub.spark.ingest.positions import TableReplayStore
 
@@ -228,14 +235,14 @@ class Run:
         unacked = max(Limits.max_unacked, 2 * batch + WINDOW)
         if source.kind == "channel":
             from sfpubsub.spark.ingest.channels import ChannelSubscription
-            from sfpubsub.streaming import StreamingClient
 
             return ChannelSubscription(
-                partial(StreamingClient.from_env, service),
+                self._streaming_client(table.sessions),
                 source.name,
                 member.positions.get(source.name),
                 fallback=self._fallback,
             )
+        client = table.client
         if client is None:
             raise AssertionError("there is a client for every source but channels")
         if source.kind == "managed":
@@ -246,6 +253,20 @@ class Run:
             replay_fallback=self._fallback,
             ack="manual",
             max_unacked=unacked,
+        )
+
+    def _streaming_client(self, sessions: CurrentSession) -> Callable[..., StreamingClient]:
+        """Return what makes a client of the Streaming API with the session of all sources."""
+        from sfpubsub.streaming import StreamingClient
+
+        settings = self._settings
+        return partial(
+            StreamingClient,
+            sessions,
+            api_version=settings.streaming_api_version,
+            insecure=settings.insecure,
+            ca_file=settings.ca_file,
+            proxy=settings.proxy,
         )
 
 

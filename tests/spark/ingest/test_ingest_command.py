@@ -84,7 +84,7 @@ subscriptions = [Subscription(script) for script in [{script}]]
 every = list(subscriptions)
 
 @contextmanager
-def connected_client(schema_store, **service):
+def connected_client(schema_store, sessions, **service):
     yield Client()
 
 runs.connected_client = connected_client
