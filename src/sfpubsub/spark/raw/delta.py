@@ -20,13 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import Destination, Source
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
-from sfpubsub.spark.raw.state import State
+from sfpubsub.spark.raw.state import APPLICATION, State
 from sfpubsub.spark.runtime.runtimes import check_session
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
-
-# What our transactions are numbered for. A table that was begun for one source alone has its kind
-# and name behind it, and goes on so.
-_APPLICATION = "sfpubsub"
 
 
 class DeltaTable(LoggedTable):
@@ -39,7 +35,7 @@ class DeltaTable(LoggedTable):
         super().__init__(spark, place, sources)
         self._url = place.url
         self._jvm: Any = self._spark._jvm
-        self._application = _APPLICATION
+        self._application = APPLICATION
         # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
         # files, and costs each commit of a small one 0.3 s.
         self._spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
@@ -52,28 +48,27 @@ class DeltaTable(LoggedTable):
             return None
         log = self._log()
         snapshot = log.unsafeVolatileSnapshot()
-        self._application = self._application_of(snapshot)
         restored = False
         for commit in self._commits(log, snapshot.version()):
             state = self._state_of(commit)
             if state is not None:
+                self._application = state.application
                 return state if not restored else self._from_rows(state)
             # What our newest commit says is no longer so.
             restored = restored or commit.get("operation") == "RESTORE"
         # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number for good.
-        number = snapshot.transactions().get(self._application)
-        if not number.isDefined():
+        with self._active_session():  # what is not in the newest commit, Spark computes
+            numbers = snapshot.transactions()
+            names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(numbers)
+            ours = [str(name) for name in names if str(name).startswith(APPLICATION)]
+        if not ours:
             raise ConfigurationError(
                 f"{self.place} is a delta table of somebody else's: name another destination"
             )
+        self._application = min(ours)
+        number = int(numbers.get(self._application).get())
         first = State.first(self._sources, self._writer)
-        return self._from_rows(replace(first, number=int(number.get())))
-
-    def _application_of(self, snapshot: Any) -> str:
-        """Return the id that the table's first writer of ours has used."""
-        names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.transactions())
-        ours = [str(name) for name in names if str(name).startswith(_APPLICATION)]
-        return min(ours, default=_APPLICATION)
+        return self._from_rows(replace(first, number=number, application=self._application))
 
     def _log(self) -> Any:
         """Return the table's log, as it is now."""

@@ -14,7 +14,6 @@ top of ours, and after that ours may be expired.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -227,20 +226,6 @@ class IcebergTable(LoggedTable):
             return self._spark.table(self._address)
         with self._active_session():
             return self._spark.read.format("iceberg").load(self._address)
-
-    @contextmanager
-    def _active_session(self) -> Iterator[None]:
-        """Make ours the thread's session: Iceberg looks there for what stands for paths."""
-        sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
-        before = sessions.getActiveSession()
-        sessions.setActiveSession(self._spark._jsparkSession)
-        try:
-            yield
-        finally:
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
-            else:
-                sessions.clearActiveSession()
 
 
 def _ancestors(metadata: Any) -> Iterator[Any]:

@@ -230,6 +230,21 @@ class LoggedTable(RawTable):
         )
 
     @contextmanager
+    def _active_session(self) -> Iterator[None]:
+        """Make ours the thread's session: some of what the formats do looks for it there."""
+        jvm: Any = self._spark._jvm
+        sessions = jvm.org.apache.spark.sql.classic.SparkSession
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self._spark._jsparkSession)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
+
+    @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield

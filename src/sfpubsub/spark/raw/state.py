@@ -20,6 +20,10 @@ from sfpubsub.types import ReplayId
 # Version of the record, and of the table's columns that it stands for.
 _LAYOUT = 1
 
+# What Delta numbers our transactions for. A table that was begun for one source alone has its kind
+# and name behind it, and goes on so.
+APPLICATION = "sfpubsub"
+
 # The key that tells our records from other people's metadata.
 _MARK = "sfpubsub"
 
@@ -48,6 +52,8 @@ class State:
     """The batch of this transaction; None if it has no rows."""
     first_seq: int | None = None
     rows: int = 0
+    application: str = APPLICATION
+    """What Delta numbers the table's transactions for."""
 
     @classmethod
     def first(cls, sources: tuple[Source, ...], writer: str) -> State:
@@ -98,6 +104,7 @@ class State:
             {
                 _MARK: _LAYOUT,
                 "sources": sources_record(self.sources),
+                "application": self.application,
                 "writer": self.writer,
                 "attempt": self.attempt,
                 "number": self.number,
@@ -148,6 +155,7 @@ class State:
                 batch=found["batch"],
                 first_seq=found["first_seq"],
                 rows=int(found["rows"]),
+                application=found.get("application") or _first_application(sources),
             )
         except (ValueError, KeyError, TypeError, ConfigurationError) as error:
             raise ConfigurationError(
@@ -161,3 +169,7 @@ def _positions(record: Mapping[str, Any], sources: tuple[Source, ...]) -> dict[s
     if found is None:  # written for one source
         found = {sources[0].name: record["position"]} if record["position"] is not None else {}
     return {str(name): ReplayId.from_hex(text) for name, text in found.items()}
+
+
+def _first_application(sources: tuple[Source, ...]) -> str:
+    return f"{APPLICATION}:{sources[0].kind}:{sources[0].name}"
