@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -102,7 +103,9 @@ def test_nobody_is_waited_for_who_has_nothing_or_has_ended(writer: Writer):
     one, two, three = map(together.member, writer.sources)
     two.leave()
     three.leave()
+    began = time.monotonic()
     assert one.write_read(rows_of([1])).rows == 1
+    assert time.monotonic() - began < 20.0, "its patience is 30 s"
     assert [names for names, _ in writer.writes] == [[A.name]] * 2
 
 
@@ -126,6 +129,7 @@ def test_a_failed_write_fails_for_all_of_it_and_for_nobody_else(writer: Writer):
     together = together_of(writer, patience=0.2)
     one, two, _ = map(together.member, writer.sources)
     writer.failure = WriteError("disk full")
+    together.member(C).move(replay_id(70))
     with ThreadPoolExecutor(2) as pool:
         both = [started(pool, one, [1]), started(pool, two, [2])]
         for future in both:
@@ -133,6 +137,7 @@ def test_a_failed_write_fails_for_all_of_it_and_for_nobody_else(writer: Writer):
                 future.result(30)
     writer.failure = None
     assert one.write_read(rows_of([1])).rows == 1
+    assert writer.writes == [([A.name], {C.name: replay_id(70)})], "nor is a position forgotten"
 
 
 def test_one_whose_event_cannot_be_decoded_is_left_out(writer: Writer):
