@@ -35,7 +35,6 @@ class DeltaTable(LoggedTable):
         super().__init__(spark, place, sources)
         self._url = place.url
         self._jvm: Any = self._spark._jvm
-        self._application = APPLICATION
         # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
         # files, and costs each commit of a small one 0.3 s.
         self._spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
@@ -52,7 +51,6 @@ class DeltaTable(LoggedTable):
         for commit in self._commits(log, snapshot.version()):
             state = self._state_of(commit)
             if state is not None:
-                self._application = state.application
                 return state if not restored else self._from_rows(state)
             # What our newest commit says is no longer so.
             restored = restored or commit.get("operation") == "RESTORE"
@@ -65,10 +63,10 @@ class DeltaTable(LoggedTable):
             raise ConfigurationError(
                 f"{self.place} is a delta table of somebody else's: name another destination"
             )
-        self._application = min(ours)
-        number = int(numbers.get(self._application).get())
+        application = min(ours)
+        number = int(numbers.get(application).get())
         first = State.first(self._sources, self._writer)
-        return self._from_rows(replace(first, number=number, application=self._application))
+        return self._from_rows(replace(first, number=number, application=application))
 
     def _log(self) -> Any:
         """Return the table's log, as it is now."""
@@ -100,7 +98,7 @@ class DeltaTable(LoggedTable):
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
         options = {
             "userMetadata": state.to_json(),
-            "txnAppId": self._application,
+            "txnAppId": state.application,
             "txnVersion": str(state.number),
         }
         try:

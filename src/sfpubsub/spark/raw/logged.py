@@ -284,7 +284,11 @@ class LoggedTable(RawTable):
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         found = rows.select("ingest_seq", "ingest_hour").limit(1).collect()
-        state = replace(State.first(known.sources, known.writer), number=known.number)
+        state = replace(
+            State.first(known.sources, known.writer),
+            number=known.number,
+            application=known.application,
+        )
         if not found:
             return state
         (row,) = found
