@@ -109,9 +109,11 @@ def test_nobody_is_waited_for_who_has_nothing_or_has_ended(writer: Writer):
     assert [names for names, _ in writer.writes] == [[A.name]] * 2
 
 
-def test_a_full_write_waits_for_nobody(writer: Writer):
-    """A source that reads a backlog is not slowed down by quiet ones; sizes stay bounded."""
-    together = together_of(writer, max_events=2)
+@pytest.mark.parametrize(("most", "writes"), [(10_000, 2), (1, 3)])
+def test_a_full_write_waits_for_nobody(writer: Writer, most: int, writes: int):
+    """A source that reads a backlog is not slowed down by quiet ones; those that have waited
+    during its write are one, as far as their bytes allow."""
+    together = together_of(writer, max_events=2, max_bytes=most)
     one, two, three = map(together.member, writer.sources)
     writer.go.clear()
     with ThreadPoolExecutor(3) as pool:
@@ -121,7 +123,9 @@ def test_a_full_write_waits_for_nobody(writer: Writer):
         until(lambda: len(together._waiting) == 3, "the others")
         writer.go.set()
         assert all(f.result(30) for f in (first, *rest))
-    assert sorted(names for names, _ in writer.writes) == [[A.name], [B.name], [C.name]]
+    assert writer.writes[0][0] == [A.name]
+    assert len(writer.writes) == writes
+    assert sorted(name for names, _ in writer.writes for name in names) == [A.name, B.name, C.name]
 
 
 def test_a_failed_write_fails_for_all_of_it_and_for_nobody_else(writer: Writer):

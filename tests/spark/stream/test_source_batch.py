@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import closing
 
@@ -9,10 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError
-from sfpubsub.spark import PubSubDataSource
+from sfpubsub.spark import ForeachBatchWriter, PubSubDataSource
 from sfpubsub.spark.stream import batch
 from sfpubsub.spark.stream.batch import EventReader
 from sfpubsub.spark.stream.options import SourceOptions
+from tests.spark.readers import ids_of
 from tests.spark.source_world import TOPIC, World, ids, settings_file
 
 
@@ -78,3 +80,29 @@ def test_spark_reads_it_with_the_settings_of_a_file(spark: SparkSession, world, 
     frame = spark.read.format("sfpubsub").option("topic", TOPIC).option("idleTimeout", "1")
     rows = frame.option("configFile", str(file)).load().orderBy("ingest_seq").collect()
     assert [row["event_id"] for row in rows] == [event.event_id for event in published]
+
+
+def test_a_query_of_several_topics_fills_one_table_and_shows_its_lag(spark, world, tmp_path):
+    """Both topics' rows are in it, and ``query.lastProgress`` says what is still to come."""
+    published = world.publish(3)
+    topics = [TOPIC, "/data/AccountChangeEvent"]
+    file = settings_file(world.emulator, tmp_path / "settings.toml")
+    spark.dataSource.register(PubSubDataSource)
+    source = spark.readStream.format("sfpubsub").option("topics", ",".join(topics))
+    source = source.option("startingOffsets", "earliest").option("idleTimeout", "1")
+    events = source.option("configFile", str(file)).load()
+    with ForeachBatchWriter(spark, tmp_path / "table", topic=topics) as writer:
+        query = (
+            events.writeStream.foreachBatch(writer)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+    assert ids_of(tmp_path / "table", "parquet") == [event.event_id for event in published]
+    (told,) = query.recentProgress[0]["sources"]
+    latest = told["latestOffset"]
+    known = json.loads(latest) if isinstance(latest, str) else latest
+    (mine,) = [topic for topic in known["topics"] if topic["topic"] == TOPIC]
+    assert mine["seq"] == 3
+    assert mine["pending"] == 0

@@ -35,6 +35,11 @@ MOVE_AFTER = 60.0
 _OWN_POSITIONS = 16
 
 
+# Full batches of several sources that may be one write, if they are there: it takes hardly longer
+# than with one of them.
+_BATCHES_AT_ONCE = 4
+
+
 class PartsWriter(Protocol):
     """What is needed of an `EventWriter`."""
 
@@ -81,8 +86,8 @@ class Together:
 
     Args:
         writer: Of their table. Used by one thread at a time.
-        max_events: Events after which a write waits for nobody.
-        max_bytes: Payload bytes, likewise.
+        max_events: Events after which a write waits for nobody; it takes some more that are there.
+        max_bytes: Payload bytes of a write; what a source hands over may be beyond.
         patience: Seconds that a write waits for the other sources.
     """
 
@@ -228,20 +233,21 @@ class Together:
         """Whether nobody is left to wait for, or there is enough for a write."""
         if self._running <= {waiting.part.source for waiting in self._waiting}:
             return True
-        return len(self._group()) < len(self._waiting) or self._is_full(self._waiting)
+        return self._has(self._waiting, self._max_events)
 
     def _group(self) -> list[_Waiting]:
         """Return those that came first, up to a full write; one at least."""
         group: list[_Waiting] = []
         for waiting in self._waiting:
-            if group and self._is_full(group):
+            if group and self._has(group, _BATCHES_AT_ONCE * self._max_events):
                 break
             group.append(waiting)
         return group
 
-    def _is_full(self, group: Collection[_Waiting]) -> bool:
+    def _has(self, group: Collection[_Waiting], events: int) -> bool:
+        """Whether they are so many, or all that one write can have."""
         return (
-            sum(len(waiting.part.rows) for waiting in group) >= self._max_events
+            sum(len(waiting.part.rows) for waiting in group) >= events
             or sum(waiting.part.rows.bytes for waiting in group) >= self._max_bytes
         )
 
