@@ -87,7 +87,7 @@ def write_raw(
         of: Events of one batch.
     """
     path.mkdir(parents=True, exist_ok=True)
-    claim_table(path, Source("topic", TOPIC))
+    claim_table(path, [Source("topic", TOPIC)])
     store = FileSchemaStore(path.parent / f".{path.name}.sfpubsub" / "_schemas")
     for schema_id, text in schemas:
         store.put(schema_id, text)

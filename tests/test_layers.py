@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "tooling": {"config", "auth"},
     "transports": {"protocol", "config", "sfpubsub_grpc"},
     "client": {"transports", "protocol", "avro", "auth", "config", "stores", "aio_bridge"},
-    "spark": {"client", "avro", "auth", "config", "durable", "stores"},
+    "spark": {"client", "streaming", "avro", "auth", "config", "durable", "stores"},
     "streaming": {"auth", "config", "stores", "aio_bridge", "tooling"},
     "emulator": {"sfpubsub_grpc"},
     "testing": {"emulator", "transports"},

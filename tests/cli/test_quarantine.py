@@ -94,7 +94,7 @@ def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys
     assert run(missing) == 2
     assert f"'{table}' does not exist" in capsys.readouterr().err
     table.mkdir()
-    kept = claim_table(table, Source("topic", TOPIC)) / "_quarantine"
+    kept = claim_table(table, [Source("topic", TOPIC)])[0] / "_quarantine"
     kept.mkdir()
     assert run(missing) == 1
     said = capsys.readouterr().err

@@ -138,7 +138,7 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
         killer.later(wait)
 
     if moment == "receive":
-        _before(writer.EventWriter, "write_read", now)
+        _before(writer.EventWriter, "write_parts", now)
     elif moment == "write":
         _before(table, written, in_a_while)
     elif moment == "ack":

@@ -1,4 +1,4 @@
-"""``sfpubsub ingest``: events of subscriptions into raw tables.
+"""``sfpubsub ingest``: events of subscriptions into a raw table.
 
 Puts the parts together and translates between them and people; decides nothing about events.
 """
@@ -14,13 +14,14 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.cli.ingest_report import summary_line
 from sfpubsub.cli.ingest_run import Run
 from sfpubsub.cli.main import INTERRUPTED
-from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
+from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import pairs, spark_options, spark_settings
 from sfpubsub.config import Settings
 from sfpubsub.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
+    from sfpubsub.spark.ingest.streams import OnFailure
     from sfpubsub.spark.ingest.undecodable import OnUndecodable
     from sfpubsub.spark.raw.destination import Destination, Source
 
@@ -44,11 +45,19 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     help="Topic to read, its position lives in the table; can be repeated.",
 )
 @click.option(
+    "--channel",
+    type=Channel(),
+    metavar="CHANNEL",
+    multiple=True,
+    help="Channel of the Streaming API to read, such as /topic/NAME of a PushTopic; its position "
+    "lives in the table; can be repeated.",
+)
+@click.option(
     "--to",
     "to",
     metavar="PATH",
     required=True,
-    help="The table; with several sources a directory with a table for each.",
+    help="The table that all of them are written to.",
 )
 @click.option(
     "--format",
@@ -119,7 +128,15 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
-    help="With --topic: what to do when the service refuses the table's position.  [default: stop]",
+    help="With --topic or --channel: what to do when the service refuses the table's position.  "
+    "[default: stop]",
+)
+@click.option(
+    "--on-source-failure",
+    type=click.Choice(["stop", "continue"]),
+    default="stop",
+    show_default=True,
+    help="When a source fails: end the others in order, or let them go on without it.",
 )
 @click.option(
     "--on-undecodable",
@@ -133,6 +150,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 def ingest(
     managed: tuple[str, ...],
     topic: tuple[str, ...],
+    channel: tuple[str, ...],
     to: str,
     format_: str,
     staging: str | None,
@@ -148,18 +166,23 @@ def ingest(
     batch_seconds: float | None,
     window_keys: int | None,
     fallback: str | None,
+    on_source_failure: OnFailure,
     on_undecodable: OnUndecodable,
     **service: str | None,
 ) -> None:
-    """Write events into raw Spark tables, each event once.
+    """Write events into a raw Spark table, each event once.
 
     An event is acknowledged only after it is durable in the table, so the job can be killed at any
     moment and started again: nothing is lost and nothing is written twice. Ctrl-C and SIGTERM write
     what was received, commit, and end. Tables of schemas, gaps, commits and events that cannot be
-    decoded are kept beside each.
+    decoded are kept beside it.
+
+    Several sources share the table, its writes and one dedupe window.
     """
-    if fallback is not None and not topic:
-        raise click.UsageError("--fallback goes with --topic; --managed resumes where it is told")
+    if fallback is not None and not topic and not channel:
+        raise click.UsageError(
+            "--fallback goes with --topic or --channel; --managed resumes where it is told"
+        )
     if staging is not None and format_ != "parquet":
         raise click.UsageError(f"--staging goes with --format parquet; {format_} has none")
     if table_properties and format_ == "parquet":
@@ -169,13 +192,16 @@ def ingest(
     from sfpubsub.spark.ingest import job as jobs
 
     # Refused before Spark starts, which takes seconds.
-    tables = _tables(managed, topic, to, format_, staging)
+    sources = _sources(managed, topic, channel)
+    table = _table(sources, to, format_, staging)
     settings = Settings.load(service)
     session_provider(settings)
     if once and idle_timeout is None:
         idle_timeout = jobs.DEFAULT_IDLE_TIMEOUT
     run = Run(
-        tables,
+        sources,
+        table,
+        on_source_failure=on_source_failure,
         on_undecodable=on_undecodable,
         window_keys=window_keys,
         fallback=None if fallback == "stop" else fallback,
@@ -199,7 +225,7 @@ def ingest(
         # After the drains: what the summary says is committed.
         run.report.end()
         for stream in run.streams:
-            click.echo(summary_line(stream, run.tables[stream.source]))
+            click.echo(summary_line(stream, table))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
 
@@ -210,46 +236,37 @@ def _require_spark() -> None:
             raise MissingExtraError("sfpubsub ingest", "spark")
 
 
-def _tables(
-    managed: tuple[str, ...], topic: tuple[str, ...], to: str, format_: str, staging: str | None
-) -> dict[Source, Destination]:
-    """Return each source's table.
+def _sources(
+    managed: tuple[str, ...], topic: tuple[str, ...], channel: tuple[str, ...]
+) -> tuple[Source, ...]:
+    """Return what to read.
 
     Raises:
-        UsageError: There is no source, or one is given twice.
-        ConfigurationError: A table cannot be what it is to be.
+        UsageError: There is nothing, or something is given twice.
     """
-    from sfpubsub.spark.ingest.streams import table_place
-    from sfpubsub.spark.raw.destination import Destination, Source
+    from sfpubsub.spark.raw.destination import Source
 
-    sources = [Source("managed", name) for name in managed]
-    sources += [Source("topic", name) for name in topic]
-    if not sources or not all(source.name for source in sources):
-        raise click.UsageError("give --managed NAME or --topic TOPIC, once or more often")
-    places = [to]
-    if len(sources) > 1:
-        places = [table_place(source, to, format_) for source in sources]
-    # File systems and catalogs that do not tell case apart must not mix two of them up.
-    if len({place.casefold() for place in places}) < len(places):
-        raise click.UsageError("two of the sources would have the same table: give them one by one")
-    tables = {}
-    for source, place in zip(sources, places, strict=True):
-        tables[source] = Destination.parse(place, format_, staging)
-        _refuse_nesting(tables[source], several=len(sources) > 1)
-        tables[source].check(source)
-    return tables
+    names = (*managed, *topic, *channel)
+    if not names or not all(names):
+        raise click.UsageError("give --managed, --topic or --channel, once or more often")
+    if len({name.casefold() for name in names}) < len(names):
+        raise click.UsageError("a source is given twice, or under names that differ in case only")
+    return Source.several(managed, topic, channel)
 
 
-def _refuse_nesting(table: Destination, *, several: bool) -> None:
-    """Make sure, for a local table, that it is not inside another one.
+def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | None) -> Destination:
+    """Return the table.
 
     Raises:
-        ConfigurationError: It is.
+        ConfigurationError: It cannot be what it is to be.
     """
+    from sfpubsub.spark.raw.destination import Destination
+
+    table = Destination.parse(to, format_, staging)
     for above in table.local.parents if table.local is not None else ():
         if any(next(above.glob(mark), None) is not None for mark in _MARKS):
-            hint = ", as with several sources --to is a directory of tables" if several else ""
             raise ConfigurationError(
                 f"{table} would be in {above}, which is a table itself: name another directory"
-                f"{hint}"
             )
+    table.check(sources)
+    return table

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.ingest.progress import Progress
     from sfpubsub.spark.ingest.streams import Stream
     from sfpubsub.spark.raw.destination import Destination, Source
+    from sfpubsub.types import ReplayId
 
 # Seconds between two lines of progress of one source, where stderr is no terminal: a log of a day
 # is then 17,000 lines at most.
@@ -35,7 +36,7 @@ class Report:
     """
 
     def __init__(
-        self, sources: list[Source], *, clock: Callable[[], float] = time.monotonic
+        self, sources: Sequence[Source], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._several = len(sources) > 1
         self._clock = clock
@@ -103,10 +104,17 @@ def summary_line(stream: Stream, destination: Destination) -> str:
         "set_aside": progress.set_aside,
         "batches": progress.batches,
         "gaps": len(health.gaps),
-        "position": progress.position.hex() if progress.position else None,
+        "position": _position_text(source, progress.position),
         "committed": health.committed.hex() if health.committed else None,
     }
     return json.dumps(record)
+
+
+def _position_text(source: Source, position: ReplayId | None) -> str | None:
+    if position is None:
+        return None
+    # The Streaming API's ids are numbers, and our positions their digits.
+    return bytes(position).decode() if source.kind == "channel" else position.hex()
 
 
 def _progress_text(all_progress: list[Progress]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,36 +29,43 @@ if TYPE_CHECKING:
 
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
+    from sfpubsub.spark.ingest.channels import ChannelSubscription
     from sfpubsub.spark.ingest.sidecars import Sidecars
-    from sfpubsub.spark.ingest.streams import Stream, Streams
+    from sfpubsub.spark.ingest.streams import OnFailure, Stream, Streams
+    from sfpubsub.spark.ingest.together import Member, Together
     from sfpubsub.spark.ingest.undecodable import OnUndecodable
     from sfpubsub.spark.ingest.writer import EventWriter
     from sfpubsub.spark.raw.destination import Destination, Source
+    from sfpubsub.streaming import StreamingClient
     from sfpubsub.types import Health
 
 
 @dataclass
 class _Open:
-    """A table that is ready to be written."""
+    """The table, ready to be written, and what reads into it."""
 
-    source: Source
-    writer: EventWriter
     sidecars: Sidecars
+    together: Together
+    sessions: CurrentSession
+    client: PubSubClient | None
+    """For managed subscriptions and topics; None if there are none."""
 
 
 class Run:
-    """Sources, their tables, and what becomes of them.
+    """Sources, their table, and what becomes of them.
 
     Spark comes first (its JVM is started by a fork, which must not happen beside gRPC's threads),
-    the client second (a topic that is not there must not leave a table behind), the tables third
-    (their positions say where to subscribe), the subscriptions last, so that they are drained while
-    the tables are still leased.
+    the client second (a topic that is not there must not leave a table behind), the table third
+    (its positions say where to subscribe), the subscriptions last, so that they are drained while
+    the table is still leased.
     """
 
     def __init__(
         self,
-        tables: dict[Source, Destination],
+        sources: tuple[Source, ...],
+        table: Destination,
         *,
+        on_source_failure: OnFailure,
         on_undecodable: OnUndecodable,
         window_keys: int | None,
         fallback: str | None,
@@ -67,9 +74,11 @@ class Run:
         table_properties: dict[str, str],
         job_settings: dict[str, Any],
     ) -> None:
-        self.tables = tables
-        self.report = Report(list(tables))
+        self.report = Report(sources)
         self.streams: list[Stream] = []
+        self._sources = sources
+        self._table = table
+        self._on_source_failure = on_source_failure
         self._on_undecodable = on_undecodable
         self._window_keys = window_keys
         self._fallback = fallback
@@ -89,14 +98,15 @@ class Run:
                 return
             schemas = _Schemas()
             sessions = CurrentSession(session_provider(self._settings))
-            client = opened.enter_context(connected_client(schemas, sessions, **service))
+            client = None
+            if any(source.kind != "channel" for source in self._sources):
+                client = opened.enter_context(connected_client(schemas, sessions, **service))
+                self._check_names(client)
             self._org_id = org_id_of(sessions.get().tenant_id)
-            for source in self.tables:
-                _check_name(client, source)
-            tables = [self._open(opened, spark, source) for source in self.tables]
-            schemas.stores = [table.sidecars.schemas for table in tables]
-            self.streams += [self._stream(client, table) for table in tables]
-            jobs = Streams(self.streams)
+            table = self._open(opened, spark, sessions, client)
+            schemas.store = table.sidecars.schemas
+            self.streams += [self._stream(table, source) for source in self._sources]
+            jobs = Streams(self.streams, self._on_source_failure)
             opened.callback(jobs.join)  # before what they use is closed
             stop.tell(lambda: self._stop(jobs))
             # What is there by now stays, and the collector need not go through it again and again:
@@ -105,7 +115,8 @@ class Run:
             try:
                 jobs.run()
             except KeyboardInterrupt:  # the second Ctrl-C: not even a drain
-                client.close()
+                if client is not None:
+                    client.close()
                 raise
 
     def _stop(self, jobs: Streams) -> None:
@@ -117,57 +128,91 @@ class Run:
         from sfpubsub.spark.runtime.session import spark_session
 
         self.report.say("starting Spark")
-        first = next(iter(self.tables.values()))
-        name = first.name if len(self.tables) == 1 else f"{len(self.tables)} sources"
         session = spark_session(
             master,
-            format=first.format,
-            app_name=f"sfpubsub ingest {name}",
+            format=self._table.format,
+            app_name=f"sfpubsub ingest {self._table.name}",
             settings=self._spark_settings,
         )
         spark = start_spark(session, stop)
         opened.push(session)
         return spark
 
-    def _open(self, opened: ExitStack, spark: SparkSession, source: Source) -> _Open:
+    def _check_names(self, client: PubSubClient) -> None:
+        """Ask for the topics, so that a wrong name leaves no table behind.
+
+        Of a managed subscription nothing can be asked but its events, and of a channel neither.
+        """
+        failures: list[SfPubSubError] = []
+        for source in self._sources:
+            if source.kind != "topic":
+                continue
+            try:
+                client.get_topic(source.name)
+            except SfPubSubError as error:
+                if not error.retryable:  # else its subscription will try again
+                    failures.append(error)
+        # One that fails is left out, where that is asked for; its subscription will say the same.
+        if failures and (self._on_source_failure == "stop" or len(failures) == len(self._sources)):
+            raise failures[0]
+
+    def _open(
+        self,
+        opened: ExitStack,
+        spark: SparkSession,
+        sessions: CurrentSession,
+        client: PubSubClient | None,
+    ) -> _Open:
         from sfpubsub.spark.ingest.key_window import DEFAULT_WINDOW_KEYS
         from sfpubsub.spark.ingest.sidecars import Sidecars
+        from sfpubsub.spark.ingest.together import Together
         from sfpubsub.spark.ingest.writer import EventWriter
 
-        place = self.tables[source]
-        sidecars = Sidecars(spark, place)
+        sidecars = Sidecars(spark, self._table)
         writer = EventWriter(
             spark,
-            place.address,
-            format=place.format,
+            self._table.address,
+            format=self._table.format,
             on_undecodable=self._on_undecodable,
             quarantine=sidecars.quarantine if self._on_undecodable == "quarantine" else None,
-            subscription=source.name if source.kind == "managed" else None,
-            topic=source.name if source.kind == "topic" else None,
-            staging=place.staging,
+            subscription=self._names("managed"),
+            topic=self._names("topic"),
+            channel=self._names("channel"),
+            staging=self._table.staging,
             org_id=self._org_id,
             table_properties=self._table_properties,
             window_keys=self._window_keys or DEFAULT_WINDOW_KEYS,
         )
-        opened.callback(self._close, source, writer)
+        opened.callback(self._close, writer, sidecars)
         sidecars.open()
-        return _Open(source, writer, sidecars)
+        together = Together(
+            writer,
+            max_events=int(self._job_settings["batch_events"]),
+            max_bytes=int(self._job_settings["batch_bytes"]),
+        )
+        return _Open(sidecars, together, sessions, client)
 
-    def _close(self, source: Source, writer: EventWriter) -> None:
+    def _names(self, kind: str) -> list[str]:
+        return [source.name for source in self._sources if source.kind == kind]
+
+    def _close(self, writer: EventWriter, sidecars: Sidecars) -> None:
         # After a second Ctrl-C a write may still be under way, and a lease must outlive its writes:
         # then it ends with this process.
-        if not any(s.is_running for s in self.streams if s.source == source):
-            writer.close()
+        if not any(stream.is_running for stream in self.streams):
+            try:
+                sidecars.close()
+            finally:
+                writer.close()
 
-    def _stream(self, client: PubSubClient, table: _Open) -> Stream:
+    def _stream(self, table: _Open, source: Source) -> Stream:
         from sfpubsub.spark.ingest.job import IngestJob
         from sfpubsub.spark.ingest.streams import Stream
 
-        source = table.source
-        subscription = self._subscribe(client, table)
-        self.report.say(f"reading {source} into {self.tables[source]}")
+        member = table.together.member(source)
+        subscription = self._subscribe(table, source, member)
+        self.report.say(f"reading {source} into {self._table}")
         status = StatusFile(
-            "ingest", source.kind, source.name, self._settings, into=self.tables[source].address
+            "ingest", source.kind, source.name, self._settings, into=self._table.address
         )
         waiting = Waiting(partial(self.report.say, source=source))
         progress = Progress(source.name)
@@ -180,7 +225,7 @@ class Run:
 
         job = IngestJob(
             subscription,
-            table.writer,
+            member,
             beside=table.sidecars,
             on_progress=partial(self.report.progress, source),
             on_acked=status.acked,
@@ -192,64 +237,74 @@ class Run:
             try:
                 job.settle()
             finally:
-                table.sidecars.close()
+                member.leave()
 
         return Stream(source, job, subscription, _block(subscription, status), finish)
 
-    def _subscribe(self, client: PubSubClient, table: _Open) -> Subscription:
+    def _subscribe(
+        self, table: _Open, source: Source, member: Member
+    ) -> Subscription | ChannelSubscription:
         from sfpubsub.spark.ingest.positions import TableReplayStore
 
-        source, batch = table.source, int(self._job_settings["batch_events"])
-        options: dict[str, Any] = {
-            "ack": "manual",
-            # A batch is acked as a whole, and the next one comes in while Spark writes this one.
-            "max_unacked": max(Limits.max_unacked, 2 * batch + WINDOW),
-        }
+        batch = int(self._job_settings["batch_events"])
+        # A batch is acked as a whole, and the next one comes in while Spark writes this one.
+        unacked = max(Limits.max_unacked, 2 * batch + WINDOW)
+        if source.kind == "channel":
+            from sfpubsub.spark.ingest.channels import ChannelSubscription
+
+            return ChannelSubscription(
+                self._streaming_client(table.sessions),
+                source.name,
+                member.positions.get(source.name),
+                fallback=self._fallback,
+            )
+        client = table.client
+        if client is None:
+            raise AssertionError("there is a client for every source but channels")
         if source.kind == "managed":
-            return client.subscribe_managed(source.name, **options)
+            return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
             source.name,
-            replay=TableReplayStore(table.writer),
+            replay=TableReplayStore(member),
             replay_fallback=self._fallback,
-            **options,
+            ack="manual",
+            max_unacked=unacked,
+        )
+
+    def _streaming_client(self, sessions: CurrentSession) -> Callable[..., StreamingClient]:
+        """Return what makes a client of the Streaming API with the session of all sources."""
+        from sfpubsub.streaming import StreamingClient
+
+        settings = self._settings
+        return partial(
+            StreamingClient,
+            sessions,
+            api_version=settings.streaming_api_version,
+            insecure=settings.insecure,
+            ca_file=settings.ca_file,
+            proxy=settings.proxy,
         )
 
 
 @contextmanager
-def _block(subscription: Subscription, status: StatusFile) -> Iterator[None]:
+def _block(subscription: Subscription | ChannelSubscription, status: StatusFile) -> Iterator[None]:
     with status:
         status.follow(subscription)
         with subscription:
             yield
 
 
-def _check_name(client: PubSubClient, source: Source) -> None:
-    """Ask for a topic, so that a wrong name leaves no table behind.
-
-    Of a managed subscription nothing can be asked but its events.
-    """
-    if source.kind != "topic":
-        return
-    try:
-        client.get_topic(source.name)
-    except SfPubSubError as error:
-        if not error.retryable:
-            raise
-        # The subscription will try again, for as long as it may.
-
-
 class _Schemas(SchemaStore):
-    """What the client may look up before it asks the service: the schemas of all tables.
+    """What the client may look up before it asks the service: the schemas beside the table.
 
-    It keeps none by itself: each job does, beside its own table, before it writes a row.
+    It keeps none by itself: each job does, before it writes a row.
     """
 
     def __init__(self) -> None:
-        self.stores: list[SchemaStore] = []
+        self.store: SchemaStore | None = None
 
     def get(self, schema_id: str) -> str | None:
-        found = (store.get(schema_id) for store in self.stores)
-        return next((schema for schema in found if schema is not None), None)
+        return None if self.store is None else self.store.get(schema_id)
 
     def put(self, schema_id: str, schema_json: str) -> None:
         pass

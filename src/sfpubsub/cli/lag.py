@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from sfpubsub.cli.params import ManagedName, ReadingCommand, Topic
+from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Topic
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.status import Kind, Status, read_all, state_dir
 from sfpubsub.cli.words import counted
@@ -26,17 +26,26 @@ _DECIMALS = 1
     help="Only of this one, as it was given there.",
 )
 @click.option("--topic", type=Topic(), metavar="TOPIC", help="Only of this topic.")
+@click.option("--channel", type=Channel(), metavar="CHANNEL", help="Only of this channel.")
 @click.option("--endpoint", metavar="HOST:PORT", help="Only of this service.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each.")
-def lag(managed: str | None, topic: str | None, endpoint: str | None, as_json: bool) -> None:
+def lag(
+    managed: str | None,
+    topic: str | None,
+    channel: str | None,
+    endpoint: str | None,
+    as_json: bool,
+) -> None:
     """Show how far `subscribe` and `ingest` have got on this machine.
 
     Each run keeps a small file about itself, until a later run of the same replaces it; this reads
     those files and asks the service nothing. The newest comes first. Nothing on file is exit
     code 1.
     """
-    if managed is not None and topic is not None:
-        raise click.UsageError("give --managed or --topic, not both")
+    given = {"managed": managed, "topic": topic, "channel": channel}
+    meant = {kind: name for kind, name in given.items() if name is not None}
+    if len(meant) > 1:
+        raise click.UsageError("give one of --managed, --topic and --channel")
     directory = state_dir()
     found, unreadable = read_all(directory)
     for sentence in unreadable:
@@ -44,10 +53,10 @@ def lag(managed: str | None, topic: str | None, endpoint: str | None, as_json: b
     chosen = [
         status
         for status in sorted(found, key=lambda status: status.updated_at, reverse=True)
-        if _is_meant(status, managed, topic) and endpoint in (None, status.endpoint)
+        if _is_meant(status, meant) and endpoint in (None, status.endpoint)
     ]
     if not chosen:
-        what = managed or topic or "any subscription"
+        what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
             f"no subscribe or ingest of {what} has run here, going by {directory}: run this on the "
             f"machine and as the user that runs it"
@@ -58,11 +67,8 @@ def lag(managed: str | None, topic: str | None, endpoint: str | None, as_json: b
     click.echo(text, nl=False)
 
 
-def _is_meant(status: Status, managed: str | None, topic: str | None) -> bool:
-    if managed is None and topic is None:
-        return True
-    kind: Kind = "managed" if managed is not None else "topic"
-    return (status.kind, status.name) == (kind, managed or topic)
+def _is_meant(status: Status, meant: dict[str, str]) -> bool:
+    return not meant or meant.get(status.kind) == status.name
 
 
 def _record(status: Status, now: float) -> dict[str, Any]:
@@ -104,7 +110,7 @@ def _record(status: Status, now: float) -> dict[str, Any]:
 
 
 def _page(record: dict[str, Any]) -> str:
-    kind = "managed" if "managed" in record else "topic"
+    kind = next(kind for kind in get_args(Kind) if kind in record)
     command = f"{record['command']} of {record[kind]}"
     if record["into"]:
         command += f" into {record['into']}"
@@ -124,7 +130,7 @@ def _page(record: dict[str, Any]) -> str:
             f"{counted(record['delivered'], 'event')}; {record['delivered_24h']} in the last 24 h",
         ),
     ]
-    if kind == "topic":  # nothing is committed for a plain subscription
+    if kind != "managed":  # nothing is committed for a plain subscription
         lines = [line for line in lines if "commit" not in line[0]]
     if record["gaps"] or record["quarantined"]:
         lines.append(

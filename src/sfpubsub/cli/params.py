@@ -60,6 +60,23 @@ class ManagedName(click.types.StringParamType):
         return str(value)
 
 
+class Channel(click.types.StringParamType):
+    """A channel of the Streaming API, perhaps with a filter."""
+
+    name = "channel"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return *value*, which begins with a slash."""
+        channel = str(value)
+        if channel and not channel.startswith("/"):
+            self.fail(
+                f"{channel!r} is not a channel: did you mean /topic/{channel} or /u/{channel}?",
+                param,
+                ctx,
+            )
+        return channel
+
+
 class ReadingCommand(click.Command):
     """A command that names what it reads by options, and says so to whoever leaves them out."""
 

@@ -195,7 +195,7 @@ def _open_table(
     from sfpubsub.spark import EventWriter, spark_session
     from sfpubsub.spark.raw.destination import Destination
 
-    Destination.parse(to, format_).check(source)  # before Spark starts, which takes seconds
+    Destination.parse(to, format_).check([source])  # before Spark starts, which takes seconds
     spark = opened.enter_context(
         spark_session(
             master, format=format_, app_name="sfpubsub quarantine redrive", settings=settings
@@ -208,7 +208,7 @@ def _open_table(
         subscription=source.name if source.kind == "managed" else None,
         topic=source.name if source.kind == "topic" else None,
     )
-    return Table(opened.enter_context(writer), source)
+    return Table(opened.enter_context(writer))
 
 
 def _wanted(kept: FileQuarantine, keys: tuple[str, ...], again: bool) -> Iterator[QuarantinedEvent]:

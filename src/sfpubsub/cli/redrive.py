@@ -113,12 +113,11 @@ class Table:
 
     Args:
         writer: Of the table.
-        source: Whose events it takes.
     """
 
-    def __init__(self, writer: EventWriter, source: Source) -> None:
+    def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
-        self._source = source
+        self._sources = {source.name: source for source in writer.table_sources}
         self._rows: list[Row] = []
         self._schemas: dict[str, str] = {}
         self._bytes = 0
@@ -132,9 +131,10 @@ class Table:
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
         """See `Sink`."""
-        if entry.subscription == self._source.name:
+        if entry.subscription in self._sources:
             return None
-        return f"it is of {entry.subscription}, and the table takes events of {self._source}"
+        owners = ", ".join(map(str, self._sources.values()))
+        return f"it is of {entry.subscription}, and the table takes events of {owners}"
 
     def add(self, event: Event, received_at: float) -> bool:
         """See `Sink`."""

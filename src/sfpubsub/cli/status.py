@@ -13,7 +13,7 @@ import platformdirs
 
 from sfpubsub.spark.runtime.process import Process
 
-Kind = Literal["managed", "topic"]
+Kind = Literal["managed", "topic", "channel"]
 
 # Hours that deliveries are counted for: the service's allocation is of a rolling 24 hours.
 HOURS = 24

@@ -74,7 +74,7 @@ class StatusFile:
 
     Args:
         command: ``subscribe`` or ``ingest``.
-        kind: Whether *name* is a managed subscription or a topic.
+        kind: Whether *name* is a managed subscription, a topic or a channel.
         name: What is read.
         settings: Which service is read, and as whom.
         into: The table that is written.

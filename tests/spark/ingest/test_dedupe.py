@@ -121,7 +121,7 @@ def test_another_payload_of_the_same_schema_and_channel_is_a_conflict(world: Wor
     assert verdict.new == [0]
     assert verdict.conflicts == [Conflict(1, world.table[key(1)][0])]
     assert verdict.conflicts[0].stored.replay_id == b"1"
-    assert verdict.reencoded == 0
+    assert verdict.reencoded == []
     assert len(world.asked) == 1
 
 
@@ -129,7 +129,7 @@ def test_another_payload_of_the_same_schema_and_channel_is_a_conflict(world: Wor
 def test_another_schema_or_channel_is_the_same_event_encoded_anew(world: World, other):
     """It is counted, and costs no look-up: a channel with enriched events brings each twice."""
     world.have(rows_of(event(1)))
-    assert world.judge(rows_of(other)) == Verdict([], reencoded=1)
+    assert world.judge(rows_of(other)) == Verdict([], reencoded=[0])
     assert not world.asked
 
 
@@ -145,7 +145,7 @@ def test_conflicts_within_a_write_are_found(world: World):
     verdict = world.judge(rows)
     assert verdict.new == [0]
     assert [(c.index, c.stored.replay_id) for c in verdict.conflicts] == [(2, b"0")]
-    assert verdict.reencoded == 1
+    assert verdict.reencoded == [3]
 
 
 @pytest.mark.parametrize("known", ["unmarked", "unsure"])
@@ -259,7 +259,7 @@ def test_every_event_is_a_row_a_duplicate_or_a_conflict(seed: int):
             (n, p, s, t, world.table[key(n)][1] - HOUR if key(n) in world.table else time)
             for n, p, s, t, time in events
         ]
-        expected_new, reencoded, conflicts = [], 0, []
+        expected_new, reencoded, conflicts = [], [], []
         for index, (number, payload, schema, topic, _) in enumerate(events):
             row = model.get(number)
             if row is None:
@@ -268,7 +268,7 @@ def test_every_event_is_a_row_a_duplicate_or_a_conflict(seed: int):
             elif row[0] != payload and row[1:] == (schema, topic):
                 conflicts.append(index)
             elif row[0] != payload:
-                reencoded += 1
+                reencoded.append(index)
         rows = rows_of(*events)
         verdict = world.judge(rows, now, is_live=chance.random() < 0.5)
         if any(now - at > KEPT for _, at in world.table.values()):

@@ -32,6 +32,7 @@ from tests.cli.test_cli import environment
 from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until
 from tests.spark.fakes import Clock, FakeSubscription
+from tests.streaming.conftest import numbered
 
 # Runs the command in a process of its own, as its main thread, with a scripted subscription: a
 # number is a batch of that size, a word is done once; silence afterwards.
@@ -187,13 +188,13 @@ def test_ctrl_c_drains_and_ends_with_130(tmp_path: Path):
 
 
 @pytest.mark.spark
-def test_several_sources_are_several_tables_of_one_application(tmp_path: Path):
+def test_several_sources_are_one_table(tmp_path: Path):
     """A failure of one stops the other in order, is named, and decides the exit code; each source
     has its line."""
     done = run(
         "[3], [2, after_the_other, SfPubSubError('it broke')]",
         *("--managed", "My_Sub", "--topic", "/event/Order_Event__e"),
-        *("--to", str(tmp_path / "lake"), "--fallback", "earliest"),
+        *("--to", str(tmp_path / "org"), "--fallback", "earliest"),
         *("--staging", str(tmp_path / "aside")),
         SFPUBSUB_STATE_DIR=str(tmp_path / "state"),
     )
@@ -202,16 +203,11 @@ def test_several_sources_are_several_tables_of_one_application(tmp_path: Path):
     assert "fallback earliest" in done.stderr
     first, second = map(json.loads, done.stdout.splitlines())
     assert (first["managed"], first["ending"], first["rows"]) == ("My_Sub", "stopped", 3)
-    assert first["to"] == str(tmp_path / "lake" / "My_Sub")
     assert (second["topic"], second["ending"]) == ("/event/Order_Event__e", "failed")
     assert second["error"] == "topic /event/Order_Event__e: it broke"
-    assert second["to"] == str(tmp_path / "lake" / "event_Order_Event__e")
-    assert len(ids_of(tmp_path / "lake" / "My_Sub")) == 3
-    assert (tmp_path / "aside" / ".My_Sub.sfpubsub" / "_quarantine").is_dir()
-    assert sorted(path.name for path in (tmp_path / "lake").iterdir()) == [
-        "My_Sub",
-        "event_Order_Event__e",
-    ]
+    assert first["to"] == second["to"] == str(tmp_path / "org")
+    assert len(ids_of(tmp_path / "org")) == 3
+    assert (tmp_path / "aside" / ".org.sfpubsub" / "_quarantine").is_dir()
     assert "managed subscription My_Sub: 3 rows in 1 batch" in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     # What `sfpubsub lag` reads.
@@ -220,6 +216,34 @@ def test_several_sources_are_several_tables_of_one_application(tmp_path: Path):
     assert (mine.command, mine.kind, mine.into) == ("ingest", "managed", first["to"])
     assert mine.acked_position == first["position"]
     assert len(found) == 2
+
+
+@pytest.mark.spark
+def test_topics_and_channels_go_on_without_one_that_fails(run_emulator, tmp_path: Path):
+    """All kinds of sources in one table, from the emulator; the exit code says that one failed."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    emulator.publish_streaming("/topic/Accounts", numbered(2))
+    arguments = [
+        *("--topic", TOPIC, "--channel", "/topic/Accounts", "--topic", "/event/Gone__e"),
+        *("--managed", "My_Managed_Subscription", "--to", str(tmp_path / "org")),
+        *("--once", "--idle-timeout", "2", "--on-source-failure", "continue"),
+    ]
+    done = ingest_from(emulator, *arguments)
+    assert done.returncode == 1, done.stderr
+    assert "topic /event/Gone__e failed, and is left out: " in done.stderr
+    lines = {line.get("managed") or line.get("topic") or line["channel"]: line
+             for line in map(json.loads, done.stdout.splitlines())}  # fmt: skip
+    assert lines["/event/Gone__e"]["ending"] == "failed"
+    assert lines["/topic/Accounts"]["rows"] == 2
+    assert lines["/topic/Accounts"]["position"].isdecimal()
+    both = [lines[TOPIC], lines["My_Managed_Subscription"]]
+    assert [line["received"] for line in both] == [3, 3]
+    assert sum(line["rows"] for line in both) == 3, "each event once, on whichever way it comes"
+    rows = ds.dataset(tmp_path / "org", format="parquet").to_table().to_pylist()
+    assert sorted(row["ingest_seq"] for row in rows) == list(range(5))
+    channel = [row for row in rows if row["subscription"] == "/topic/Accounts"]
+    assert [json.loads(row["payload"])["sobject"]["Name"] for row in channel] == ["0", "1"]
 
 
 def jvms_of(mark: str) -> list[int]:
@@ -327,6 +351,9 @@ def test_an_idle_job_whose_jvm_died_ends_too(tmp_path: Path):
         ["--to", "t", "--topic", "/event/A__e", "--topic", "/Event/A__e"],
         ["--to", "t", "--managed", ""],
         ["--to", "t", "--managed", "A", "--fallback", "earliest"],
+        ["--to", "t", "--topic", "/event/A__e", "--channel", "/event/A__e"],
+        ["--to", "t", "--channel", "Accounts"],
+        ["--to", "t", "--managed", "A", "--on-source-failure", "retry"],
         ["--managed", "A", "--to", "t", "--batch-bytes", "0"],
         ["--managed", "A"],
         ["--managed", "A", "--to", "t", "--format", "csv"],
@@ -358,7 +385,7 @@ def test_a_wrong_destination_is_refused_before_spark_starts(tmp_path: Path, monk
 
 @pytest.mark.parametrize("mark", ["_table.json", "_delta_log/0.json", "metadata/v1.metadata.json"])
 def test_a_table_inside_a_table_is_refused_before_spark_starts(tmp_path: Path, monkeypatch, mark):
-    """Its files would look like the outer one's. With several sources the words say why."""
+    """Its files would look like the outer one's."""
     monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
     table = tmp_path / "orders"
     (table / mark).parent.mkdir(parents=True)
@@ -367,7 +394,6 @@ def test_a_table_inside_a_table_is_refused_before_spark_starts(tmp_path: Path, m
     for arguments, message in (
         (["--to", deep], f"would be in {table}, which is a table itself: name another directory"),
         (["--to", deep, "--format", "delta"], f"would be in {table}, which is a table itself"),
-        (["--to", str(table), "--topic", "/event/B__e"], "with several sources --to is a dir"),
     ):
         result = CliRunner().invoke(ingest, ["--managed", "A", *arguments])
         assert isinstance(result.exception, ConfigurationError)

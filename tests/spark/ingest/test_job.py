@@ -20,6 +20,8 @@ from tests.spark.sample_events import MANAGED, replay_id
 class FakeWriter:
     """Keeps what it was given."""
 
+    is_wanted = False
+
     def __init__(self, subscription: FakeSubscription) -> None:
         self.writes: list[list[str]] = []
         self.failure: Exception | None = None
@@ -85,6 +87,15 @@ def test_a_batch_is_written_when_its_first_event_has_waited_long_enough():
     job, writer = job_of(subscription, batch_seconds=10.0, idle_timeout=100.0)
     job.run()
     assert [len(write) for write in writer.writes] == [3, 1]
+
+
+def test_a_batch_is_written_when_others_write():
+    """One commit of the table takes what all sources have; nobody waits for those without any."""
+    subscription = FakeSubscription([2, 1.0, lambda: setattr(writer, "is_wanted", True), 1.0])
+    subscription.script.append(lambda: until(lambda: writer.writes, "the write", patience=10.0))
+    job, writer = job_of(subscription, batch_seconds=100.0, idle_timeout=50.0)
+    job.run()
+    assert [len(write) for write in writer.writes] == [2]
 
 
 def test_a_batch_is_written_when_it_is_heavy():

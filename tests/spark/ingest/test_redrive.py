@@ -12,7 +12,7 @@ import pytest
 
 from sfpubsub import FileQuarantine, QuarantinedEvent
 from sfpubsub.cli.main import run
-from sfpubsub.cli.redrive import Decoder, Table, redrive, source_of
+from sfpubsub.cli.redrive import Decoder, Table, redrive
 from sfpubsub.errors import WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.raw.destination import Destination
@@ -56,7 +56,7 @@ def into_table(spark, table: Path, kept: FileQuarantine):
         waiting = kept.entries() if entries is None else iter(entries)
         waiting = [entry for entry in waiting if not kept.is_redriven(entry.key)]
         with EventWriter(spark, table, topic=TOPIC, clock=lambda: now) as writer:
-            sink = Table(writer, source_of(waiting[0]))
+            sink = Table(writer)
             done, left = redrive(kept, iter(waiting), Decoder([]), sink)
             return done, left, sink.duplicates
 

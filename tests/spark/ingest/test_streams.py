@@ -8,8 +8,9 @@ import pytest
 
 from sfpubsub.errors import PermissionDeniedError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
-from sfpubsub.spark.ingest.streams import Stream, Streams, table_name, table_place
+from sfpubsub.spark.ingest.streams import Stream, Streams
 from sfpubsub.spark.raw.destination import Source
+from tests.conftest import until
 from tests.spark.fakes import FakeSubscription
 from tests.spark.ingest.test_job import FakeWriter
 
@@ -81,27 +82,23 @@ def test_a_stop_reaches_every_job():
     assert all(not stream.is_running for stream in streams)
 
 
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [
-        ("My_Subscription", "My_Subscription"),
-        ("18x000000000001AAA", "18x000000000001AAA"),
-        ("/event/Order_Event__e", "event_Order_Event__e"),
-        ("/data/ChangeEvents", "data_ChangeEvents"),
-        ("../../etc/passwd", "etc_passwd"),
-        ("._x", "x"),
-        ("Größe", "Gr__e"),
-        ("…", "source"),
-    ],
-)
-def test_a_table_among_several_has_a_safe_name(name: str, table: str):
-    """No path leads out of the directory, and none is hidden from readers."""
-    assert table_name(Source("topic", name)) == table
+def test_one_that_fails_is_left_out_where_that_is_asked_for(caplog):
+    """The others go on to their own end; the failure is told at once and decides the outcome."""
+    log: list[str] = []
+    bad = stream_of(B, [2, PermissionDeniedError("no access", error_code="x")], log)
+    good = stream_of(A, [lambda: until(lambda: "is left out" in caplog.text), 3], log)
+    good.subscription.script += [lambda: good.job.stop()]
+    with pytest.raises(PermissionDeniedError, match="topic /data/AccountChangeEvent: no access"):
+        Streams([good, bad], "continue").run()
+    assert good.subscription.log == ["write", "ack", "drain"]
+    assert (good.summary.ending, good.job.progress.received) == ("stopped", 3)
+    assert bad.subscription.acked == []
 
 
-def test_where_tables_of_several_sources_are():
-    """A directory, a URL, or a namespace of a catalog."""
-    assert table_place(A, "/data/lake/", "parquet") == "/data/lake/Orders"
-    assert table_place(B, "s3a://b/lake", "delta") == "s3a://b/lake/data_AccountChangeEvent"
-    assert table_place(A, "shop.events", "iceberg") == "shop.events.Orders"
-    assert table_place(A, "shop.events", "parquet") == "shop.events/Orders"
+def test_a_table_that_cannot_be_written_ends_all_of_them():
+    """No source could go on, whatever was asked for."""
+    streams = [stream_of(source, [2], []) for source in (A, B)]
+    streams[0].job._writer.failure = WriteError("disk full")
+    with pytest.raises(WriteError, match="disk full"):
+        Streams(streams, "continue").run()
+    assert streams[1].summary.ending == "stopped"

@@ -398,7 +398,7 @@ def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
     assert result.position == writer.position == replay_id(1)
     assert open_writer().position == replay_id(1)
     (file,) = table.glob("ingest_date=*/batch=*/_position")
-    assert json.loads(file.read_text())["topic"] == TOPIC
+    assert list(json.loads(file.read_text())["positions"]) == [TOPIC]
 
 
 def test_duplicates_alone_move_the_position_and_write_no_file(open_writer, table):

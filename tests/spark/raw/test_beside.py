@@ -33,7 +33,7 @@ from tests.spark.readers import ids_of
 from tests.spark.sample_events import SCHEMA_JSON, batch_of
 from tests.spark.sample_events import TOPIC as TOPIC_NAME
 
-TOPIC = Source("topic", TOPIC_NAME)
+TOPIC = (Source("topic", TOPIC_NAME),)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
     """Before it is taken over, and after; the rows go on where they were."""
     table = tmp_path / "orders"
     place = Destination.parse(table, "parquet")
-    with EventWriter(spark, table, topic=TOPIC.name) as writer:
+    with EventWriter(spark, table, topic=TOPIC_NAME) as writer:
         writer.write(batch_of(range(3)))
         sidecars = Sidecars(spark, place)
         sidecars.open()
@@ -185,7 +185,7 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
         return [row["schema_id"] for row in read_sidecar(spark, table, "schemas").collect()]
 
     assert ids() == ["schema-1"]
-    with EventWriter(spark, table, topic=TOPIC.name) as writer:
+    with EventWriter(spark, table, topic=TOPIC_NAME) as writer:
         assert (writer.write(batch_of(range(5))).rows, writer.position is not None) == (2, True)
     assert ids() == ["schema-1"]
     assert FileSchemaStore(place.beside / SCHEMAS_NAME).get("schema-1") is not None

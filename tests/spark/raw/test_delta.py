@@ -135,3 +135,23 @@ def test_positions_have_no_minimum_and_no_maximum(open_writer, table):
     log = "".join(path.read_text() for path in table.glob("_delta_log/*.json"))
     assert '\\"ingest_seq\\":4' in log
     assert '\\"replay_id\\":0' in log, "only how many are null"
+
+
+def test_a_table_is_opened_where_no_session_is_active(open_writer, table, spark):
+    """A thread that has run nothing yet has none: that of a command, or of another source."""
+    open_writer().write(batch_of(range(2)))
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog
+    log.clearCache()
+    sessions.clearActiveSession()
+    assert open_writer().position == replay_id(1)
+    for _ in range(2):
+        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('note' = 'x')")
+    newest = max(path.name for path in table.glob("_delta_log/*.json"))
+    log.forTable(spark._jsparkSession, str(table)).checkpoint()
+    for path in table.glob("_delta_log/*.json"):
+        if path.name != newest:
+            path.unlink()
+    log.clearCache()
+    sessions.clearActiveSession()
+    assert open_writer().position == replay_id(1)

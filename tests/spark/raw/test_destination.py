@@ -16,10 +16,11 @@ from sfpubsub.spark.raw.destination import (
     check_format,
     claim_table,
     make_table_directory,
+    sources_of,
 )
 from sfpubsub.spark.raw.paths import local_path
 
-TOPIC = Source("topic", "/event/A__e")
+TOPIC = (Source("topic", "/event/A__e"),)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_checking_changes_nothing(tmp_path: Path):
 
 def test_a_table_that_was_never_written_may_change_hands(tmp_path: Path):
     """A mistyped topic does not keep the path."""
-    claim_table(tmp_path, Source("topic", "/event/Typo__e"))
+    claim_table(tmp_path, [Source("topic", "/event/Typo__e")])
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").write_text("")
     check_destination(tmp_path, TOPIC)
@@ -99,7 +100,7 @@ def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
     claim_table(tmp_path, TOPIC)
     (tmp_path / written).mkdir()
     claim_table(tmp_path, TOPIC)
-    other = Source("managed", "My_Sub")
+    other = [Source("managed", "My_Sub")]
     with pytest.raises(ConfigurationError) as caught:
         claim_table(tmp_path, other)
     assert "topic /event/A__e" in str(caught.value)
@@ -163,13 +164,42 @@ def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
         Destination.parse(tmp_path / "parquet", "delta").check(TOPIC)
 
 
-def test_a_source_is_one_of_two():
-    """Neither or both would leave the position's home open."""
-    assert Source.choose("S", None) == Source("managed", "S")
-    assert Source.choose(None, "/event/A__e") == TOPIC
-    for both in (("S", "/event/A__e"), (None, None)):
-        with pytest.raises(ConfigurationError, match="either"):
-            Source.choose(*both)
+def test_sources_are_told_apart_by_their_names():
+    """In a table's column and in its positions; by a catalog that knows no case as well."""
+    assert Source.several("S") == (Source("managed", "S"),)
+    assert Source.several(None, ["/event/A__e", "/event/A__e"]) == TOPIC
+    assert Source.several("S", "/event/A__e", ["/topic/A", "/u/B"]) == (
+        Source("managed", "S"),
+        *TOPIC,
+        Source("channel", "/topic/A"),
+        Source("channel", "/u/B"),
+    )
+    for nothing in ((None, None), ("", None), ([], [])):
+        with pytest.raises(ConfigurationError, match="takes one or more"):
+            Source.several(*nothing)
+    with pytest.raises(ConfigurationError, match="channel /event/a__e from topic /event/A__e"):
+        Source.several(None, "/event/A__e", "/event/a__e")
+
+
+def test_a_source_joins_in_the_company_of_one_of_the_table(tmp_path: Path):
+    """By itself it may be there by a slip in the table's name; later it may come alone."""
+    claim_table(tmp_path, TOPIC)
+    (tmp_path / "_position").mkdir()
+    other = Source("topic", "/event/B__e")
+    with pytest.raises(ConfigurationError, match="name one of its own sources as well"):
+        claim_table(tmp_path, [other])
+    claim_table(tmp_path, [other, *TOPIC])
+    claim_table(tmp_path, [other])
+    assert sources_of(tmp_path) == (*TOPIC, other)
+
+
+def test_a_table_of_one_source_of_an_older_version_goes_on(tmp_path: Path):
+    """Its identity names the kind of its source."""
+    text = '{"layout": 2, "format": "parquet", "topic": "/event/A__e"}'
+    (tmp_path / "_table.json").write_text(text)
+    (tmp_path / "_position").write_text("")
+    claim_table(tmp_path, [*TOPIC, Source("managed", "S")])
+    assert sources_of(tmp_path) == (*TOPIC, Source("managed", "S"))
 
 
 def test_new_directories_are_made(tmp_path: Path):

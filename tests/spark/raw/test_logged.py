@@ -295,9 +295,9 @@ def test_the_state_can_be_read_by_people(spark, open_writer, table):
     """Each transaction says what it is: source, batch, rows, position, writer."""
     open_writer().write(batch_of(range(3)))
     state = json.loads(_last_state(spark, table))
-    assert state["topic"] == TOPIC
+    assert state["sources"] == [["topic", TOPIC]]
     assert (state["batch"], state["first_seq"], state["rows"]) == ("b" + "0" * 19, 0, 3)
-    assert state["position"] == replay_id(2).hex()
+    assert state["positions"] == {TOPIC: replay_id(2).hex()}
 
 
 def _last_state(spark: SparkSession, table: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.stream.datasource import PubSubDataSource, check_version
 from sfpubsub.spark.stream.options import SourceOptions
-from sfpubsub.types import StartPosition
+from sfpubsub.types import ReplayId, StartPosition
 
 TOPIC = "/event/Order_Event__e"
 SECRET = "00D5g000000AbCd!AQ4AQFplanted_secret_value"
@@ -20,14 +20,14 @@ def parse(**options: str) -> SourceOptions:
 def test_what_is_not_said_has_the_default_of_spark_sources():
     """As with other sources of Spark: latest, and lost data is a failure."""
     options = parse()
-    assert options.start == StartPosition.latest()
+    assert options.start_of(TOPIC) == StartPosition.latest()
     assert options.fail_on_data_loss
 
 
 def test_names_are_taken_in_any_case():
     """Spark gives some of them back in lower case."""
     options = parse(STARTINGOFFSETS="earliest", maxoffsetspertrigger="7", failOnDataLoss="FALSE")
-    assert options.start == StartPosition.earliest()
+    assert options.start_of(TOPIC) == StartPosition.earliest()
     assert (options.max_events, options.fail_on_data_loss) == (7, False)
 
 
@@ -41,6 +41,10 @@ def test_names_are_taken_in_any_case():
         ({"startingOffsets": "yesterday"}, "startingOffsets is 'yesterday'"),
         ({"maxOffsetsPerTrigger": "0"}, "takes 1 to"),
         ({"maxOffsetsPerTrigger": "many"}, "takes 1 to"),
+        ({"maxBytesPerTrigger": "0"}, "takes 1 to"),
+        ({"topics": f"{TOPIC},/data/ChangeEvents"}, "not both"),
+        ({"startingOffsets": '{"/event/Other__e": "latest"}'}, "none of the topics"),
+        ({"startingOffsets": '{"/event/Other__e"'}, "is not JSON"),
         ({"failOnDataLoss": "maybe"}, "takes true or false"),
         ({"idleTimeout": "-1"}, "takes seconds"),
         ({"endpoint": "localhost:7443"}, "connection setting"),
@@ -50,6 +54,19 @@ def test_an_option_that_cannot_be_meant_is_an_error(options, message):
     """A mistyped option must not be a default in disguise."""
     with pytest.raises(ConfigurationError, match=message.replace("?", r"\?")):
         parse(**options)
+
+
+def test_several_topics_are_a_list_and_may_begin_apart():
+    """Sorted, as offsets are; an id belongs to one of them."""
+    both = {"topics": f"{TOPIC}, /data/ChangeEvents,{TOPIC}"}
+    options = SourceOptions.parse(both | {"startingOffsets": f'{{"{TOPIC}": "00ff"}}'})
+    assert options.topics == ("/data/ChangeEvents", TOPIC)
+    assert options.start_of(TOPIC) == StartPosition.after(ReplayId(b"\x00\xff"))
+    assert options.start_of("/data/ChangeEvents") == StartPosition.latest()
+    with pytest.raises(ConfigurationError, match="ids belong to one topic"):
+        SourceOptions.parse(both | {"startingOffsets": "00ff"})
+    with pytest.raises(ConfigurationError, match="commas between them"):
+        SourceOptions.parse({"topics": f"{TOPIC};/data/x, y"})
 
 
 @pytest.mark.parametrize(

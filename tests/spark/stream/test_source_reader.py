@@ -25,9 +25,10 @@ from sfpubsub.errors import (
     StreamError,
     StreamUnavailableError,
 )
-from sfpubsub.spark.stream import feed, partition, reader
+from sfpubsub.spark.stream import feed, partition, topic
 from sfpubsub.spark.stream.offsets import Offset
 from sfpubsub.spark.stream.partition import SOURCE_SCHEMA
+from sfpubsub.spark.stream.reader import EventStreamReader
 from tests.conftest import PATIENCE, until
 from tests.spark.source_world import TOPIC, World, ids, next_end, rows
 
@@ -146,7 +147,7 @@ def test_a_position_on_a_quiet_topic_is_renewed_before_it_is_forgotten(world, mo
     world.publish(3)
     source = world.reader()
     end = next_end(source, source.initialOffset(), 3)
-    monkeypatch.setattr(reader, "_RENEW_AFTER", 0.0)
+    monkeypatch.setattr(topic, "_RENEW_AFTER", 0.0)
     world.emulator.clock.jump(60 * 3600)
     renewed = next_end(source, end)
     assert (renewed["seq"], renewed["replay"]) == (3, end["replay"])
@@ -336,7 +337,7 @@ def test_the_position_of_an_event_is_not_taken_for_a_keepalive(run_emulator):
         source = world.reader()
         end = next_end(source, source.initialOffset(), 3)
         assert source.latestOffset(end, source.getDefaultReadLimit()) == end
-        assert source._open_feed.tip is None
+        assert source._topics[0]._open_feed.tip is None
 
 
 def test_available_now_ends_when_nothing_comes(run_emulator):
@@ -371,8 +372,9 @@ def test_a_stream_that_fails_for_good_ends_the_query_with_its_reason(world):
     world.emulator.faults.add(fault)
     source = world.reader()
     begin = source.initialOffset()
-    source._follow(Offset.parse(begin, TOPIC))
-    until(lambda: source._open_feed._subscription.health().state == "closed", "the failure")
+    source._topics[0]._follow(Offset.parse(begin))
+    subscription = source._topics[0]._open_feed._subscription
+    until(lambda: subscription.health().state == "closed", "the failure")
     end = next_end(source, begin)  # what came before it is handed out first
     assert 0 < len(rows(source, begin, end)) < 10
     with pytest.raises(PermissionDeniedError, match=r"cannot\.subscribe|subscribe"):
@@ -444,9 +446,8 @@ def test_an_event_that_cannot_be_decoded_is_a_row_without_json(world):
 
 
 def test_memory_is_bounded_by_bytes(world, monkeypatch):
-    """A batch of large events ends before maxOffsetsPerTrigger, and partitions are small."""
-    monkeypatch.setattr(reader, "MAX_HELD_BYTES", 10_000)
-    monkeypatch.setattr(feed, "MAX_HELD_BYTES", 10_000)
+    """A batch of large events ends at maxBytesPerTrigger, and partitions are small."""
+    world.set(maxBytesPerTrigger="10000")
     monkeypatch.setattr(partition, "MAX_TASK_BYTES", 4_000)
     world.emulator.publish(TOPIC, [{"Notes__c": "x" * 1000, "Order_Number__c": "1"}] * 40)
     source = world.reader()
@@ -456,7 +457,7 @@ def test_memory_is_bounded_by_bytes(world, monkeypatch):
         parts = source.partitions(position, end)
         assert end["seq"] - total <= 9
         assert all(len(part.data) < 8_000 for part in parts)
-        held = source._open_feed._subscription.health()
+        held = source._topics[0]._open_feed._subscription.health()
         assert held.pending_bytes <= 20_000 + 7_000
         total, position = end["seq"], end
     assert total == 40
@@ -499,7 +500,7 @@ def test_an_executor_needs_neither_grpc_nor_a_credential(world, tmp_path):
     source = world.reader()
     begin = source.initialOffset()
     parts = source.partitions(begin, next_end(source, begin, 3))
-    copy = reader.EventStreamReader(world.options)
+    copy = EventStreamReader(world.options)
     (tmp_path / "task").write_bytes(pickle.dumps((copy, parts)))
     code = (
         "import pickle, sys\n"
@@ -520,7 +521,7 @@ def test_an_executor_needs_neither_grpc_nor_a_credential(world, tmp_path):
 
 def test_a_keepalive_does_not_pass_a_gap_that_was_not_told(world, monkeypatch):
     """The row comes with the next event; until then a restart meets the same gap again."""
-    monkeypatch.setattr(reader, "_RENEW_AFTER", 0.0)
+    monkeypatch.setattr(topic, "_RENEW_AFTER", 0.0)
     published = world.publish(6)
     first = world.reader()
     end = next_end(first, first.initialOffset(), 6)
@@ -530,7 +531,10 @@ def test_a_keepalive_does_not_pass_a_gap_that_was_not_told(world, monkeypatch):
     world.set(failOnDataLoss="false")
     second = world.reader()
     limit = second.getDefaultReadLimit()
-    until(lambda: second.latestOffset(end, limit) == end and second._open_feed.tip, "a keepalive")
+    until(
+        lambda: second.latestOffset(end, limit) == end and second._topics[0]._open_feed.tip,
+        "a keepalive",
+    )
     assert second.latestOffset(end, limit) == end
     second.stop()
     later = world.publish(1, first=6)

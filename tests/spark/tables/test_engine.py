@@ -318,7 +318,7 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
 def test_a_target_without_a_step_can_be_another_tables(spark, raw, tmp_path):
     """A mistyped source does not keep a place, nor does a first start that died."""
     raw.path.mkdir()
-    claim_table(raw.path, Source("topic", TOPIC))
+    claim_table(raw.path, [Source("topic", TOPIC)])
     raw.typed.mkdir()
     (raw.typed / "_tables.json.0123.tmp").touch()
     raw.make()
@@ -339,7 +339,7 @@ def test_only_the_objects_that_are_asked_for(raw):
 def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(monkeypatch, raw):
     """A look at a directory may miss a new name and yet see a newer one; the older comes first."""
     raw.path.mkdir(exist_ok=True)
-    claim_table(raw.path, Source("topic", TOPIC))
+    claim_table(raw.path, [Source("topic", TOPIC)])
     day = raw.path / "ingest_date=2026-11-21"
     for batch in "b0", "b1", "b2":
         (day / f"batch={batch}").mkdir(parents=True)

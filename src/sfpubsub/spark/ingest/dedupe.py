@@ -91,7 +91,7 @@ class Verdict:
 
     new: list[int]
     """The places of those that are new."""
-    reencoded: int = 0
+    reencoded: list[int] = field(default_factory=list)
     """Those that came before, encoded with another schema or enriched by another channel."""
     conflicts: list[Conflict] = field(default_factory=list)
 
@@ -129,7 +129,7 @@ def judge(
         return Verdict(list(range(len(keys))))  # the usual write
     stored = look_up(list(asked), merged(asked.values())) if asked else {}
     first: dict[bytes, int] = {}
-    new, reencoded, conflicts = [], 0, []
+    new, reencoded, conflicts = [], [], []
     for index, key in enumerate(keys):
         other = stored.get(key)
         if other is None and key in first:
@@ -141,11 +141,11 @@ def judge(
             if (mine.schema_id, mine.topic) == (other.schema_id, other.topic):
                 conflicts.append(Conflict(index, other))
             else:
-                reencoded += 1
+                reencoded.append(index)
         elif key in known and (key not in asked or known[key].sure):
-            reencoded += _is_settled(known[key], marks[index]) and not _same_payload(
-                known[key].mark, marks[index]
-            )
+            mark = known[key].mark
+            if _is_settled(known[key], marks[index]) and not _same_payload(mark, marks[index]):
+                reencoded.append(index)
         else:
             first[key] = index
             new.append(index)

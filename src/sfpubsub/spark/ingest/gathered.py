@@ -19,8 +19,6 @@ class Gathered:
 
     def __init__(self) -> None:
         self.rows = EventRows()
-        self.bytes = 0
-        """Of payload."""
         self.opened = 0.0
         """When the first events came."""
         self._last: tuple[EventBatch, int] | None = None
@@ -30,8 +28,8 @@ class Gathered:
         """Add the first *count* events of a response."""
         if not self._acks:
             self.opened = now
-        self.bytes += sum([len(raw.payload) for raw in batch.raw_events[:count]])
         self.rows.extend(islice(batch, count), batch.received_at)
+        self.rows.position = batch.raw_events[count - 1].replay_id
         self._last = batch, count
         self._acks.append(partial(batch.ack_range, batch.first_seq, batch.first_seq + count - 1))
 

@@ -67,6 +67,11 @@ class Subscription(Protocol):
 class Writer(Protocol):
     """What the loop needs of an `EventWriter`."""
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what was gathered is to be written now, as others are writing."""
+        ...
+
     def write_read(self, received: EventRows) -> WriteResult:
         """Make the events durable. Called in a thread of its own, for one batch at a time."""
         ...
@@ -282,13 +287,11 @@ class IngestJob:
 
     def _is_due(self, now: float) -> bool:
         pending = self._pending
-        if len(pending.rows) >= self._batch_events or pending.bytes >= self._batch_bytes:
+        if len(pending.rows) >= self._batch_events or pending.rows.bytes >= self._batch_bytes:
             return True  # and if a write is under way, nothing more is taken until its end
-        return (
-            bool(pending.rows)
-            and self._writing is None
-            and now - pending.opened >= self._batch_seconds
-        )
+        if not pending.rows or self._writing is not None:
+            return False
+        return now - pending.opened >= self._batch_seconds or self._writer.is_wanted
 
     def _write(self) -> None:
         """Begin to write what was gathered, after the write that is under way."""

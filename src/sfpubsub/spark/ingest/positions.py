@@ -1,4 +1,4 @@
-"""The position of a plain subscription, kept in the table that its events go to.
+"""The positions of plain subscriptions, kept in the table that their events go to.
 
 Rows and position are one transaction there, so a crash never leaves one without the other. Decides
 nothing: the table says where to resume.
@@ -6,9 +6,11 @@ nothing: the table says where to resume.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.destination import Source
 from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import ReplayId, StartPosition
 
@@ -17,41 +19,42 @@ class PositionKeeper(Protocol):
     """What the store needs of an `EventWriter`."""
 
     @property
-    def topic(self) -> str | None:
-        """The topic that the table belongs to."""
+    def sources(self) -> Sequence[Source]:
+        """Whose events the table takes."""
         ...
 
     @property
-    def position(self) -> ReplayId | None:
-        """Where it resumes."""
+    def positions(self) -> Mapping[str, ReplayId]:
+        """Where each of them resumes, by name."""
         ...
 
-    def move(self, position: ReplayId) -> None:
+    def move(self, position: ReplayId, source: str | None = None) -> None:
         """Make *position* durable."""
         ...
 
 
 class TableReplayStore(ReplayStore):
-    """Gives ``client.subscribe(topic, replay=…)`` the position of a writer's table.
+    """Gives ``client.subscribe(topic, replay=…)`` the position of the topic in a writer's table.
 
-    For a subscription whose events go into this table by manual acks: then there is nothing to
+    For subscriptions whose events go into this table by manual acks: then there is nothing to
     store while a write is under way, and a position that came to it would be an error.
 
     Args:
-        writer: The `EventWriter` that takes the subscription's events.
+        writer: The `EventWriter` that takes the subscriptions' events.
     """
 
     def __init__(self, writer: PositionKeeper) -> None:
         self._writer = writer
+        self._names = {source.name for source in writer.sources if source.keeps_position}
 
     def get(self, topic: str) -> StartPosition:
         """Return where *topic* resumes.
 
         Raises:
-            ConfigurationError: The table belongs to another topic.
+            ConfigurationError: The table does not take its events.
         """
         self._check(topic)
-        position = self._writer.position
+        position = self._writer.positions.get(topic)
         # A new table takes all that the service keeps. Beginning at LATEST, a crash before the
         # first batch would begin at a later LATEST, and what came between would be lost unseen.
         return StartPosition.earliest() if position is None else StartPosition.after(position)
@@ -60,15 +63,14 @@ class TableReplayStore(ReplayStore):
         """Keep *replay_id*. Does nothing after a write that carried the same position.
 
         Raises:
-            ConfigurationError: The table belongs to another topic.
+            ConfigurationError: The table does not take its events.
             WriteError: It could not be made durable.
         """
         self._check(topic)
-        if replay_id != self._writer.position:
-            self._writer.move(replay_id)
+        if replay_id != self._writer.positions.get(topic):
+            self._writer.move(replay_id, topic)
 
     def _check(self, topic: str) -> None:
-        if topic != self._writer.topic:
-            raise ConfigurationError(
-                f"this table keeps the position of topic {self._writer.topic}, not of {topic}"
-            )
+        if topic not in self._names:
+            kept = ", ".join(sorted(self._names)) or "no topic"
+            raise ConfigurationError(f"this table keeps the position of {kept}, not of {topic}")

@@ -22,7 +22,7 @@ class WriteResult:
     first_seq: int | None
     """``ingest_seq`` of the first row."""
     position: ReplayId | None
-    """Where a plain subscription resumes; None with a managed one."""
+    """Where the topic or channel resumes; None with a managed subscription."""
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""
     repeated: bool = False

@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +58,7 @@ COMMITS_EVERY = 5.0
 
 
 class Sidecars:
-    """Writes the tables beside one raw table. For one thread at a time, but for `schemas`.
+    """Writes the tables beside one raw table. Thread-safe: each source has a thread of its own.
 
     Args:
         spark: Reaches file systems other than this machine's.
@@ -79,6 +80,7 @@ class Sidecars:
         self._root: Path | str | None = self._local
         self._kept: set[str] = set()
         self._gaps: Files | None = None
+        self._lock = threading.Lock()  # guards the log; the others write what is the same each time
         self._commits: _CommitLog | None = None
 
     def open(self) -> None:
@@ -99,8 +101,9 @@ class Sidecars:
         Raises:
             WriteError: They could not be.
         """
-        if self._commits is not None:
-            self._commits.flush()
+        with self._lock:
+            if self._commits is not None:
+                self._commits.flush()
 
     @property
     def schemas(self) -> SchemaStore:
@@ -205,8 +208,9 @@ class Sidecars:
         Raises:
             WriteError: The log could not be written; the line is kept for the next time.
         """
-        if self._commits is not None:
-            self._commits.add(commit, self._clock())
+        with self._lock:
+            if self._commits is not None:
+                self._commits.add(commit, self._clock())
 
     def look(self) -> None:
         """Write what has waited long enough. Cheap.
@@ -214,8 +218,9 @@ class Sidecars:
         Raises:
             WriteError: It could not be written.
         """
-        if self._commits is not None:
-            self._commits.look(self._clock())
+        with self._lock:
+            if self._commits is not None:
+                self._commits.look(self._clock())
 
     @property
     def _place(self) -> Path | str:

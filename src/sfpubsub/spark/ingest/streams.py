@@ -1,20 +1,20 @@
-"""Several ingest jobs side by side: one thread each, one Spark session, one client.
+"""Several ingest jobs side by side: one thread each, one table, one client.
 
-The first one that fails stops the others in order: they write and commit what they have. Decides
-nothing about events; each job (job.py) does that for its own table.
+One that fails stops the others in order, so that they write and commit what they have; or they go
+on without it. A table that cannot be written stops all. Decides nothing about events; each job
+(job.py) does that for its own source.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
-from sfpubsub.errors import SfPubSubError
+from sfpubsub.errors import SfPubSubError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
 from sfpubsub.spark.ingest.progress import Summary
 from sfpubsub.spark.raw.destination import Source
@@ -28,32 +28,7 @@ _POLL = 0.2
 # Seconds that `abort` waits for writes under way; a write of the largest batch takes about one.
 _ABORT_TIMEOUT = 5.0
 
-# A namespace of a catalog, as Spark SQL writes it without quotes.
-_NAMESPACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-
-_NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
-
-
-def table_name(source: Source) -> str:
-    """Return the name of a source's table in a directory of several tables.
-
-    Every character that is no ASCII letter, digit or underscore becomes an underscore, those at the
-    ends are left out: ``/event/Order_Event__e`` is ``event_Order_Event__e``. So it is a name for
-    every file system and every catalog, and is not hidden from readers.
-    """
-    return _NOT_IN_A_NAME.sub("_", source.name).strip("_") or "source"
-
-
-def table_place(source: Source, to: str, format: str) -> str:  # noqa: A002  # Spark's own word
-    """Return where a source's table is among several.
-
-    Args:
-        source: Whose table it is.
-        to: A directory or URL; for iceberg also ``catalog.namespace``.
-        format: The tables' format.
-    """
-    in_catalog = format == "iceberg" and _NAMESPACE.fullmatch(to)
-    return f"{to.rstrip('/')}{'.' if in_catalog else '/'}{table_name(source)}"
+OnFailure: TypeAlias = Literal["stop", "continue"]
 
 
 class Watched(Protocol):
@@ -92,10 +67,13 @@ class Streams:
 
     Args:
         streams: One or more, opened.
+        on_failure: What becomes of the others when a source fails.
     """
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Sequence[Stream], on_failure: OnFailure = "stop") -> None:
         self._streams = streams
+        self._on_failure = on_failure
+        self._told: list[Stream] = []
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(
@@ -114,7 +92,7 @@ class Streams:
 
         Raises:
             SfPubSubError: What the first job to fail failed with; with several the text names its
-                source. The others were ended in order, and what they failed with is logged.
+                source. The others have ended in order, and what they failed with is logged.
         """
         for stream, thread in zip(self._streams, self._threads, strict=True):
             stream.is_running = True
@@ -122,13 +100,26 @@ class Streams:
         while any(stream.is_running for stream in self._streams):
             self._ended.wait(_POLL)
             self._ended.clear()
-            if any(stream.error is not None for stream in self._streams):
-                self.stop()
-        failed = [stream for stream in self._streams if stream.error is not None]
-        for stream in failed[1:]:
-            _log.error("%s: %s", stream.source, stream.error)
-        if failed:
-            raise _failure(failed[0], named=len(self._streams) > 1)
+            self._look()
+        self._look()
+        if self._told:
+            raise _failure(self._told[0], named=len(self._streams) > 1)
+
+    def _look(self) -> None:
+        """See whether one has failed since the last time; log all but the first, which is raised.
+
+        With those that go on, the first one is logged as well: its end may be days away.
+        """
+        for stream in self._streams:
+            if stream.error is None or stream in self._told:
+                continue
+            self._told.append(stream)
+            if self._on_failure == "continue" and _is_of_its_source(stream.error):
+                _log.error("%s failed, and is left out: %s", stream.source, stream.error)
+                continue
+            if len(self._told) > 1:
+                _log.error("%s: %s", stream.source, stream.error)
+            self.stop()
 
     def join(self) -> None:
         """Wait a moment for jobs whose subscriptions were aborted."""
@@ -147,6 +138,11 @@ class Streams:
                     _log.warning("%s: %s", stream.source, error)
         stream.is_running = False
         self._ended.set()
+
+
+def _is_of_its_source(error: BaseException) -> bool:
+    """Whether the other sources can go on: the table can be written, and nothing is broken here."""
+    return isinstance(error, SfPubSubError) and not isinstance(error, WriteError)
 
 
 def _failure(stream: Stream, *, named: bool) -> BaseException:

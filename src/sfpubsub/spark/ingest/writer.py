@@ -10,16 +10,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
-from sfpubsub.spark.ingest.dedupe import Marker, Verdict, judge
+from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError, WriteError
+from sfpubsub.spark.ingest.dedupe import Conflict, Marker, Verdict, judge
 from sfpubsub.spark.ingest.key_run import HOUR
 from sfpubsub.spark.ingest.key_window import (
     DEFAULT_WINDOW,
@@ -38,7 +39,7 @@ from sfpubsub.spark.raw.destination import Destination, Source, claim_table, mak
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import EventRows, TimedEvents
-from sfpubsub.spark.raw.schema import check_rows, of_org, renumbered, schemas_in
+from sfpubsub.spark.raw.schema import SCHEMA, check_rows, of_org, renumbered, schemas_in
 from sfpubsub.spark.raw.table import RawTable
 from sfpubsub.spark.runtime.session import jvm_of
 from sfpubsub.stores.quarantine import Quarantine
@@ -49,6 +50,27 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds by which a clock may be set back after a start before the table is read in again. What is
 # missing for a while is looked up.
 _SET_BACK = 1800.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one source contributes to a write."""
+
+    source: str
+    """Its name."""
+    rows: EventRows
+    """Not empty."""
+
+
+@dataclass(frozen=True)
+class _Screened:
+    """What is to be written of a part."""
+
+    rows: pa.Table
+    marks: list[int]
+    """Of the rows."""
+    result: WriteResult
+    """Without a batch."""
 
 
 class EventWriter:
@@ -65,8 +87,9 @@ class EventWriter:
             (``schema.table``, ``catalog.schema.table``); made if it is missing. One that was made
             beforehand, with the same columns, is taken while it is empty.
         format: ``parquet``, ``delta`` or ``iceberg``.
-        subscription: Name or id of the managed subscription whose events come, or else
-        topic: The topic; then the table keeps the position as well (`TableReplayStore`).
+        subscription: Name or id of the managed subscription whose events come, or several of them.
+        topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).
+        channel: The channel of the Streaming API, or several; as with topics.
         window: Seconds for which a dedupe key is kept, in memory and on local disk.
         window_keys: Keys that may be kept, with 1.1 bytes of memory and 24 of disk each. With more
             of them in *window* older events are looked up in the table, which takes longer.
@@ -88,14 +111,18 @@ class EventWriter:
         WriteError: The table cannot be read, or Spark has ended.
     """
 
+    is_wanted = False
+    """For an `IngestJob`: nobody else writes with this writer."""
+
     def __init__(
         self,
         spark: SparkSession,
         path: str | os.PathLike[str],
         *,
         format: str = "parquet",  # noqa: A002  # Spark's own word
-        subscription: str | None = None,
-        topic: str | None = None,
+        subscription: str | Iterable[str] | None = None,
+        topic: str | Iterable[str] | None = None,
+        channel: str | Iterable[str] | None = None,
         window: float = DEFAULT_WINDOW,
         window_keys: int = DEFAULT_WINDOW_KEYS,
         staging: str | os.PathLike[str] | None = None,
@@ -106,12 +133,12 @@ class EventWriter:
         table_properties: Mapping[str, str] | None = None,
     ) -> None:
         place = Destination.parse(path, format, staging)
-        source = Source.choose(subscription, topic)
+        self.sources = Source.several(subscription, topic, channel)
+        """Whose events it takes."""
+        self._source_of = {source.name: source for source in self.sources}
         self._undecodable = Undecodable(on_undecodable, quarantine)
-        self.topic = topic
         self.destination = place
         self.org_id = org_id
-        self._source = source
         self._sidecars = Sidecars(spark, place, clock=clock)
         self._told: set[str] = set()
         """Schemas that are known to be lacking."""
@@ -122,16 +149,18 @@ class EventWriter:
         self._marker = Marker()
         self._jvm = jvm_of(spark)
         self._lease: Lease | None = None
-        place.check(source)  # before anything of ours is in it
+        place.check(self.sources)  # before anything of ours is in it
         with ExitStack() as unless_done:
             if place.local is not None:
                 make_table_directory(place.local)
                 self._lease = Lease.acquire(place.local, self._jvm.pid)
                 unless_done.callback(self._lease.release)
-            self._table = _open_table(spark, place, source, table_properties)
+            self._table = _open_table(spark, place, self.sources, table_properties)
             self._table.on_restored = self._note_restored
-            table = f"{place.format} {place} of {source}"
-            self._window = KeyWindow(table, keys_directory(place), window, window_keys)
+            # Whose the table is may change, and its keys are its own all the same.
+            self._window = KeyWindow(
+                f"{place.format} {place}", keys_directory(place), window, window_keys
+            )
             unless_done.callback(self._window.close)
             self._latest = 0.0
             self._recover(self._time.read())
@@ -147,8 +176,8 @@ class EventWriter:
         4. Put those that cannot be decoded into the quarantine, which makes them durable. They
            have no row. (By default there is no quarantine, and their row has no JSON.)
         5. Make the schemas of these events durable beside the table, where they are not yet.
-        6. Hand rows and position to the table, which publishes them at once and returns when they
-           are durable. With no rows left, the position alone: a redelivered tail is done too.
+        6. Hand rows and positions to the table, which publishes them at once and returns when they
+           are durable. With no rows left, the positions alone: a redelivered tail is done too.
         7. Remember the keys. Only then return, and only then may the caller ack.
 
         If a step fails, nothing may be acked, and the next write begins by reading window, numbers
@@ -167,49 +196,71 @@ class EventWriter:
             rows.extend(batch, batch.received_at)
         return self.write_read(rows)
 
-    def write_read(self, received: EventRows) -> WriteResult:
+    def write_read(self, received: EventRows, source: str | None = None) -> WriteResult:
         """Do what `write` does after its first step, which may be done elsewhere meanwhile.
 
         Args:
-            received: Events of this table's subscription.
+            received: Events of one of this table's sources.
+            source: Its name; may be left out if there is but one.
 
         Raises:
             WriteError: Nothing is acked; the same events may be written again.
             DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
-            LocalProtocolError: The writer was closed, or is writing in another thread.
+            LocalProtocolError: The writer was closed, or is writing in another thread, or it is not
+                known whose the events are.
         """
+        (result,) = self.write_parts([Part(self._name(source), received)])
+        if isinstance(result, DecodeError):
+            raise result
+        return result
+
+    def write_parts(
+        self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
+    ) -> list[WriteResult | DecodeError]:
+        """Make the events of several sources durable, as one batch with all positions.
+
+        Their order in the table is that of the parts, and within a part that of arrival.
+
+        Args:
+            parts: At most one of each source.
+            moves: Positions, by source, at which there are no events to write.
+
+        Returns:
+            What became of each part. One with a DecodeError is left out, position and all.
+
+        Raises:
+            WriteError: Nothing is acked; the same events may be written again.
+            LocalProtocolError: The writer was closed, or is writing in another thread, or has no
+                such source.
+        """
+        positions = {self._keeping(name): place for name, place in (moves or {}).items()}
+        for part in parts:
+            self._name(part.source)
         with self._turn():
-            table = received.table()
-            now = self._now(table, is_live=True)
-            marks = self._marker.marks(table, now)
-            verdict = self._judge(table, marks, now, is_live=True)
-            new = verdict.new
-            news = set(new) if received.undecodable else set()
-            bad = {index: row for index, row in received.undecodable if index in news}
-            kept = new
-            if bad and not self._undecodable.keeps(list(bad.values())):
-                kept = [index for index in new if index not in bad]
-            position = (
-                ReplayId(table["replay_id"][-1].as_py()) if len(table) and self.topic else None
-            )
-            first_seq = self._table.next_seq
-            batch_id = None
-            self._sidecars.keep_schemas(received.schemas)
-            if kept:
-                batch_id = self._append(table, marks, kept, position, now)
-            elif position is not None and position != self._table.position:
-                self._table.move(position)
-        return WriteResult(
-            rows=len(kept),
-            duplicates=len(table) - len(new) - len(verdict.conflicts),
-            undecodable=len(bad),
-            batch_id=batch_id,
-            first_seq=first_seq if kept else None,
-            position=position,
-            set_aside=len(new) - len(kept),
-            conflicts=len(verdict.conflicts),
-            reencoded=verdict.reencoded,
-        )
+            now, screened = self._screened(parts)
+            going = [found for found in screened if isinstance(found, _Screened)]
+            for part, found in zip(parts, screened, strict=True):
+                if isinstance(found, _Screened):
+                    self._sidecars.keep_schemas(part.rows.schemas)
+                    if found.result.position is not None:
+                        positions[part.source] = found.result.position
+            first_seq, batch_id = self._table.next_seq, None
+            if any(found.result.rows for found in going):
+                rows = pa.concat_tables([found.rows for found in going])
+                marks = [mark for found in going for mark in found.marks]
+                batch_id = self._append(rows, marks, positions, now)
+            else:
+                self._move(positions)
+        results: list[WriteResult | DecodeError] = []
+        for found in screened:
+            if not isinstance(found, _Screened):
+                results.append(found)
+            elif found.result.rows:
+                results.append(replace(found.result, batch_id=batch_id, first_seq=first_seq))
+                first_seq += found.result.rows
+            else:
+                results.append(found.result)
+        return results
 
     def write_rows(
         self, rows: pa.Table, *, name: str | None = None, schemas: Mapping[str, str] | None = None
@@ -238,44 +289,64 @@ class EventWriter:
         rows = check_rows(rows)
         with self._turn():
             if name is not None and name in self._table.names:
-                return WriteResult(0, 0, 0, None, None, self._table.position, repeated=True)
+                return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
             is_live = name is not None  # else they may be of any age
             now = self._now(rows, is_live=is_live)
             marks = self._marker.marks(rows, now)
             verdict = self._judge(rows, marks, now, is_live=is_live)
+            self._keep_conflicts(rows, verdict.conflicts)
             new = verdict.new
             first_seq = self._table.next_seq
             self._sidecars.keep_schemas(given)
             self._tell_lacking(rows)
-            batch_id = self._append(rows, marks, new, None, now, name) if new else None
+            batch_id = None
+            if new:
+                taken = _taken(rows, new), [marks[index] for index in new]
+                batch_id = self._append(*taken, {}, now, name)
         return WriteResult(
             rows=len(new),
             duplicates=len(rows) - len(new) - len(verdict.conflicts),
             undecodable=0,
             batch_id=batch_id,
             first_seq=first_seq if new else None,
-            position=self._table.position,
+            position=self.position,
             conflicts=len(verdict.conflicts),
-            reencoded=verdict.reencoded,
+            reencoded=len(verdict.reencoded),
         )
 
     @property
-    def position(self) -> ReplayId | None:
-        """Where a plain subscription resumes: the last durable position, None if there is none."""
-        return self._table.position
+    def table_sources(self) -> tuple[Source, ...]:
+        """Whose table it is: all whose events it was ever to take, this writer's included."""
+        return self._table.sources
 
-    def move(self, position: ReplayId) -> None:
-        """Make *position* durable without events, as after a keepalive.
+    @property
+    def position(self) -> ReplayId | None:
+        """Where the only topic or channel resumes: the last durable position.
+
+        None if there is none, or if there are other sources than one.
+        """
+        return self.positions.get(self.sources[0].name) if len(self.sources) == 1 else None
+
+    @property
+    def positions(self) -> Mapping[str, ReplayId]:
+        """Where each topic and channel resumes, by name, as far as it has a durable position."""
+        return self._table.positions
+
+    def move(self, position: ReplayId, source: str | None = None) -> None:
+        """Make a position durable without events, as after a keepalive.
+
+        Args:
+            position: The position.
+            source: Name of the topic or channel; may be left out if there is but one source.
 
         Raises:
-            LocalProtocolError: The table is a managed subscription's; its position is the
-                service's. Or the writer was closed.
+            LocalProtocolError: It is a managed subscription, whose position is the service's. Or
+                the writer was closed.
             WriteError: It was not made durable.
         """
-        if self.topic is None:
-            raise LocalProtocolError("the position of a managed subscription is the service's")
+        name = self._keeping(self._name(source))
         with self._turn():
-            self._table.move(position)
+            self._table.move({name: position})
 
     def check(self) -> None:
         """Make sure that Spark can still write. Cheap.
@@ -319,35 +390,84 @@ class EventWriter:
         self.close()
 
     def _judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
-        """Return what the rows are; those that are in conflict are kept."""
+        """Return what the rows are."""
         self._window.expire(now)
-        verdict = judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
-        if verdict.conflicts:
-            self._sidecars.keep_conflicts(rows, verdict.conflicts)
-            _log.warning(
-                "%s: %d events have the id of another event and another payload; they are not "
-                "rows of the table, and are kept in %s",
-                self.destination,
-                len(verdict.conflicts),
-                CONFLICTS_NAME,
-            )
-        return verdict
+        return judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
+
+    def _keep_conflicts(self, rows: pa.Table, conflicts: list[Conflict]) -> None:
+        if not conflicts:
+            return
+        self._sidecars.keep_conflicts(rows, conflicts)
+        _log.warning(
+            "%s: %d events have the id of another event and another payload; they are not rows of "
+            "the table, and are kept in %s",
+            self.destination,
+            len(conflicts),
+            CONFLICTS_NAME,
+        )
+
+    def _screened(self, parts: Sequence[Part]) -> tuple[float, list[_Screened | DecodeError]]:
+        """Return the time of the write, and what is to be written of each part, or its error."""
+        tables = [part.rows.table() for part in parts]
+        now = self._now(pa.concat_tables([*tables, SCHEMA.empty_table()]), is_live=True)
+        marks = [self._marker.marks(table, now) for table in tables]
+        found: dict[int, _Screened | DecodeError] = {}
+        going = list(range(len(parts)))
+        while going:
+            # Together, since a look-up in the table costs as much for all as for one. Without those
+            # left out: what they have in common with others is not written by them.
+            rows = pa.concat_tables([tables[n] for n in going])
+            of_all = [mark for n in going for mark in marks[n]]
+            verdict = self._judge(rows, of_all, now, is_live=True)
+            start = 0
+            for n in going:
+                own = _share(verdict, start, len(tables[n]))
+                found[n] = self._part(parts[n], tables[n], marks[n], own)
+                start += len(tables[n])
+            left = [n for n in going if isinstance(found[n], _Screened)]
+            if left == going:
+                self._keep_conflicts(rows, verdict.conflicts)
+                break
+            going = left
+        return now, [found[n] for n in range(len(parts))]
+
+    def _part(
+        self, part: Part, table: pa.Table, marks: list[int], verdict: Verdict
+    ) -> _Screened | DecodeError:
+        """Apply the policy to those of the new events of a part that could not be decoded."""
+        new = kept = verdict.new
+        news = set(new) if part.rows.undecodable else set()
+        bad = {index: row for index, row in part.rows.undecodable if index in news}
+        try:
+            if bad and not self._undecodable.keeps(list(bad.values())):
+                kept = [index for index in new if index not in bad]
+        except DecodeError as error:
+            return error
+        keeps_position = self._source_of[part.source].keeps_position
+        result = WriteResult(
+            rows=len(kept),
+            duplicates=len(table) - len(new) - len(verdict.conflicts),
+            undecodable=len(bad),
+            batch_id=None,
+            first_seq=None,
+            position=part.rows.position if keeps_position else None,
+            set_aside=len(new) - len(kept),
+            conflicts=len(verdict.conflicts),
+            reencoded=len(verdict.reencoded),
+        )
+        return _Screened(_taken(table, kept), [marks[index] for index in kept], result)
 
     def _append(
         self,
         rows: pa.Table,
         marks: list[int],
-        kept: list[int],
-        position: ReplayId | None,
+        positions: Mapping[str, ReplayId],
         now: float,
         name: str | None = None,
     ) -> str:
-        """Hand those of *rows* that are kept to the table, and remember their keys."""
-        if len(kept) < len(rows):
-            rows = rows.take(pa.array(kept, pa.int64()))
-            marks = [marks[index] for index in kept]
+        """Hand rows to the table, and remember their keys."""
         rows = renumbered(of_org(rows, self.org_id).combine_chunks(), self._table.next_seq)
-        batch_id = self._table.append(rows, position, now, name)
+        batch_id = self._table.append(rows, positions, now, name)
         keys = rows["dedupe_key"].to_pylist()
         self._window.add(keys, marks, now, self._table.next_seq - 1)
         return batch_id
@@ -363,6 +483,29 @@ class EventWriter:
                 self.destination,
             )
             self._told.update(lacking)
+
+    def _move(self, positions: Mapping[str, ReplayId]) -> None:
+        """Make those positions durable that are not, if there are any."""
+        known = self._table.positions
+        moved = {name: place for name, place in positions.items() if known.get(name) != place}
+        if moved:
+            self._table.move(moved)
+
+    def _name(self, source: str | None) -> str:
+        if source is None and len(self.sources) == 1:
+            return self.sources[0].name
+        if source is None or source not in self._source_of:
+            names = ", ".join(self._source_of)
+            raise LocalProtocolError(
+                f"say of which of its sources they are: {self.destination} takes events of {names}"
+                + (f", not of {source}" if source else "")
+            )
+        return source
+
+    def _keeping(self, name: str) -> str:
+        if not self._source_of[self._name(name)].keeps_position:
+            raise LocalProtocolError("the position of a managed subscription is the service's")
+        return name
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -409,17 +552,23 @@ class EventWriter:
         window.loaded(last, since)
         self._trusted = True
 
-    def _note_restored(self, last: ReplayId | None) -> None:
+    def _note_restored(self, sources: Sequence[Source], last: Mapping[str, ReplayId]) -> None:
         """Note that rows were taken back which a managed subscription will not deliver again."""
-        gap = Gap("restored", self._source.name, after=last)
-        if self._source.kind == "managed":
+        gaps = [
+            Gap("restored", source.name, after=last.get(source.name))
+            for source in sources
+            if not source.keeps_position
+        ]
+        for gap in gaps:
             _log.warning("%s was restored: %s", self.destination, gap)
-            self._sidecars.keep_gaps([gap])
-        else:
-            _log.warning(
-                "%s was restored: what came after the newest row of the topic is read again",
-                self.destination,
-            )
+        self._sidecars.keep_gaps(gaps)
+        for source in sources:
+            if source.keeps_position:
+                _log.warning(
+                    "%s was restored: what came after the newest row of %s is read again",
+                    self.destination,
+                    source,
+                )
 
     def _now(self, rows: pa.Table, *, is_live: bool) -> float:
         """Read the clock, which must not go back: a batch's hour says where its keys are found."""
@@ -436,20 +585,38 @@ class EventWriter:
 def _open_table(
     spark: SparkSession,
     place: Destination,
-    source: Source,
+    sources: tuple[Source, ...],
     properties: Mapping[str, str] | None,
 ) -> RawTable:
     if place.format == "delta":
         from sfpubsub.spark.raw.delta import DeltaTable
 
-        return DeltaTable(spark, place, source, properties)
+        return DeltaTable(spark, place, sources, properties)
     if place.format == "iceberg":
         from sfpubsub.spark.raw.iceberg import IcebergTable
 
-        return IcebergTable(spark, place, source, properties)
+        return IcebergTable(spark, place, sources, properties)
     if properties:
         raise ConfigurationError("table properties go with delta and iceberg; parquet has none")
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
-    beside, layout = claim_table(place.local, source, place.staging)
-    return ParquetTable(spark, place.local, source, beside, layout)
+    beside, layout = claim_table(place.local, sources, place.staging)
+    return ParquetTable(spark, place.local, beside, layout)
+
+
+def _taken(rows: pa.Table, kept: list[int]) -> pa.Table:
+    return rows if len(kept) == len(rows) else rows.take(pa.array(kept, pa.int64()))
+
+
+def _share(verdict: Verdict, start: int, count: int) -> Verdict:
+    """Return what a verdict says of *count* rows from *start* on, as if they were all."""
+    end = start + count
+    return Verdict(
+        [index - start for index in verdict.new if start <= index < end],
+        [index - start for index in verdict.reencoded if start <= index < end],
+        [
+            replace(conflict, index=conflict.index - start)
+            for conflict in verdict.conflicts
+            if start <= conflict.index < end
+        ],
+    )

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, Destination, check_raw_table, source_of
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, Destination, check_raw_table, sources_of
 from sfpubsub.spark.raw.frames import in_newest_layout, spark_schema
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, layout_with
 from sfpubsub.spark.raw.lineage import Moves, lineage_of
@@ -68,8 +68,9 @@ class RawBatches:
         with self._errors("identity"):
             if self._lineage is not None:
                 return self._lineage.identity()
-        source = source_of(self._table)
-        return None if source is None else str(source)
+        # The first one stays the first, whatever is added to a table.
+        sources = sources_of(self._table.local) if self._table.local is not None else ()
+        return str(sources[0]) if sources else None
 
     def version(self) -> str | None:
         """Return the table's version now, of which the other methods can be told.

@@ -1,7 +1,7 @@
 """The raw table in Delta format.
 
 A transaction of ours is a Delta commit: its user metadata is the `State`, and its ``txnVersion``,
-for an application id made of the source, is the state's number. Delta makes a commit with a number
+for an application id of ours, is the state's number. Delta makes a commit with a number
 only if the table has none that is as high, and refuses one that read an older number than another
 commit has made meanwhile. A commit that it leaves out for that reason raises nothing there, so each
 one is read back.
@@ -23,7 +23,7 @@ from sfpubsub.spark.raw.destination import Destination, Source
 from sfpubsub.spark.raw.frames import column_definitions, sql_text
 from sfpubsub.spark.raw.layout import Layout, layout_with
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
-from sfpubsub.spark.raw.state import State
+from sfpubsub.spark.raw.state import APPLICATION, State
 from sfpubsub.spark.runtime.runtimes import check_session
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
@@ -35,11 +35,11 @@ class DeltaTable(LoggedTable):
         self,
         spark: SparkSession,
         place: Destination,
-        source: Source,
+        sources: tuple[Source, ...],
         properties: Mapping[str, str] | None = None,
     ) -> None:
         check_session(spark, "delta")
-        super().__init__(spark, place, source, properties)
+        super().__init__(spark, place, sources, properties)
         self._url = place.url
         """Where its log is; of a catalog's table known once there is one."""
         self._exists = False
@@ -64,12 +64,16 @@ class DeltaTable(LoggedTable):
             # What our newest commit says is no longer so.
             self._is_restored = self._is_restored or commit.get("operation") == "RESTORE"
         # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number for good.
-        number = snapshot.transactions().get(self._application)
-        if not number.isDefined():
+        with self._active_session():  # what is not in the newest commit, Spark computes
+            numbers = snapshot.transactions()
+            names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(numbers)
+            ours = [str(name) for name in names if str(name).startswith(APPLICATION)]
+        if not ours:
             return self._adopted(self._rows())
-        layout = layout_with(self._rows().columns)
-        first = State.first(self._source, self._writer, layout)  # the number is this source's own
-        return self._from_rows(replace(first, number=int(number.get())))
+        application = min(ours)
+        number = int(numbers.get(application).get())
+        first = State.first(self._sources, self._writer, layout_with(self._rows().columns))
+        return self._from_rows(replace(first, number=number, application=application))
 
     def _find(self) -> bool:
         """Whether there is a table; of a catalog's one find out where it is.
@@ -175,14 +179,10 @@ class DeltaTable(LoggedTable):
         else:
             writer.save(self._url)
 
-    @property
-    def _application(self) -> str:
-        return f"sfpubsub:{self._source.kind}:{self._source.name}"
-
     def _options(self, state: State) -> dict[str, str]:
         return {
             "userMetadata": state.to_json(),
-            "txnAppId": self._application,
+            "txnAppId": state.application,
             "txnVersion": str(state.number),
         }
 

@@ -1,8 +1,8 @@
 """Where a raw table may be, and whose it is.
 
-A destination belongs to one subscription or topic for good: its position, and the order of its
-rows, would mean nothing with two. Nothing here needs Spark, so a wrong destination is refused at
-once.
+A destination belongs to the subscriptions, topics and channels that were ever written to it. More
+can join, in the company of one that it has; one that is left out keeps its position there.
+Nothing here needs Spark, so a wrong destination is refused at once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
@@ -48,28 +49,105 @@ _ASIDE = 2
 _LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
 
 
+_KINDS = {"managed": "managed subscription", "topic": "topic", "channel": "channel"}
+
+
 @dataclass(frozen=True)
 class Source:
-    """What a table's rows come from."""
+    """What some of a table's rows come from."""
 
-    kind: Literal["managed", "topic"]
+    kind: Literal["managed", "topic", "channel"]
     name: str
+    """Names the source among those of its table, and in the column ``subscription``."""
 
     @classmethod
-    def choose(cls, subscription: str | None, topic: str | None) -> Source:
-        """Return the one that was given.
+    def several(
+        cls,
+        subscription: str | Iterable[str] | None = None,
+        topic: str | Iterable[str] | None = None,
+        channel: str | Iterable[str] | None = None,
+    ) -> tuple[Source, ...]:
+        """Return those that were given: of each kind a name, some names, or None.
 
         Raises:
-            ConfigurationError: Both were, or neither.
+            ConfigurationError: There are none, or two have the same name.
         """
-        if subscription and not topic:
-            return cls("managed", subscription)
-        if topic and not subscription:
-            return cls("topic", topic)
-        raise ConfigurationError("a table takes either a managed subscription or a topic")
+        found = [cls("managed", name) for name in _names(subscription)]
+        found += [cls("topic", name) for name in _names(topic)]
+        found += [cls("channel", name) for name in _names(channel)]
+        if not found or not all(source.name for source in found):
+            raise ConfigurationError(
+                "a table takes one or more managed subscriptions, topics or channels: name them"
+            )
+        return joined((), found, "the table")
+
+    @property
+    def keeps_position(self) -> bool:
+        """Whether the table says where it resumes; of a managed subscription the service does."""
+        return self.kind != "managed"
 
     def __str__(self) -> str:
-        return f"{'managed subscription' if self.kind == 'managed' else 'topic'} {self.name}"
+        return f"{_KINDS[self.kind]} {self.name}"
+
+
+def sources_record(sources: Sequence[Source]) -> list[list[str]]:
+    """Return the form in which a table notes whose it is."""
+    return [[source.kind, source.name] for source in sources]
+
+
+def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
+    """Read what `sources_record` wrote, or the one source of an older table.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+    """
+    pairs = record.get("sources")
+    if pairs is None:
+        return Source.several(record.get("managed"), record.get("topic"))
+    try:
+        found = tuple(Source(kind, name) for kind, name in pairs)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"these are no sources: {pairs!r}") from error
+    if not found or not all(source.kind in _KINDS for source in found):
+        raise ConfigurationError(f"these are no sources: {pairs!r}")
+    return found
+
+
+def joined(
+    recorded: Sequence[Source], asked: Sequence[Source], where: object
+) -> tuple[Source, ...]:
+    """Return the sources of a table of *recorded* ones that is to take events of those *asked*.
+
+    One that is new comes in the company of one that is recorded, so that a slip in the name of a
+    table does not mix the events of two.
+
+    Raises:
+        ConfigurationError: All of them are new; or two of different kinds have the same name.
+    """
+    if recorded and not set(recorded) & set(asked):
+        raise ConfigurationError(
+            f"{where} belongs to {_listed(recorded)} and cannot take events of {_listed(asked)}: "
+            f"name another destination; or, to add to it, name one of its own sources as well"
+        )
+    found: dict[str, Source] = {}
+    # File systems and catalogs that do not tell case apart must not mix two of them up.
+    for source in dict.fromkeys((*recorded, *asked)):
+        other = found.setdefault(source.name.casefold(), source)
+        if other is not source:
+            raise ConfigurationError(
+                f"{where} cannot tell {source} from {other}: write one of them to another table"
+            )
+    return tuple(found.values())
+
+
+def _names(given: str | Iterable[str] | None) -> list[str]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _listed(sources: Sequence[Source]) -> str:
+    return ", ".join(map(str, sources))
 
 
 @dataclass(frozen=True)
@@ -155,17 +233,17 @@ class Destination:
             return self.local
         return place_of(self.local, self.staging or _recorded_staging(self.local))
 
-    def check(self, source: Source) -> None:
-        """Make sure, as far as can be told without Spark, that it is or can become *source*'s.
+    def check(self, sources: Sequence[Source]) -> None:
+        """Make sure, as far as can be told without Spark, that it is or can become theirs.
 
         Changes nothing.
 
         Raises:
-            ConfigurationError: It is something else, belongs to another source, or cannot be
+            ConfigurationError: It is something else, belongs to other sources, or cannot be
                 written.
         """
         if self.local is not None:
-            check_destination(self.local, source, self.format, self.staging)
+            check_destination(self.local, sources, self.format, self.staging)
 
 
 def format_of(raw: str | os.PathLike[str], default: str) -> str:
@@ -180,16 +258,6 @@ def format_of(raw: str | os.PathLike[str], default: str) -> str:
         if (path / log).is_dir():
             return format_
     return "parquet"
-
-
-def source_of(table: Destination) -> Source | None:
-    """Return whose a Parquet table is; None if it does not say, and for table formats.
-
-    Raises:
-        ConfigurationError: Its identity cannot be read.
-    """
-    identity = None if table.local is None else _identity(table.local)
-    return None if identity is None else identity.source
 
 
 def check_raw_table(table: Destination) -> None:
@@ -237,21 +305,21 @@ def check_format(name: str) -> None:
 
 def check_destination(
     path: Path,
-    source: Source,
+    sources: Sequence[Source],
     format: str = "parquet",  # noqa: A002  # Spark's own word
     staging: Path | None = None,
 ) -> None:
-    """Make sure that *path* can become, or already is, the table of *source*. Changes nothing.
+    """Make sure that *path* can become, or already is, the table of *sources*. Changes nothing.
 
     Whose a table of a table format is, is told by its log, which Spark reads.
 
     Raises:
-        ConfigurationError: It is something else, belongs to another source, or cannot be written;
+        ConfigurationError: It is something else, belongs to other sources, or cannot be written;
             or its staging cannot be where it is to be.
     """
     try:
         if path.exists():
-            _check_existing(path, source, format)
+            _check_existing(path, sources, format)
         elif path.is_symlink():
             raise ConfigurationError(f"{path} is a link to a directory that does not exist")
         else:
@@ -266,7 +334,9 @@ def check_destination(
         raise _refusal(path, error) from error
 
 
-def claim_table(path: Path, source: Source, staging: Path | None = None) -> tuple[Path, Layout]:
+def claim_table(
+    path: Path, sources: Sequence[Source], staging: Path | None = None
+) -> tuple[Path, Layout]:
     """Write on a table's directory whose it is, and make its place for staging and sidecars.
 
     Call under the lease. It can die at any step, and be called again:
@@ -277,7 +347,7 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> tupl
 
     Args:
         path: The table's directory, which exists.
-        source: Whose it is to be.
+        sources: Whose it is to be, and those that it has already.
         staging: As for `Destination.parse`; by default where it was before, or beside the table.
 
     Returns:
@@ -286,16 +356,18 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> tupl
     Raises:
         ConfigurationError: As `check_destination`; or it cannot be written.
     """
-    check_destination(path, source, staging=staging)
+    check_destination(path, sources, staging=staging)
     staging = staging or _recorded_staging(path)
     place = place_of(path, staging)
     if (place / UPGRADE_NAME / "ready").exists():
         raise ConfigurationError(f"{path} is being upgraded: sfpubsub upgrade finishes that")
     found = _identity(path)
+    is_written = _is_written(path)
     layout = NEWEST
-    if found is not None and found.layout < NEWEST.number and _is_written(path):
+    if found is not None and found.layout < NEWEST.number and is_written:
         layout = LAYOUTS[_ASIDE]
-    identity = _Identity(source, staging, layout.number)
+    recorded = found.sources if found is not None and is_written else ()
+    identity = _Identity(joined(recorded, sources, path), staging, layout.number)
     try:
         prepare(path, place)
         if _identity(path) != identity:
@@ -306,22 +378,26 @@ def claim_table(path: Path, source: Source, staging: Path | None = None) -> tupl
     return place, layout
 
 
-def source_of_table(path: Path) -> Source:
-    """Return whose a Parquet table is.
+def claim_upgraded(path: Path) -> None:
+    """Write on a table's directory that its rows have the newest layout, or will at once.
 
     Raises:
-        ConfigurationError: It does not say so.
+        ConfigurationError: It does not say whose it is.
     """
     identity = _identity(path)
     if identity is None:
         raise ConfigurationError(f"{path} is not a parquet table of sfpubsub")
-    return identity.source
+    replace_file(path / IDENTITY_NAME, replace(identity, layout=NEWEST.number).to_json())
 
 
-def claim_upgraded(path: Path, source: Source) -> None:
-    """Write on a table's directory that its rows have the newest layout, or will at once."""
-    identity = _Identity(source, _recorded_staging(path), NEWEST.number)
-    replace_file(path / IDENTITY_NAME, identity.to_json())
+def sources_of(path: Path) -> tuple[Source, ...]:
+    """Return whose Parquet table it is; none if it is none yet.
+
+    Raises:
+        ConfigurationError: The table's identity cannot be read.
+    """
+    identity = _identity(path)
+    return identity.sources if identity else ()
 
 
 def local_sidecars(path: Path, name: str) -> list[Path]:
@@ -354,7 +430,7 @@ def make_table_directory(path: Path) -> None:
         raise _refusal(path, error) from error
 
 
-def _check_existing(path: Path, source: Source, format: str) -> None:  # noqa: A002
+def _check_existing(path: Path, sources: Sequence[Source], format: str) -> None:  # noqa: A002
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory: name another destination")
     _check_writable(path, f"{path} is not writable")
@@ -362,8 +438,8 @@ def _check_existing(path: Path, source: Source, format: str) -> None:  # noqa: A
     log = _LOGS.get(format)
     if owner is not None and log is not None:
         raise ConfigurationError(
-            f"{path} is a parquet table of {owner.source}: name another destination for format "
-            f"{format}"
+            f"{path} is a parquet table of {_listed(owner.sources)}: name another destination for "
+            f"format {format}"
         )
     if owner is None and not (log is not None and (path / log).exists()):
         foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
@@ -372,11 +448,8 @@ def _check_existing(path: Path, source: Source, format: str) -> None:  # noqa: A
                 f"{path} is not empty and not a table of sfpubsub (it holds {foreign[0]!r}): name "
                 f"another destination"
             )
-    elif owner is not None and owner.source != source and _is_written(path):
-        raise ConfigurationError(
-            f"{path} belongs to {owner.source} and cannot take events of {source}: name another "
-            f"destination"
-        )
+    elif owner is not None and _is_written(path):
+        joined(owner.sources, sources, path)
 
 
 def _check_writable(path: Path, message: str) -> None:
@@ -398,12 +471,16 @@ def _is_written(path: Path) -> bool:
 class _Identity:
     """What is written on a table's directory."""
 
-    source: Source
+    sources: tuple[Source, ...]
     staging: Path | None
     layout: int
 
     def to_json(self) -> str:
-        record = {"layout": self.layout, "format": "parquet", self.source.kind: self.source.name}
+        record = {
+            "layout": self.layout,
+            "format": "parquet",
+            "sources": sources_record(self.sources),
+        }
         return json.dumps(record | ({"staging": str(self.staging)} if self.staging else {}))
 
 
@@ -412,18 +489,19 @@ def _identity(path: Path) -> _Identity | None:
         text = (path / IDENTITY_NAME).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
+    number: object = None
     try:
         found = json.loads(text)
         number = found["layout"]
-        if isinstance(number, int) and number > NEWEST.number:
-            raise ConfigurationError(newer_layout(path, number))
         if number in LAYOUTS and found["format"] in FORMATS:
-            source = Source.choose(found.get("managed"), found.get("topic"))
+            sources = recorded_sources(found)
             staging = found.get("staging")
-            return _Identity(source, Path(staging) if staging else None, number)
+            return _Identity(sources, Path(staging) if staging else None, number)
         reason = f"layout {number}, format {found['format']}"
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, ConfigurationError) as error:
         reason = f"unreadable: {error}"
+    if isinstance(number, int) and number > NEWEST.number:
+        raise ConfigurationError(newer_layout(path, number))
     raise ConfigurationError(
         f"{path / IDENTITY_NAME} is not of this version of sfpubsub ({reason}): name another "
         f"destination"

@@ -14,7 +14,6 @@ top of ours, and after that ours may be expired.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -74,11 +73,11 @@ class IcebergTable(LoggedTable):
         self,
         spark: SparkSession,
         place: Destination,
-        source: Source,
+        sources: tuple[Source, ...],
         properties: Mapping[str, str] | None = None,
     ) -> None:
         check_session(spark, "iceberg")
-        super().__init__(spark, place, source, properties)
+        super().__init__(spark, place, sources, properties)
         if place.in_catalog:
             check_catalog(self._spark, place)
         self._jvm: Any = self._spark._jvm
@@ -247,7 +246,7 @@ class IcebergTable(LoggedTable):
             **_PROPERTIES,
             **self._properties,
             _STAGING: "true",
-            STATE: State.first(self._source, self._writer).to_json(),
+            STATE: State.first(self._sources, self._writer).to_json(),
         }
         if self.place.in_catalog:
             creation = with_comments(frame).limit(0).writeTo(self._address).using("iceberg")
@@ -295,20 +294,6 @@ class IcebergTable(LoggedTable):
             return self._spark.table(self._address)
         with self._active_session():
             return self._spark.read.format("iceberg").load(self._address)
-
-    @contextmanager
-    def _active_session(self) -> Iterator[None]:
-        """Make ours the thread's session: Iceberg looks there for what stands for paths."""
-        sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
-        before = sessions.getActiveSession()
-        sessions.setActiveSession(self._spark._jsparkSession)
-        try:
-            yield
-        finally:
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
-            else:
-                sessions.clearActiveSession()
 
 
 def ancestors(metadata: Any, newest: Any = None) -> Iterator[Any]:

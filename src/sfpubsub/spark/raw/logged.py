@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.destination import Destination, Source, joined
 from sfpubsub.spark.raw.frames import (
     columns_that_differ,
     frame_of,
@@ -68,7 +68,7 @@ class LoggedTable(RawTable):
     Args:
         spark: The session that writes; its settings are left alone.
         place: Where the table is.
-        source: Whose table it is. Positions are kept for a topic.
+        sources: Whose events it is to take.
         properties: What the table is given if it has to be made.
 
     Raises:
@@ -79,12 +79,12 @@ class LoggedTable(RawTable):
         self,
         spark: SparkSession,
         place: Destination,
-        source: Source,
+        sources: tuple[Source, ...],
         properties: Mapping[str, str] | None = None,
     ) -> None:
         self._properties = dict(properties or {})
         self.place = place
-        self._source = source
+        self._sources = sources
         self._writer = uuid.uuid4().hex
         self._state: State | None = None
         self._is_restored = False
@@ -95,18 +95,18 @@ class LoggedTable(RawTable):
 
     @classmethod
     def of_any_source(cls, spark: SparkSession, place: Destination) -> Self:
-        """Return a table that exists, for whatever source it has.
+        """Return a table that exists, for whatever sources it has.
 
         Raises:
             ConfigurationError: There is no raw table, or Spark lacks the format's jars.
             WriteError: It cannot be read.
         """
-        table = cls(spark, place, Source("topic", ""))
+        table = cls(spark, place, ())
         with table._errors("cannot be read"):
             found = table._load()
-        if found is None or not found.source.name:
+        if found is None or not found.sources:
             raise ConfigurationError(f"{place} is not a raw table of sfpubsub")
-        table._source = found.source
+        table._sources = found.sources
         return table
 
     def upgrade(self) -> bool:
@@ -137,9 +137,14 @@ class LoggedTable(RawTable):
         return self._known.next_seq
 
     @property
-    def position(self) -> ReplayId | None:
+    def sources(self) -> tuple[Source, ...]:
         """See `RawTable`."""
-        return self._known.position
+        return self._known.sources
+
+    @property
+    def positions(self) -> Mapping[str, ReplayId]:
+        """See `RawTable`."""
+        return self._known.positions
 
     @property
     def newest_time(self) -> float:
@@ -168,22 +173,19 @@ class LoggedTable(RawTable):
             with self._errors("cannot be read"):
                 found = self._load()
                 restored = self._is_restored
-                last = self._position_of_rows(self._rows()) if restored else None
+                names = [source.name for source in found.sources] if found and restored else []
+                last = self._positions_of_rows(self._rows(), names) if restored else {}
             if found is None:
                 self._check_vacant()
-                found = State.first(self._source, self._writer)
-            elif found.source != self._source:
-                raise ConfigurationError(
-                    f"{self.place} belongs to {found.source} and cannot take events of "
-                    f"{self._source}: name another destination"
-                )
+                found = State.first(self._sources, self._writer)
             elif self._state is not None and found.writer != self._writer:
                 raise self._taken_over(found)
+            sources = joined(found.sources, self._sources, self.place)
             if restored and self.on_restored is not None:
-                self.on_restored(last)
+                self.on_restored(found.sources, last)
             try:
                 with self._errors("cannot be written"):
-                    self._commit(None, found.taken_by(self._writer))
+                    self._commit(None, found.taken_by(self._writer, sources))
             except Conflict:
                 continue
             return
@@ -192,7 +194,11 @@ class LoggedTable(RawTable):
         )
 
     def append(
-        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+        self,
+        rows: pa.Table,
+        positions: Mapping[str, ReplayId],
+        now: float,
+        name: str | None = None,
     ) -> str:
         """See `RawTable`. One transaction, which the format makes durable and visible at once."""
         batch = f"b{self.next_seq:019d}"
@@ -201,13 +207,13 @@ class LoggedTable(RawTable):
         values = (layout.value_of(now), batch)
         for field, value in zip(list(layout.stored)[-len(values) :], values, strict=True):
             rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), len(rows)))
-        state = self._known.grown(batch, len(rows), position, now, name)
+        state = self._known.grown(batch, len(rows), positions, now, name)
         self._try_commit(rows, state, f"batch {batch} of {state.rows} events was not written")
         return batch
 
-    def move(self, position: ReplayId) -> None:
+    def move(self, positions: Mapping[str, ReplayId]) -> None:
         """See `RawTable`."""
-        self._try_commit(None, self._known.moved(position), "the position was not written")
+        self._try_commit(None, self._known.moved(positions), "the position was not written")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. The time is the end of the rows' partition, or the newest batch's."""
@@ -303,6 +309,21 @@ class LoggedTable(RawTable):
         )
 
     @contextmanager
+    def _active_session(self) -> Iterator[None]:
+        """Make ours the thread's session: some of what the formats do looks for it there."""
+        jvm: Any = self._spark._jvm
+        sessions = jvm.org.apache.spark.sql.classic.SparkSession
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self._spark._jsparkSession)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
+
+    @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
@@ -334,9 +355,9 @@ class LoggedTable(RawTable):
     def _from_rows(self, known: State) -> State:
         """Return the state as the rows tell it, for a log that has lost or undone ours.
 
-        The position is that of the last row of the subscription itself, which is no later than the
-        lost one: what comes again is in the window. Numbers go on where they were: a batch's id is
-        made of them, and readers that have gone past one never look at it again.
+        A position is that of the last row of the source itself, which is no later than the lost
+        one: what comes again is in the window. Numbers go on where they were: a batch's id is made
+        of them, and readers that have gone past one never look at it again.
 
         Args:
             known: What still holds: whose table it is, who wrote last, and the highest number.
@@ -345,27 +366,31 @@ class LoggedTable(RawTable):
         layout = known.layout
         found = rows.select("ingest_seq", layout.partition).limit(1).collect()
         state = replace(
-            State.first(known.source, known.writer, layout),
+            State.first(known.sources, known.writer, layout),
             number=known.number,
             next_seq=known.next_seq,
+            application=known.application,
         )
         if not found:
             return state
         (row,) = found
+        keeping = [source.name for source in known.sources if source.keeps_position]
         return replace(
             state,
             next_seq=max(known.next_seq, row["ingest_seq"] + 1),
-            position=self._position_of_rows(rows) if self._source.kind == "topic" else None,
+            positions=self._positions_of_rows(rows, keeping),
             time=layout.start_of(row[layout.partition]),
         )
 
-    def _position_of_rows(self, rows: DataFrame) -> ReplayId | None:
-        """Return the position of the newest row of the source itself."""
+    def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:
+        """Return the position of the newest row of each of some sources, as far as there is one."""
+        if not names:
+            return {}
         # Redriven rows, and those of a query, may be others' or without a position.
-        own = (f.col("subscription") == self._source.name) & f.col("replay_id").isNotNull()
-        newest = rows.where(own).orderBy(f.col("ingest_seq").desc()).select("replay_id")
-        ids = newest.limit(1).collect()
-        return ReplayId(bytes(ids[0][0])) if ids else None
+        own = f.col("subscription").isin(*names) & f.col("replay_id").isNotNull()
+        last = f.max_by("replay_id", "ingest_seq")
+        ids = rows.where(own).groupBy("subscription").agg(last).collect()
+        return {name: ReplayId(bytes(place)) for name, place in ids}
 
     @abstractmethod
     def _load(self) -> State | None:
@@ -391,7 +416,7 @@ class LoggedTable(RawTable):
             raise ConfigurationError(
                 f"{self.place} has rows that sfpubsub did not write: name another destination"
             )
-        return State.first(self._source, self._writer)
+        return State.first(self._sources, self._writer)
 
     @abstractmethod
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:

@@ -6,7 +6,7 @@
     orders/_lease                                                 who writes (lease.py)
     orders/_position                                              if newer than the newest batch's
     orders/ingest_date=2026-11-20/batch=b…042/part-….parquet   rows
-    orders/ingest_date=2026-11-20/batch=b…042/_position        where a topic resumes after them
+    orders/ingest_date=2026-11-20/batch=b…042/_position        where topics resume after them
     orders/ingest_date=2026-11-20/batch=b…042/_name            if the batch was given a name
     .orders.sfpubsub/_staging/<batch>.<attempt>/                  a write under way, or a dead one
 
@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -38,7 +39,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, POSITION_NAME, Source
+from sfpubsub.spark.raw.destination import BATCH_PREFIX, POSITION_NAME, Source, sources_of
 from sfpubsub.spark.raw.frames import frame_of, rows_among, spark_schema
 from sfpubsub.spark.raw.layout import Layout
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
@@ -108,20 +109,16 @@ class ParquetTable(RawTable):
     Args:
         spark: The session that writes; its settings are left alone.
         path: The table's directory; exists, and is leased to this process.
-        source: Whose table it is. Positions are kept for a topic.
         place: What `sfpubsub.spark.raw.destination.claim_table` returned: batches are staged there.
         layout: As well.
     """
 
-    def __init__(
-        self, spark: SparkSession, path: Path, source: Source, place: Path, layout: Layout
-    ) -> None:
+    def __init__(self, spark: SparkSession, path: Path, place: Path, layout: Layout) -> None:
         self.path = path
         self._layout = layout
         self._staging = place / STAGING_NAME
-        self._source = source
         self._next_seq = 0
-        self._position: ReplayId | None = None
+        self._positions: dict[str, ReplayId] = {}
         self._newest: _Batch | None = None
         self._names: deque[str] = deque(maxlen=REMEMBERED_NAMES)
         self._spark = own_session(spark, SETTINGS)
@@ -132,9 +129,14 @@ class ParquetTable(RawTable):
         return self._next_seq
 
     @property
-    def position(self) -> ReplayId | None:
+    def sources(self) -> tuple[Source, ...]:
         """See `RawTable`."""
-        return self._position
+        return sources_of(self.path)
+
+    @property
+    def positions(self) -> Mapping[str, ReplayId]:
+        """See `RawTable`."""
+        return self._positions
 
     @property
     def newest_time(self) -> float:
@@ -153,7 +155,7 @@ class ParquetTable(RawTable):
            that still runs has a directory that no later write uses.
         2. Flush the directories that name the newest batch. Its writer may have died between
            rename and flush; what is acked from now on relies on it.
-        3. Read where the newest batch ends, and the newer one of the two positions.
+        3. Read where the newest batch ends, and the newer ones of the two notes of positions.
         """
         try:
             shutil.rmtree(self._staging, ignore_errors=False)
@@ -171,7 +173,7 @@ class ParquetTable(RawTable):
                 sync(self._newest.path.parent)
             sync(self.path)
             self._next_seq = self._newest.first_seq + self._newest.rows if self._newest else 0
-            self._position = self._read_position() if self._source.kind == "topic" else None
+            self._positions = self._read_positions()
         except (*_READ_ERRORS, ValueError, KeyError) as error:
             raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
 
@@ -224,7 +226,11 @@ class ParquetTable(RawTable):
             ) from error
 
     def append(
-        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+        self,
+        rows: pa.Table,
+        positions: Mapping[str, ReplayId],
+        now: float,
+        name: str | None = None,
     ) -> str:
         """See `RawTable`.
 
@@ -232,10 +238,10 @@ class ParquetTable(RawTable):
            file, on a cluster one for each 32 MiB. A failure leaves files there that no reader sees
            and no later write touches.
         2. Check that Spark says it is complete, and that the rows are there.
-        3. Put position and name beside them.
+        3. Put positions and name beside them.
         4. Flush the files and their directory.
         5. Publish by one rename. Before it nothing is visible; after it everything is, with its
-           position.
+           positions.
         6. Flush the directories on both sides; only now is the batch durable.
 
         A failure after 5 leaves the batch in the table, which is why the caller then recovers.
@@ -246,10 +252,9 @@ class ParquetTable(RawTable):
         try:
             self._stage(rows.select(self._layout.columns.names), staged)
             _check(staged, len(rows))
-            position = position or self._position
-            if self._source.kind == "topic":
-                text = self._position_text(position)
-                (staged / POSITION_NAME).write_text(text, encoding="utf-8")
+            after = {**self._positions, **positions}
+            if after:
+                (staged / POSITION_NAME).write_text(_positions_text(after), encoding="utf-8")
             if name is not None:
                 (staged / _NAME).write_text(name, encoding="utf-8")
             sync_directory_and_files(staged)
@@ -262,20 +267,21 @@ class ParquetTable(RawTable):
             ) from error
         self._newest = published
         self._next_seq += len(rows)
-        self._position = position
+        self._positions = after
         if name is not None:
             self._names.append(name)
         return batch
 
-    def move(self, position: ReplayId) -> None:
+    def move(self, positions: Mapping[str, ReplayId]) -> None:
         """See `RawTable`."""
+        after = {**self._positions, **positions}
         try:
-            replace_file(self.path / POSITION_NAME, self._position_text(position, self._newest))
+            replace_file(self.path / POSITION_NAME, _positions_text(after, self._newest))
         except OSError as error:
             raise WriteError(
                 f"the position of {self.path} was not written: {error.strerror}"
             ) from error
-        self._position = position
+        self._positions = after
 
     def _stage(self, rows: pa.Table, staged: Path) -> None:
         # Each directory that Hadoop makes costs it a process of its own, for the mode; in all a
@@ -315,25 +321,33 @@ class ParquetTable(RawTable):
         for partition in reversed(self._partitions()):
             yield from reversed(_batches(partition))  # none, if a write died before filling it
 
-    def _position_text(self, position: ReplayId | None, after: _Batch | None = None) -> str:
-        replay_id = position.base64() if position else None
-        record = {"v": 1, "topic": self._source.name, "replay_id": replay_id}
-        return json.dumps(record | ({"batch": after.id} if after else {}))
+    def _read_positions(self) -> dict[str, ReplayId]:
+        """Return the newer ones of the newest batch's positions and those beside the batches.
 
-    def _read_position(self) -> ReplayId | None:
-        """Return the newer one of the newest batch's position and the one beside the batches.
-
-        The latter names the batch that it came after; a batch published since is newer.
+        The latter name the batch that they came after; a batch published since is newer.
         """
         beside = self.path / POSITION_NAME
         moved = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else None
         newest = self._newest
         if moved is not None and (newest is None or moved.get("batch", "") >= newest.id):
-            return ReplayId.from_base64(moved["replay_id"])
-        if newest is None:
-            return None
-        own = json.loads((newest.path / POSITION_NAME).read_text(encoding="utf-8"))
-        return ReplayId.from_base64(own["replay_id"]) if own["replay_id"] is not None else None
+            return _positions_of(moved)
+        own = None if newest is None else newest.path / POSITION_NAME
+        if own is None or not own.exists():  # of managed subscriptions alone
+            return {}
+        return _positions_of(json.loads(own.read_text(encoding="utf-8")))
+
+
+def _positions_text(positions: Mapping[str, ReplayId], after: _Batch | None = None) -> str:
+    record = {"v": 2, "positions": {name: place.base64() for name, place in positions.items()}}
+    return json.dumps(record | ({"batch": after.id} if after else {}))
+
+
+def _positions_of(record: Mapping[str, Any]) -> dict[str, ReplayId]:
+    found = record.get("positions")
+    if found is None:  # written for one topic
+        text = record["replay_id"]
+        found = {record["topic"]: text} if text is not None else {}
+    return {name: ReplayId.from_base64(text) for name, text in found.items()}
 
 
 def _check(staged: Path, expected: int) -> None:

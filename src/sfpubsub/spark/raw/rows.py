@@ -12,6 +12,7 @@ from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME
 from sfpubsub.client.batch import Event
 from sfpubsub.errors import DecodeError
 from sfpubsub.spark.raw.schema import CHANGE_HEADER, SCHEMA
+from sfpubsub.types import ReplayId
 
 # Rows that become Arrow data at once. With fewer the columns' own cost shows (80 µs), with
 # more the garbage collector's.
@@ -149,6 +150,10 @@ class EventRows:
         """The rows without JSON, and their places."""
         self.schemas: dict[str, str] = {}
         """The schemas of all rows, as JSON texts by id; empty for one that nobody has."""
+        self.position: ReplayId | None = None
+        """Where their source resumes behind them: the last one's, unless somebody knows better."""
+        self.bytes = 0
+        """Of payload."""
         self._pieces: list[pa.Table] = []
         self._rows: list[Row] = []
         self._count = 0
@@ -161,8 +166,11 @@ class EventRows:
                 self.undecodable.append((self._count, row))
             self._rows.append(row)
             self._count += 1
+            self.bytes += len(event.raw.payload)
             if event.raw.schema_id not in self.schemas:
                 self.schemas[event.raw.schema_id] = event.codec.schema_json
+        if self._rows:
+            self.position = self._rows[-1].event.replay_id
         if len(self._rows) >= _PIECE:
             self._cut()
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.raw.destination import Source, recorded_sources, sources_record
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, Layout, newer_layout
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES
 from sfpubsub.types import ReplayId
+
+# What Delta numbers our transactions for. A table that was begun for one source alone has its kind
+# and name behind it, and goes on so.
+APPLICATION = "sfpubsub"
 
 # The key that tells our records from other people's metadata.
 _MARK = "sfpubsub"
@@ -24,7 +30,8 @@ _MARK = "sfpubsub"
 class State:
     """A table as one transaction left it."""
 
-    source: Source
+    sources: tuple[Source, ...]
+    """Whose table it is: all that were ever written to it."""
     writer: str
     """The writer that committed it: random, and another one for each `EventWriter`."""
     attempt: str
@@ -33,7 +40,8 @@ class State:
     """Transactions of ours up to this one."""
     next_seq: int = 0
     """``ingest_seq`` of the next row."""
-    position: ReplayId | None = None
+    positions: Mapping[str, ReplayId] = field(default_factory=dict)
+    """Where each source resumes whose position is the table's, by name, as far as it has come."""
     time: float = 0.0
     """Seconds since 1970 UTC of the newest batch."""
     names: tuple[str, ...] = ()
@@ -44,32 +52,39 @@ class State:
     rows: int = 0
     layout: Layout = NEWEST
     """What the table's columns are."""
+    application: str = APPLICATION
+    """What Delta numbers the table's transactions for."""
 
     @classmethod
-    def first(cls, source: Source, writer: str, layout: Layout = NEWEST) -> State:
+    def first(cls, sources: tuple[Source, ...], writer: str, layout: Layout = NEWEST) -> State:
         """Return the state of a table in which nothing is."""
-        return cls(source, writer, uuid.uuid4().hex, 0, layout=layout)
+        return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
 
-    def taken_by(self, writer: str) -> State:
+    def taken_by(self, writer: str, sources: tuple[Source, ...]) -> State:
         """Return the state of a transaction without rows, which ends every older writer."""
-        return replace(self._next(), writer=writer)
+        return replace(self._next(), writer=writer, sources=sources)
 
-    def moved(self, position: ReplayId) -> State:
-        """Return the state of a transaction that has a position and no rows."""
-        return replace(self._next(), position=position)
+    def moved(self, positions: Mapping[str, ReplayId]) -> State:
+        """Return the state of a transaction that has positions and no rows."""
+        return replace(self._next(), positions={**self.positions, **positions})
 
     def upgraded(self) -> State:
         """Return the state of a transaction that gives the table the newest layout."""
         return replace(self._next(), layout=NEWEST)
 
     def grown(
-        self, batch: str, rows: int, position: ReplayId | None, now: float, name: str | None
+        self,
+        batch: str,
+        rows: int,
+        positions: Mapping[str, ReplayId],
+        now: float,
+        name: str | None,
     ) -> State:
-        """Return the state of a transaction with a batch; a position of None stays as it is."""
+        """Return the state of a transaction with a batch; other positions stay as they are."""
         return replace(
             self._next(),
             next_seq=self.next_seq + rows,
-            position=position or self.position,
+            positions={**self.positions, **positions},
             time=now,
             names=(*self.names, name)[-REMEMBERED_NAMES:] if name is not None else self.names,
             batch=batch,
@@ -92,12 +107,13 @@ class State:
         return json.dumps(
             {
                 _MARK: self.layout.number,
-                self.source.kind: self.source.name,
+                "sources": sources_record(self.sources),
+                "application": self.application,
                 "writer": self.writer,
                 "attempt": self.attempt,
                 "number": self.number,
                 "next_seq": self.next_seq,
-                "position": self.position.hex() if self.position is not None else None,
+                "positions": {name: place.hex() for name, place in self.positions.items()},
                 "time": self.time,
                 "names": self.names,
                 "batch": self.batch,
@@ -127,24 +143,35 @@ class State:
         if number not in LAYOUTS:
             raise ConfigurationError(newer_layout(where, number))
         try:
+            sources = recorded_sources(found)
             return cls(
-                source=Source.choose(found.get("managed"), found.get("topic")),
+                sources=sources,
                 writer=found["writer"],
                 attempt=found["attempt"],
                 number=int(found["number"]),
                 next_seq=int(found["next_seq"]),
-                position=(
-                    None if found["position"] is None else ReplayId.from_hex(found["position"])
-                ),
+                positions=_positions(found, sources),
                 time=float(found["time"]),
                 names=tuple(found["names"]),
                 batch=found["batch"],
                 first_seq=found["first_seq"],
                 rows=int(found["rows"]),
                 layout=LAYOUTS[number],
+                application=found.get("application") or _first_application(sources),
             )
         except (ValueError, KeyError, TypeError, ConfigurationError) as error:
             raise ConfigurationError(
                 f"the state in the log of {where} cannot be read ({error}): name another "
                 f"destination"
             ) from error
+
+
+def _positions(record: Mapping[str, Any], sources: tuple[Source, ...]) -> dict[str, ReplayId]:
+    found = record.get("positions")
+    if found is None:  # written for one source
+        found = {sources[0].name: record["position"]} if record["position"] is not None else {}
+    return {str(name): ReplayId.from_hex(text) for name, text in found.items()}
+
+
+def _first_application(sources: tuple[Source, ...]) -> str:
+    return f"{APPLICATION}:{sources[0].kind}:{sources[0].name}"

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from sfpubsub.spark.raw.destination import Source
 from sfpubsub.types import ReplayId
 
 # Batches whose names a table remembers. A stream repeats its last batch only, so this is room for
@@ -40,12 +41,13 @@ class StoredRow:
 class RawTable(ABC):
     """One destination in one format. Not thread-safe.
 
-    A batch and its position are one transaction: readers see both or neither, whatever happens.
+    A batch and all positions are one transaction: readers see both or neither, whatever happens.
     """
 
-    on_restored: Callable[[ReplayId | None], None] | None = None
+    on_restored: Callable[[Sequence[Source], Mapping[str, ReplayId]], None] | None = None
     """Called by `recover` where somebody has taken the table back to an older version, before that
-    is settled, with the position of the newest row that is left. May be called again for one."""
+    is settled, with the sources that the table has then, and by name the position of the newest row
+    that is left of each. May be called again for one."""
 
     @property
     @abstractmethod
@@ -54,8 +56,13 @@ class RawTable(ABC):
 
     @property
     @abstractmethod
-    def position(self) -> ReplayId | None:
-        """Where a plain subscription resumes; None in a new table and for a managed one."""
+    def sources(self) -> tuple[Source, ...]:
+        """Whose table it is: all whose events it was ever to take."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> Mapping[str, ReplayId]:
+        """Where each topic and channel resumes, by its name; none of those without a position."""
 
     @property
     @abstractmethod
@@ -76,7 +83,7 @@ class RawTable(ABC):
 
         Raises:
             WriteError: The table cannot be read, or another writer has taken it over.
-            ConfigurationError: The table is not ours, or another source's.
+            ConfigurationError: The table is not ours, or other sources'.
         """
 
     @abstractmethod
@@ -124,13 +131,17 @@ class RawTable(ABC):
 
     @abstractmethod
     def append(
-        self, rows: pa.Table, position: ReplayId | None, now: float, name: str | None = None
+        self,
+        rows: pa.Table,
+        positions: Mapping[str, ReplayId],
+        now: float,
+        name: str | None = None,
     ) -> str:
-        """Make rows, position and name durable and visible, at once, and return the batch's id.
+        """Make rows, positions and name durable and visible, at once, and return the batch's id.
 
         Args:
             rows: At least one, numbered from `next_seq` on.
-            position: What was received last, for a plain subscription; None leaves it as it is.
+            positions: Of topics and channels that have moved; the others stay where they are.
             now: Seconds since 1970 UTC; never less than `newest_time`.
             name: Kept in `names`.
 
@@ -139,9 +150,9 @@ class RawTable(ABC):
         """
 
     @abstractmethod
-    def move(self, position: ReplayId) -> None:
-        """Make *position* durable without rows.
+    def move(self, positions: Mapping[str, ReplayId]) -> None:
+        """Make positions durable without rows.
 
         Raises:
-            WriteError: Whether it is durable is unknown until `recover`.
+            WriteError: Whether they are durable is unknown until `recover`.
         """

@@ -26,7 +26,6 @@ from sfpubsub.spark.raw.destination import (
     Destination,
     check_raw_table,
     claim_upgraded,
-    source_of_table,
 )
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST
 from sfpubsub.spark.raw.lease import Lease
@@ -96,7 +95,7 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
             shutil.rmtree(place, ignore_errors=True)
             _write_anew(spark, table, path, place)
             replace_file(place / _READY_NAME, "")
-        claim_upgraded(path, source_of_table(path))
+        claim_upgraded(path)
         old = place / "old"
         make_directory(old)
         for hour in sorted(path.glob(f"{_OLD.prefix}*")):

@@ -33,18 +33,20 @@ from pyspark.sql.datasource import DataSource  # noqa: E402
 from pyspark.sql.types import StructType  # noqa: E402
 
 from sfpubsub.spark.raw.frames import spark_schema  # noqa: E402
+from sfpubsub.spark.stream.batch import EventReader  # noqa: E402
 from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
 from sfpubsub.spark.stream.partition import SOURCE_SCHEMA  # noqa: E402
 from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
 
 
 class PubSubDataSource(DataSource):
-    """Reads a topic as a stream of rows, those of the raw table.
+    """Reads topics as a stream of rows, those of the raw table, or as a frame of what is there now.
 
     ::
 
         spark.dataSource.register(PubSubDataSource)
         events = spark.readStream.format("sfpubsub").option("topic", "/data/ChangeEvents").load()
+        today = spark.read.format("sfpubsub").option("topic", "/data/ChangeEvents").load()
 
     Args:
         options: What the query says; see `SourceOptions`.
@@ -65,6 +67,10 @@ class PubSubDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the raw table, and the Avro schema, which some rows have."""
         return spark_schema(SOURCE_SCHEMA)
+
+    def reader(self, schema: StructType) -> EventReader:
+        """Return what reads from a position to now."""
+        return EventReader(self._parsed)
 
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
         """Return what reads."""

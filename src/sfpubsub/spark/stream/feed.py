@@ -19,10 +19,6 @@ if TYPE_CHECKING:  # it loads grpc, which executors need not have
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
 
-# Payload bytes received and not yet taken, and of one trigger. Both at once are what the source's
-# process holds, with about 400 bytes for each event.
-MAX_HELD_BYTES = 64 * 1024 * 1024
-
 # Seconds that the connection may fail for. The client alone would go on for ever, and a query that
 # waits for a service out of reach looks like one whose topic is quiet. Longer than a restart of the
 # service, short against 72 h of retention.
@@ -76,6 +72,7 @@ class Feed:
         topic: Its path.
         start: Where to begin.
         max_events: Events received ahead of `take`.
+        max_bytes: Payload bytes received ahead of it.
         go_on: Whether to go on at EARLIEST when the position is refused; `gaps` then tells of it.
     """
 
@@ -86,10 +83,10 @@ class Feed:
         start: StartPosition,
         *,
         max_events: int,
+        max_bytes: int,
         go_on: bool,
     ) -> None:
-        self.idle = 0.0
-        """Seconds that `take` has waited in vain since something came, or could not have come."""
+        self._quiet_since = time.monotonic()
         self._gaps_seen = 0
         self._parent = os.getppid()
         self._subscription: Subscription = client.subscribe(
@@ -97,7 +94,7 @@ class Feed:
             replay=start,
             replay_fallback=StartPosition.earliest() if go_on else None,
             max_pending_count=max_events,
-            max_bytes=MAX_HELD_BYTES,
+            max_bytes=max_bytes,
             connection_timeout=CONNECTION_TIMEOUT,
         )
 
@@ -111,18 +108,25 @@ class Feed:
         if os.getppid() != self._parent:
             # Killed, so nobody reads what this returns: do not outlive it by a long recovery.
             raise StreamError("the Spark driver that this source belonged to has ended")
-        began = time.monotonic()
         batch = self._subscription.next_batch(timeout)
         if batch is None:
             health = self._subscription.health()
             # Events that wait for their schema are no silence either.
             if not health.can_receive or health.pending_count:
-                self.idle = 0.0
-            else:
-                self.idle += time.monotonic() - began
+                self._quiet_since = time.monotonic()
             return []
-        self.idle = 0.0
+        self._quiet_since = time.monotonic()
         return [ReceivedEvent(raw, batch.received_at) for raw in batch.raw_events]
+
+    @property
+    def idle(self) -> float:
+        """Seconds since something came, or could not have come; for `take` that found nothing."""
+        return time.monotonic() - self._quiet_since
+
+    @property
+    def pending(self) -> int:
+        """Events received and not taken."""
+        return self._subscription.health().pending_count
 
     def gaps(self) -> list[Gap]:
         """Return the positions given up since the last time; call it after `take`.

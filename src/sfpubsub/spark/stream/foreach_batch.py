@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -65,7 +65,7 @@ class ForeachBatchWriter:
     Args:
         spark: A classic session: with Spark Connect the batches are handled in the server.
         path: The table, as for `EventWriter`.
-        topic: The topic that the table belongs to.
+        topic: The topic that the query reads, or several.
         format: ``parquet``, ``delta`` or ``iceberg``.
         window: Seconds for which a dedupe key is kept.
         staging: With parquet: where to keep staging and sidecars, as for `EventWriter`.
@@ -82,7 +82,7 @@ class ForeachBatchWriter:
         spark: SparkSession,
         path: str | os.PathLike[str],
         *,
-        topic: str,
+        topic: str | Iterable[str],
         format: str = "parquet",  # noqa: A002  # Spark's own word
         window: float = DEFAULT_WINDOW,
         staging: str | os.PathLike[str] | None = None,

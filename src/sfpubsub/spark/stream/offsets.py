@@ -7,7 +7,7 @@ orders them; ``seq`` is a count of our own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,15 +70,11 @@ class Offset:
         return {name: value for name, value in record.items() if value is not None}
 
     @classmethod
-    def parse(cls, record: Mapping[str, Any], topic: str) -> Offset:
+    def parse(cls, record: Mapping[str, Any]) -> Offset:
         """Read what `json` returned.
 
-        Args:
-            record: What Spark gives back.
-            topic: The topic of the query.
-
         Raises:
-            ConfigurationError: It is of another version, or of another topic.
+            ConfigurationError: It is of another version.
         """
         try:
             found = cls(
@@ -91,21 +87,60 @@ class Offset:
             )
             version = record["v"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                f"the checkpoint holds an offset that this version of sfpubsub did not write "
-                f"({error}): use the version that did, or a new checkpoint"
-            ) from error
+            raise _unreadable(error) from error
         if version != _VERSION:
             raise ConfigurationError(
                 f"the checkpoint holds an offset of form {version}, and this version of sfpubsub "
                 f"reads form {_VERSION}: use the version that wrote it, or a new checkpoint"
             )
-        if found.topic != topic:
-            raise ConfigurationError(
-                f"the checkpoint belongs to topic {found.topic}, and the query reads {topic}: give "
-                f"each topic a checkpoint of its own"
-            )
         return found
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where a query stands on each of its topics.
+
+    Of one topic it is journaled as its `Offset`, of several as a list of theirs, by name. A topic
+    that is left out of the query keeps its offset there, for when it comes back.
+    """
+
+    by_topic: dict[str, Offset]
+
+    def json(self) -> dict[str, Any]:
+        """Return the form that is journaled."""
+        found = [self.by_topic[topic].json() for topic in sorted(self.by_topic)]
+        return found[0] if len(found) == 1 else {"topics": found, "v": _VERSION}
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any], topics: Sequence[str]) -> Offsets:
+        """Read what `json` returned.
+
+        Args:
+            record: What Spark gives back.
+            topics: Those of the query.
+
+        Raises:
+            ConfigurationError: It is of another version, or of other topics.
+        """
+        try:
+            records = list(record["topics"]) if "topics" in record else [record]
+            found = {offset.topic: offset for offset in map(Offset.parse, records)}
+        except TypeError as error:
+            raise _unreadable(error) from error
+        if not found.keys() & set(topics):
+            raise ConfigurationError(
+                f"the checkpoint belongs to topic {', '.join(found)}, and the query reads "
+                f"{', '.join(topics)}: give each topic a checkpoint of its own, or read it beside "
+                f"one of the checkpoint's, with option topics"
+            )
+        return cls(found)
+
+
+def _unreadable(error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"the checkpoint holds an offset that this version of sfpubsub did not write "
+        f"({error}): use the version that did, or a new checkpoint"
+    )
 
 
 def _replay_id(text: Any) -> ReplayId | None:

@@ -6,10 +6,11 @@ log. So none of them is a credential, and what looks like one is refused without
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from sfpubsub.errors import ConfigurationError
@@ -22,13 +23,22 @@ DEFAULT_MAX_EVENTS = 100_000
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
 HIGHEST_MAX_EVENTS = 1_000_000
 
+# Payload bytes of one trigger, and of the next one that is received meanwhile. Held by the source's
+# process, with about 400 bytes for each event.
+MAX_HELD_BYTES = 64 * 1024 * 1024
+
+# Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
+HIGHEST_MAX_BYTES = 512 * 1024 * 1024
+
 # Seconds without an event after which an availableNow query has read everything. As for the job.
 DEFAULT_IDLE_TIMEOUT = 30.0
 
 NAMES = (
     "topic",
+    "topics",
     "startingOffsets",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "failOnDataLoss",
     "idleTimeout",
     "configFile",
@@ -61,10 +71,16 @@ _INSTEAD = (
 class SourceOptions:
     """What a query asks for. Holds no secret, and is pickled."""
 
-    topic: str
-    start: StartPosition = StartPosition.latest()  # noqa: RUF009  # immutable
+    topics: tuple[str, ...]
+    """One or more, sorted."""
+    start: StartPosition | None = None
+    """Where every topic begins; None if that was not said."""
+    starts: Mapping[str, StartPosition] = field(default_factory=dict)
+    """Where single topics begin."""
     max_events: int = DEFAULT_MAX_EVENTS
-    """Of one trigger."""
+    """Of one trigger, of all topics together."""
+    max_bytes: int = MAX_HELD_BYTES
+    """Of payload of one trigger, of all topics together; an event more may be in it."""
     fail_on_data_loss: bool = True
     idle_timeout: float = DEFAULT_IDLE_TIMEOUT
     """Seconds; for availableNow."""
@@ -90,22 +106,34 @@ class SourceOptions:
                 hint = f"did you mean {known[close[0]]}?" if close else f"it has {', '.join(NAMES)}"
                 raise ConfigurationError(f"the source has no option {name!r}: {hint}")
             given[known[name.lower()]] = value
-        topic = given.get("topic", "")
-        if not topic.startswith("/"):
-            raise ConfigurationError(
-                f"option topic is {topic!r}: name one by its path, such as "
-                f"/event/Order_Event__e or /data/ChangeEvents"
-            )
+        topics = _topics(given)
+        start, starts = _starts(given.get("startingOffsets"), topics)
         return cls(
-            topic=topic,
-            start=_start(given.get("startingOffsets", "latest")),
-            max_events=_count(given.get("maxOffsetsPerTrigger", str(DEFAULT_MAX_EVENTS))),
+            topics=topics,
+            start=start,
+            starts=starts,
+            max_events=_count(
+                "maxOffsetsPerTrigger",
+                given.get("maxOffsetsPerTrigger", str(DEFAULT_MAX_EVENTS)),
+                HIGHEST_MAX_EVENTS,
+                "events",
+            ),
+            max_bytes=_count(
+                "maxBytesPerTrigger",
+                given.get("maxBytesPerTrigger", str(MAX_HELD_BYTES)),
+                HIGHEST_MAX_BYTES,
+                "bytes",
+            ),
             fail_on_data_loss=_flag("failOnDataLoss", given.get("failOnDataLoss", "true")),
             idle_timeout=_seconds(given.get("idleTimeout", str(DEFAULT_IDLE_TIMEOUT))),
             config_file=given.get("configFile"),
             profile=given.get("profile"),
             schema_store=given.get("schemaStore"),
         )
+
+    def start_of(self, topic: str) -> StartPosition:
+        """Return where a query without a checkpoint begins on *topic*."""
+        return self.starts.get(topic) or self.start or StartPosition.latest()
 
 
 def _refuse_credential(name: str, value: str) -> None:
@@ -118,6 +146,52 @@ def _refuse_credential(name: str, value: str) -> None:
         )
 
 
+def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "topic" in given and "topics" in given:
+        raise ConfigurationError("give option topic or topics, not both")
+    topics = {given.get("topic", "")}
+    if "topics" in given:
+        topics = {name.strip() for name in given["topics"].split(",")}
+    for topic in topics:
+        if not topic.startswith("/") or "," in topic:
+            name = "topics" if "topics" in given else "topic"
+            raise ConfigurationError(
+                f"option {name} is {given.get(name, '')!r}: name "
+                f"{'each' if name == 'topics' else 'one'} by its path, such as "
+                f"/event/Order_Event__e or /data/ChangeEvents"
+                + (", with commas between them" if name == "topics" else "")
+            )
+    return tuple(sorted(topics))
+
+
+def _starts(
+    text: str | None, topics: tuple[str, ...]
+) -> tuple[StartPosition | None, dict[str, StartPosition]]:
+    """Return where all topics begin, and where single ones do."""
+    if text is None:
+        return None, {}
+    if not text.lstrip().startswith("{"):
+        start = _start(text)
+        if start.replay_id is not None and len(topics) > 1:
+            raise ConfigurationError(
+                'option startingOffsets is a replay id, and ids belong to one topic: give {"/event/'
+                'A__e": "…", …} with several topics'
+            )
+        return start, {}
+    try:
+        found = {str(topic): _start(str(start)) for topic, start in json.loads(text).items()}
+    except ValueError as error:
+        raise ConfigurationError(
+            f"option startingOffsets is {text!r}, which is not JSON: {error}"
+        ) from error
+    unknown = sorted(set(found) - set(topics))
+    if unknown:
+        raise ConfigurationError(
+            f"option startingOffsets names {unknown[0]}, which is none of the topics"
+        )
+    return None, found
+
+
 def _start(text: str) -> StartPosition:
     try:
         return start_position(text.strip())
@@ -128,15 +202,13 @@ def _start(text: str) -> StartPosition:
         ) from error
 
 
-def _count(text: str) -> int:
+def _count(name: str, text: str, highest: int, unit: str) -> int:
     try:
         count = int(text)
     except ValueError:
         count = 0
-    if not 1 <= count <= HIGHEST_MAX_EVENTS:
-        raise ConfigurationError(
-            f"option maxOffsetsPerTrigger is {text!r}: it takes 1 to {HIGHEST_MAX_EVENTS} events"
-        )
+    if not 1 <= count <= highest:
+        raise ConfigurationError(f"option {name} is {text!r}: it takes 1 to {highest} {unit}")
     return count
 
 

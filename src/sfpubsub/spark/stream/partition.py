@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.errors import SchemaError
+from sfpubsub.errors import DecodeError, SchemaError
 from sfpubsub.spark.raw.rows import arrow_table, read
 from sfpubsub.spark.raw.schema import SCHEMA, SCHEMA_JSON
 from sfpubsub.types import Gap, RawEvent, ReplayId, dedupe_key
@@ -146,6 +146,18 @@ def _codec(schema_id: str, schema_json: str | None) -> Codec:
     if schema_json is None:
         return NoCodec(schema_id, SchemaError(f"there is no schema {schema_id}"))
     return Codec(schema_id, schema_json)
+
+
+def event_time_of(raw: RawEvent, schema_json: str | None) -> float | None:
+    """Return when an event happened, in seconds since 1970 UTC; None if that cannot be told."""
+    if schema_json is None:
+        return None
+    codec = _codec(raw.schema_id, schema_json)
+    try:
+        time = codec.event_time(codec.decode(raw.payload))
+    except DecodeError:
+        return None
+    return None if time is None else time / 1000
 
 
 def _gap_rows(topic: str, gaps: Sequence[tuple[Gap, float]]) -> pa.RecordBatch:

@@ -1,0 +1,130 @@
+"""Twenty sources with small batches: one commit for all, or one for each.
+
+``python -m benchmarks.sources delta --seconds 60``; prints one JSON line. Each source hands over a
+batch every ten seconds, at a moment of its own. What counts is whether a write is done before the
+next one is due, and how many commits the table takes for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.spark import EventWriter, spark_session
+from sfpubsub.spark.ingest.together import DEFAULT_PATIENCE, Together
+from sfpubsub.spark.raw.rows import EventRows
+from sfpubsub.types import RawEvent, ReplayId
+
+# Seconds between two batches of a source: what the ingest job waits by default.
+PERIOD = 10.0
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order_Event__e",
+    "fields": [
+        {"name": "CreatedDate", "type": "long"},
+        {"name": "CreatedById", "type": "string"},
+        {"name": "Notes__c", "type": "string"},
+    ],
+}
+
+
+def batch_of(source: str, codec: Codec, count: int) -> EventRows:
+    """Events of now, with 100 bytes each."""
+    now = time.time()
+    value = {"CreatedDate": round(now * 1000), "CreatedById": "005", "Notes__c": "x" * 100}
+    payload = codec.encode(value)
+    events = tuple(
+        RawEvent(str(uuid.uuid4()), "schema", payload, ReplayId(uuid.uuid4().bytes))
+        for _ in range(count)
+    )
+    batch = EventBatch(
+        subscription=source,
+        topic=source,
+        events=events,
+        codecs={"schema": codec},
+        first_seq=0,
+        received_at=now,
+        ack=lambda first, last: None,
+    )
+    rows = EventRows()
+    rows.extend(batch, now)
+    return rows
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("format", choices=["parquet", "delta", "iceberg"])
+    parser.add_argument("--sources", type=int, default=20)
+    parser.add_argument("--events", type=int, default=100, help="of a batch")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--apart", action="store_true", help="a commit for each batch")
+    options = parser.parse_args()
+    codec = Codec("schema", json.dumps(SCHEMA))
+    names = [f"/event/Topic_{number}__e" for number in range(options.sources)]
+    late: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        spark_session(format=options.format) as spark,
+        EventWriter(spark, Path(directory, "raw"), format=options.format, topic=names) as writer,
+    ):
+        commits: list[int] = []
+        write = writer.write_parts
+
+        def counted(parts, moves=None):  # type: ignore[no-untyped-def]
+            commits.append(len(parts))
+            return write(parts, moves)
+
+        writer.write_parts = counted  # type: ignore[method-assign]
+        most = 1 if options.apart else 10_000
+        together = Together(writer, max_events=most, max_bytes=1 << 30, patience=DEFAULT_PATIENCE)
+        writer.write_read(batch_of(names[0], codec, 1), names[0])  # Spark's first write is slow
+        end = time.monotonic() + options.seconds
+
+        def run(source: str, offset: float) -> None:
+            member = together.member(next(s for s in writer.sources if s.name == source))
+            due = time.monotonic() + offset
+            while due < end:
+                # As a job does: in time, or along with others.
+                while time.monotonic() < due and not member.is_wanted:
+                    time.sleep(0.25)
+                member.write_read(batch_of(source, codec, options.events))
+                late.append(max(0.0, time.monotonic() - due))
+                due = max(due, time.monotonic()) + PERIOD
+
+        threads = [
+            threading.Thread(target=run, args=(name, random.uniform(0, PERIOD))) for name in names
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print(
+        json.dumps(
+            {
+                "format": options.format,
+                "sources": options.sources,
+                "apart": options.apart,
+                "seconds": options.seconds,
+                "batches": len(late),
+                "commits": len(commits) - 1,
+                "median_s": round(statistics.median(late), 2),
+                "longest_s": round(max(late), 2),
+                "in_time": max(late) < PERIOD,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

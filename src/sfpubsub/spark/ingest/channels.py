@@ -1,0 +1,361 @@
+"""A channel of the legacy Streaming API as an ingest job takes it: events for a raw table.
+
+The payload is the JSON of the message's ``data``, as UTF-8, and there is no schema. The position is
+the table's, so nothing is acked to the service.
+
+Ids are numbers that start anew when an org is moved, so a position is an id and an *epoch*: the
+number of times that an id was refused. ``123`` is of the first epoch, ``123/1`` of the next one.
+The row has the id alone. Invariant: what was received behind a refusal is of the next epoch, and
+what was received before it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Protocol
+
+from sfpubsub.avro.codec import NoCodec
+from sfpubsub.client.batch import Event, EventBatch
+from sfpubsub.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ReplayIdRejectedError,
+    SchemaError,
+    StreamUnavailableError,
+    SubscriptionClosedError,
+)
+from sfpubsub.streaming import StreamingMessage
+from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_key
+
+# Seconds without a connection after which the job is told, so that it does not take an outage for
+# silence. Shorter than any idle timeout that people choose, longer than a reconnect.
+CONNECTION_TIMEOUT = 5.0
+
+# Messages handed out at once, and held beyond that: about what one answer of the server has.
+_MOST = 1000
+
+_ALL_EVENTS = -2
+_STARTS = {"earliest": _ALL_EVENTS, "latest": -1}
+
+_SEPARATOR = "/"
+
+
+class Client(Protocol):
+    """What is needed of a `StreamingClient`."""
+
+    def open(self) -> None:
+        """Connect."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...
+
+    def subscribe(self, channel: str, replay: int | None = None) -> None:
+        """Subscribe; returns when it is confirmed."""
+        ...
+
+    def receive(self, timeout: float | None = None) -> StreamingMessage | None:
+        """Return the next message."""
+        ...
+
+    @property
+    def pending_count(self) -> int:
+        """Messages received and not handed out."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        ...
+
+
+class ChannelEvent(Event):
+    """One message as a row of a raw table is made of it."""
+
+    __slots__ = ()
+
+    _batch: ChannelBatch
+
+    @property
+    def event_time(self) -> int | None:
+        """When the event was made, in milliseconds since 1970 UTC, where it says so."""
+        return _milliseconds(self._message.created_date)
+
+    def facts_and_json(self) -> tuple[int | None, None, str]:
+        """Return `event_time`, no header, and the payload."""
+        return self.event_time, None, self.raw.payload.decode()
+
+    @property
+    def dedupe_key(self) -> bytes:
+        """Of the event's id where it has one, else of channel, epoch, replay id and date."""
+        if self.raw.id:
+            return dedupe_key(self.raw.id, "", b"")
+        message = self._message
+        identity = [self._batch.epoch, message.replay_id, message.created_date]
+        return dedupe_key("", message.channel, json.dumps(identity).encode())
+
+    @property
+    def _message(self) -> StreamingMessage:
+        return self._batch.messages[self.delivery_seq - self._batch.first_seq]
+
+
+class ChannelBatch(EventBatch):
+    """Some messages of one epoch, in order of arrival.
+
+    Args:
+        subscription: The channel as it was subscribed, filter included.
+        messages: At least one.
+        epoch: Refusals before them.
+        first_seq: `Event.delivery_seq` of the first.
+        received_at: Seconds since 1970 UTC.
+        ack: As for `EventBatch`.
+    """
+
+    def __init__(
+        self,
+        subscription: str,
+        messages: list[StreamingMessage],
+        *,
+        epoch: int,
+        first_seq: int,
+        received_at: float,
+        ack: Callable[[int, int], None],
+    ) -> None:
+        self.messages = messages
+        self.epoch = epoch
+        name = messages[0].channel
+        # The positions of these events have the epoch in them; those of the rows have not.
+        events = tuple(_raw_event(message, epoch) for message in messages)
+        super().__init__(
+            subscription=subscription,
+            topic=name,
+            events=events,
+            codecs={"": JsonCodec(name)},
+            first_seq=first_seq,
+            received_at=received_at,
+            ack=ack,
+        )
+
+    def __iter__(self) -> Iterator[Event]:
+        codec = self.codecs[""]
+        for place, raw in enumerate(self.raw_events):
+            digits = ReplayId(str(self.messages[place].replay_id).encode())
+            yield ChannelEvent(raw._replace(replay_id=digits), codec, self, self.first_seq + place)
+
+
+class JsonCodec(NoCodec):
+    """Stands where events have no schema; it names them.
+
+    Args:
+        channel: Where they come from.
+    """
+
+    def __init__(self, channel: str) -> None:
+        super().__init__("", SchemaError(f"events of {channel} are JSON and have no schema"))
+        self.name = channel.rpartition("/")[2]
+        self.topic = channel
+
+
+class ChannelSubscription:
+    """The events of one channel, for one thread at a time; a context manager.
+
+    Args:
+        connect: Makes the client, with the keyword arguments that it is given.
+        channel: Perhaps with a filter.
+        position: Where to resume; None for the oldest event that is kept.
+        fallback: ``earliest`` or ``latest``: where to go on when the position is refused; None to
+            raise.
+        clock: Seconds since 1970 UTC.
+
+    Raises:
+        ConfigurationError: The position is none of a channel.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[..., Client],
+        channel: str,
+        position: ReplayId | None,
+        *,
+        fallback: str | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = channel
+        self._client = connect(
+            replay_policy="manual",
+            connection_timeout=CONNECTION_TIMEOUT,
+            max_pending_count=_MOST,
+            on_gap=self._note,
+        )
+        self._id, self._epoch = (_ALL_EVENTS, 0) if position is None else _parsed(position, channel)
+        self._fallback = None if fallback is None else _STARTS[fallback]
+        self._clock = clock
+        self._gaps: list[Gap] = []
+        self._state: HealthState = "new"
+        self._reason: str | None = None
+        self._down_until = 0.0
+        self._delivered = self._acked = 0
+        self._last: ReplayId | None = None
+
+    def __enter__(self) -> ChannelSubscription:
+        self._client.open()
+        self._state = "streaming"
+        try:
+            self._subscribe()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def next_batch(self, timeout: float | None = None) -> EventBatch | None:
+        """Return what has come; None after *timeout* seconds.
+
+        Raises:
+            ReplayIdRejectedError: The position is refused, and there is no fallback.
+            SubscriptionClosedError: The client was closed.
+            SfPubSubError: The client has failed.
+        """
+        first = self._receive(timeout)
+        if first is None:
+            return None
+        messages, epoch = [first], self._epoch
+        while len(messages) < _MOST and self._client.pending_count:
+            message = self._receive(0.0)
+            if message is None or self._epoch != epoch:
+                break
+            messages.append(message)
+        batch = ChannelBatch(
+            self.name,
+            messages,
+            epoch=epoch,
+            first_seq=self._delivered + 1,
+            received_at=self._clock(),
+            ack=self._ack,
+        )
+        self._delivered += len(messages)
+        self._last = batch.last_replay_id
+        return batch
+
+    def health(self) -> Health:
+        """Return what it is doing. Any thread may ask."""
+        return Health(
+            state=self._state,
+            reason=self._reason,
+            outstanding=0,
+            pending_count=self._client.pending_count,
+            pending_bytes=0,
+            unacked=self._delivered - self._acked,
+            delivered=self._delivered,
+            redelivered=0,
+            reconnects=0,
+            last_position=self._last,
+            committed=None,
+            gaps=tuple(self._gaps),
+            confirmed=self._acked,
+            responses=self._delivered,
+        )
+
+    def _receive(self, timeout: float | None) -> StreamingMessage | None:
+        """Return the next message; behind a refusal it is of the next epoch."""
+        try:
+            message = self._client.receive(timeout)
+        except ReplayIdRejectedError as error:
+            self._refused(error)
+            return None
+        except StreamUnavailableError as error:
+            if self._client.closed:
+                raise
+            self._state, self._reason = "waiting", str(error)
+            self._down_until = time.monotonic() + 2 * CONNECTION_TIMEOUT
+            return None
+        except LocalProtocolError as error:
+            raise SubscriptionClosedError(f"{self.name} is closed") from error
+        # It does not say when it is connected again, only, time and again, that it is not.
+        if message is not None or time.monotonic() >= self._down_until:
+            self._state, self._reason = "streaming", None
+        if message is not None and message.replay_id is None:
+            raise RemoteProtocolError(
+                f"an event of {self.name} came without a replay id, and so it has no position to "
+                f"resume from"
+            )
+        return message
+
+    def _subscribe(self) -> None:
+        try:
+            self._client.subscribe(self.name, self._id)
+        except ReplayIdRejectedError as error:
+            self._refused(error)
+
+    def _refused(self, error: ReplayIdRejectedError) -> None:
+        """Begin an epoch, or raise."""
+        if error.gap is not None:
+            self._note(error.gap)
+        if self._fallback is None:
+            raise error
+        self._epoch += 1
+        self._client.subscribe(self.name, self._fallback)
+
+    def _note(self, gap: Gap) -> None:
+        self._gaps.append(gap)
+
+    def _ack(self, first: int, last: int) -> None:
+        self._acked += last - first + 1
+
+    def _end(self) -> None:
+        self._state = "closed"
+        self._client.close()
+
+
+def _raw_event(message: StreamingMessage, epoch: int) -> RawEvent:
+    data = message.data
+    about = data.get("event") if isinstance(data, Mapping) else None
+    uuid = about.get("EventUuid") if isinstance(about, Mapping) else None
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    if not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        text = json.dumps(data, separators=(",", ":"))  # halves of letters have no UTF-8
+    digits = str(message.replay_id)
+    position = digits if epoch == 0 else f"{digits}{_SEPARATOR}{epoch}"
+    return RawEvent(
+        uuid if isinstance(uuid, str) else "",
+        "",
+        text.encode(),
+        ReplayId(position.encode()),
+    )
+
+
+def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
+    try:
+        digits, _, epoch = bytes(position).decode("ascii").partition(_SEPARATOR)
+        return int(digits), int(epoch or "0")
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the table's position {position.hex()} is not one of channel {channel}: was it "
+            f"written as a topic?"
+        ) from error
+
+
+def _milliseconds(date: str | None) -> int | None:
+    """Return what `StreamingMessage.created_date` says: an ISO date, or milliseconds."""
+    if date is None:
+        return None
+    try:
+        if date.lstrip("-").isdecimal():
+            return int(date)
+        found = datetime.fromisoformat(date)
+        return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None

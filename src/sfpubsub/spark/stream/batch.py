@@ -1,0 +1,83 @@
+"""Reads topics once, from a position to now, as a frame.
+
+Spark asks for the partitions in a short-lived Python process beside the driver, once for each run
+of a plan. Everything is received there, so that executors need no connection, and what there is
+has to fit into the driver. More than that is for a stream, or for ``sfpubsub ingest``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.stream.options import SourceOptions
+from sfpubsub.spark.stream.reader import EventStreamReader
+from sfpubsub.types import StartPosition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sfpubsub.spark.stream.partition import EventPartition
+
+# Payload bytes of one frame. They are in the planning process twice, and then in the driver, whose
+# memory is 1 GB by default.
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+
+class EventReader(DataSourceReader):
+    """Reads one topic or several. Holds its options only.
+
+    Args:
+        options: What was asked for; without ``startingOffsets`` all that the service keeps.
+
+    Raises:
+        ConfigurationError: It is to begin at the end.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        if StartPosition.latest() in (options.start, *options.starts.values()):
+            raise ConfigurationError(
+                "option startingOffsets is latest, behind which there is nothing to read at once: "
+                "use earliest or a replay id, or readStream"
+            )
+        self._options = replace(options, start=options.start or StartPosition.earliest())
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the events that were published before now, in pieces.
+
+        Raises:
+            ConfigurationError: There are too many for a frame.
+            ReplayIdRejectedError: A position is not kept any more.
+            SfPubSubError: A subscription has failed.
+        """
+        stream = self._stream()
+        found: list[InputPartition] = []
+        try:
+            stream.prepareForTriggerAvailableNow()
+            limit = stream.getDefaultReadLimit()
+            start, size = stream.initialOffset(), 0
+            while (end := stream.latestOffset(start, limit)) != start:
+                pieces = cast("list[EventPartition]", stream.partitions(start, end))
+                size += sum(len(piece.data) for piece in pieces)
+                if size > MAX_FRAME_BYTES:
+                    raise ConfigurationError(
+                        f"there are more than {MAX_FRAME_BYTES} bytes of events from "
+                        f"startingOffsets to now on {', '.join(self._options.topics)}, which is "
+                        f"more than a frame takes: read them as a stream with trigger availableNow"
+                    )
+                found += pieces
+                start = end
+        finally:
+            stream.stop()
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Decode a partition. Runs on executors."""
+        return cast("EventPartition", partition).rows()
+
+    def _stream(self) -> EventStreamReader:
+        return EventStreamReader(self._options)

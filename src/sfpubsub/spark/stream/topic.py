@@ -1,0 +1,381 @@
+"""One topic of a streaming query: how far a batch goes there, and what lies in it.
+
+Invariant: ``_held`` begins with the first event after ``_base``, and holds every event from there
+on that was taken from ``_feed``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError
+from sfpubsub.spark.stream.feed import Feed, Horizon, ReceivedEvent, Schemas
+from sfpubsub.spark.stream.offsets import Offset
+from sfpubsub.spark.stream.options import SourceOptions
+from sfpubsub.spark.stream.partition import (
+    GAP_EVENT,
+    EventPartition,
+    chunks,
+    event_time_of,
+    pack,
+)
+from sfpubsub.spark.stream.recovery import find
+from sfpubsub.types import Gap, StartPosition
+
+if TYPE_CHECKING:
+    from sfpubsub.client.client import PubSubClient
+
+_log = logging.getLogger("sfpubsub.spark")
+
+# Seconds between two looks at whether Spark lives, while a call of it is answered.
+_GLANCE = 0.5
+
+# Seconds after which the position of a quiet topic is renewed by that of a keepalive, which makes a
+# batch without rows. The service forgets positions after 72 h; a third leaves room for a query that
+# is stopped for two days.
+_RENEW_AFTER = 24 * 3600.0
+
+# Seconds. The service sends something at least every 270 s, and the client gives a silent stream up
+# after 300 s.
+_LONGEST_SILENCE = 300.0
+
+
+class Share(NamedTuple):
+    """What one topic may contribute to a batch."""
+
+    events: int
+    bytes: int
+    """Of payload; one event may be larger."""
+
+
+class _Plan(NamedTuple):
+    """The batch that Spark was told of."""
+
+    end: Offset
+    size: int
+    """Events of ``_held`` in it."""
+
+
+class TopicReader:
+    """Reads one topic. Not thread-safe.
+
+    Args:
+        topic: Its path.
+        options: What the query asked for.
+        schemas: Of the events.
+        connected: Returns the client, which stays open. Nothing is opened before the first call.
+        share: Events and bytes received ahead, at most.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        options: SourceOptions,
+        schemas: Schemas,
+        connected: Callable[[], PubSubClient],
+        share: Share,
+    ) -> None:
+        self.topic = topic
+        self.is_new = False
+        """Whether there was no checkpoint."""
+        self._options = options
+        self._schemas = schemas
+        self._connected = connected
+        self._share = share
+        self._feed: Feed | None = None
+        self._base: Offset | None = None
+        self._held: list[ReceivedEvent] = []
+        self._plan: _Plan | None = None
+        self._gaps: list[tuple[Gap, float]] = []  # of the next batch, with the time
+        self._planned_gaps = 0
+        self._horizon: Horizon | None = None
+        self._finished = False  # everything that an availableNow query is to read has been read
+
+    @property
+    def initial(self) -> Offset:
+        """Where a query without a checkpoint begins."""
+        return Offset(self.topic, self._options.start_of(self.topic))
+
+    def stop_at_now(self) -> None:
+        """Read only what was published before now."""
+        self._horizon = Horizon(self._connected(), self.topic)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything published before `stop_at_now` is planned or done."""
+        return self._finished
+
+    def follow(self, start: Offset) -> None:
+        """Take *start* for the end of the last batch that is done."""
+        self._follow(start)
+
+    def plan(self, share: Share, timeout: float) -> Offset:
+        """Return the end of the next batch, after `follow`; its start if there is nothing.
+
+        Args:
+            share: Of the batch.
+            timeout: Seconds to wait for a first event.
+
+        Raises:
+            ReplayIdRejectedError: The position is not kept any more.
+            SfPubSubError: The subscription has failed.
+        """
+        until_now = self._horizon is not None or self._finished
+        count = self._count_until_now(share, timeout) if until_now else self._count(share, timeout)
+        end = self._end(count) if count else self._renewed()
+        if end is None:
+            return self._begun
+        self._plan = _Plan(end, count)
+        self._planned_gaps = len(self._gaps) if count else 0
+        return end
+
+    def latest(self) -> dict[str, Any] | None:
+        """Return what is known of how far the topic goes on; None if nothing is.
+
+        The service does not tell where a topic ends. What is known are the events received, whether
+        a keepalive has said that nothing is left, and how old the last event was when it came.
+        """
+        base, feed = self._base, self._feed
+        if base is None or feed is None:
+            return None
+        waiting = len(self._held) + feed.pending
+        planned = self._plan.size if self._plan is not None else 0
+        found: dict[str, Any] = {
+            "caught_up": feed.tip is not None,
+            "pending": max(0, waiting - planned),
+            "seq": base.seq + waiting,
+            "topic": self.topic,
+        }
+        if self._held:
+            last = self._held[-1]
+            found["replay"] = last.raw.replay_id.hex()
+            happened = event_time_of(last.raw, self._schemas.get(last.raw.schema_id))
+            if happened is not None:
+                found["delay_s"] = round(max(0.0, last.received_at - happened), 1)
+        return dict(sorted(found.items()))
+
+    def partitions(self, first: Offset, last: Offset) -> list[EventPartition]:
+        """Return the events after *first* up to *last*, in pieces.
+
+        Raises:
+            ReplayIdRejectedError: They are not to be had any more.
+            SfPubSubError: The subscription has failed.
+        """
+        if last.seq == first.seq and not self._is_planned(first, last):
+            return []  # the position was renewed by a keepalive: there is nothing in between
+        if not self._is_planned(first, last):
+            self._recover(first, last)
+        return list(self._partitions(last))
+
+    def close(self) -> None:
+        """Let go of everything, when the client has been closed."""
+        self._feed = self._horizon = None
+
+    # What is done, and where to read on.
+
+    def _follow(self, start: Offset) -> None:
+        """Drop what is done; open a stream if there is none that goes on at *start*."""
+        plan, self._plan = self._plan, None
+        if plan is not None and start == plan.end:
+            if self._horizon is not None:
+                self._horizon.read(self._held[: plan.size])
+            del self._held[: plan.size]
+            del self._gaps[: self._planned_gaps]
+            self._base = start
+        self._planned_gaps = 0
+        if self._feed is None or start != self._base:
+            if start.floats and not self.is_new:
+                _log.warning(
+                    "the checkpoint of %s has no position yet, since no event and no keepalive "
+                    "came: the query begins at latest again, without what came meanwhile",
+                    start.topic,
+                )
+            self._open(start, start.resume)
+
+    @property
+    def _open_feed(self) -> Feed:
+        if self._feed is None:
+            raise AssertionError("used before it was opened")
+        return self._feed
+
+    @property
+    def _begun(self) -> Offset:
+        if self._base is None:
+            raise AssertionError("used before it was opened")
+        return self._base
+
+    def _open(self, base: Offset, start: StartPosition) -> Feed:
+        if self._feed is not None:
+            self._feed.close()
+        self._base, self._held = base, []
+        self._feed = Feed(
+            self._connected(),
+            self.topic,
+            start,
+            max_events=self._share.events,
+            max_bytes=self._share.bytes,
+            go_on=not self._options.fail_on_data_loss,
+        )
+        return self._feed
+
+    # How far a batch goes.
+
+    def _count(self, share: Share, timeout: float) -> int:
+        """Take what is there, waiting for a first event only; return how much of it fits."""
+        size = sum(len(event.raw.payload) for event in self._held)
+        while len(self._held) < share.events and size < share.bytes:
+            events = self._take(0.0 if self._held else timeout)
+            if not events:
+                break
+            self._held += events
+            size += sum(len(event.raw.payload) for event in events)
+        return self._fitting(share)
+
+    def _fitting(self, share: Share) -> int:
+        size = 0
+        for count, event in enumerate(self._held[: share.events]):
+            size += len(event.raw.payload)
+            if size > share.bytes and count:
+                return count
+        return min(share.events, len(self._held))
+
+    def _take(self, timeout: float) -> list[ReceivedEvent]:
+        try:
+            events = self._open_feed.take(timeout)
+        except SfPubSubError as error:
+            if self._held:  # a batch of their own; the next call raises the same again
+                return []
+            if isinstance(error, ReplayIdRejectedError):
+                self._fail(str(error), error.gap, error)
+            raise
+        self._gaps += [(gap, time.time()) for gap in self._open_feed.gaps()]
+        return events
+
+    def _count_until_now(self, share: Share, timeout: float) -> int:
+        """As `_count`, but nothing of what was published later; note when that is all."""
+        if self._finished:
+            return 0
+        count = self._count(share, timeout)
+        if self._begun.floats and count:
+            # All of it came later, and the second stream may have begun before this one. But
+            # without an event the next run would begin at latest again, and never get on.
+            self._finished = True
+            return count
+        within = self._horizon.within(self._held) if self._horizon is not None else None
+        if within is not None:
+            self._finished = within == 0  # what lies behind stays held and is never planned
+            return min(count, within)
+        if not count:
+            self._finished = self._has_run_dry()
+        return count
+
+    def _has_run_dry(self) -> bool:
+        feed = self._open_feed
+        if feed.tip is not None:
+            return True
+        patience = self._options.idle_timeout
+        if self._wants_renewal():  # a keepalive is worth waiting for
+            patience = max(patience, _LONGEST_SILENCE)
+        return feed.idle >= patience
+
+    # Ends.
+
+    def _end(self, count: int) -> Offset:
+        base, last = self._begun, self._held[count - 1]
+        return Offset(
+            topic=base.topic,
+            position=StartPosition.after(last.raw.replay_id),
+            seq=base.seq + count,
+            at=int(last.received_at),
+            first=None if base.is_anchored else self._held[0].raw.replay_id,
+        )
+
+    def _renewed(self) -> Offset | None:
+        """Return the base with the position of a keepalive, if it needs one and there is one."""
+        # A gap that was not handed out yet must not be passed.
+        if self._held or self._gaps or not self._wants_renewal():
+            return None
+        tip = self._open_feed.tip
+        if tip is None:
+            return None
+        return replace(self._begun, keepalive=tip, at=int(time.time()), first=None)
+
+    def _wants_renewal(self) -> bool:
+        base = self._begun
+        if not base.is_anchored:
+            return base.floats  # EARLIEST stays where it is until there is a first event
+        return base.at is None or time.time() - base.at > _RENEW_AFTER
+
+    # Batches that Spark knows of.
+
+    def _is_planned(self, start: Offset, end: Offset) -> bool:
+        return self._base == start and self._plan is not None and self._plan.end == end
+
+    def _partitions(self, end: Offset) -> Iterator[EventPartition]:
+        count = self._plan.size if self._plan is not None else 0
+        gaps = tuple(self._gaps[: self._planned_gaps])
+        for place, events in chunks(self._held[:count]):
+            schemas = {}
+            for schema_id in {raw.schema_id for raw, _ in events}:
+                text = self._schemas.get(schema_id)
+                if text is not None:
+                    schemas[schema_id] = text
+            # Counted from the end: where the beginning is lost, the others keep their numbers.
+            first_seq = end.seq - count + place
+            yield EventPartition(end.topic, first_seq, schemas, pack(events), gaps)
+            gaps = ()
+        if gaps:
+            yield EventPartition(end.topic, end.seq, {}, pack([]), gaps)
+
+    # A batch that was journaled by an earlier process, and not finished.
+
+    def _recover(self, start: Offset, end: Offset) -> None:
+        """Make a batch that an earlier process journaled the one that is planned.
+
+        Raises:
+            ReplayIdRejectedError: Some of it is gone, and data loss is a failure.
+        """
+        _log.info("reading the batch up to %s again", end.json())
+        moved = end.first is not None or not start.is_anchored
+        feed = self._open(start, StartPosition.earliest() if moved else start.resume)
+        found = find(
+            start,
+            end,
+            feed=feed,
+            take=lambda: self._take(_GLANCE),
+            refused=lambda: bool(self._gaps),
+            horizon=lambda: Horizon(self._connected(), start.topic),
+            patience=_LONGEST_SILENCE,
+        )
+        if found is None or not (found.whole or self._gaps):
+            self._gaps.append((self._missing(start, end), time.time()))
+        if found is None:
+            feed.close()
+            self._feed = None  # the next batch begins at the end of this one, wherever that is
+        else:
+            self._held = found.events + found.after
+        self._plan = _Plan(end, len(found.events) if found else 0)
+        self._planned_gaps = len(self._gaps)
+
+    def _missing(self, start: Offset, end: Offset) -> Gap:
+        last = end.position.replay_id
+        gap = Gap("missing", start.topic, start.resume.replay_id, last)
+        if self._options.fail_on_data_loss:
+            self._fail(f"events up to {last.hex() if last else last} are not kept any more", gap)
+        _log.warning("%s", gap)
+        return gap
+
+    def _fail(self, reason: str, gap: Gap | None, cause: SfPubSubError | None = None) -> NoReturn:
+        raise ReplayIdRejectedError(
+            f"the checkpoint's position on {self.topic} cannot be resumed: {reason}. "
+            f"Begin with a new checkpoint and option startingOffsets, or set failOnDataLoss to "
+            f"false: then the query goes on with the oldest event that is kept, and a row with "
+            f"event_name {GAP_EVENT} marks what is missing",
+            gap=gap,
+            error_code=None if cause is None else cause.error_code,
+            rpc_id=None if cause is None else cause.rpc_id,
+        ) from cause

@@ -1,0 +1,139 @@
+"""One raw table of several sources, in Parquet and in the table format at hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
+from sfpubsub.spark import EventWriter
+from sfpubsub.spark.ingest.writer import Part
+from sfpubsub.spark.raw import parquet
+from sfpubsub.spark.raw.rows import EventRows
+from sfpubsub.spark.raw.state import State
+from sfpubsub.types import RawEvent
+from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.readers import ids_of, read_table
+from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
+
+OTHER = "/event/Other__e"
+
+
+@pytest.fixture(params=["parquet", TABLE_FORMAT])
+def format_(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "org"
+
+
+@pytest.fixture
+def open_writer(
+    spark: SparkSession, table: Path, format_: str
+) -> Iterator[Callable[..., EventWriter]]:
+    """Opens a writer as a new process would: the one before it is closed."""
+    opened: list[EventWriter] = []
+
+    def open_one(**options) -> EventWriter:
+        if opened:
+            opened[-1].close()
+        opened.append(EventWriter(spark, table, format=format_, clock=lambda: NOW, **options))
+        return opened[-1]
+
+    yield open_one
+    if opened:
+        opened[-1].close()
+
+
+def part(source: str, numbers, **options) -> Part:
+    rows = EventRows()
+    rows.extend(batch_of(numbers, topic=None if source == MANAGED else source, **options), NOW)
+    return Part(source, rows)
+
+
+def test_all_sources_are_in_one_commit_with_all_positions(open_writer, table, format_):
+    """Rows of each keep their source and have numbers of one count; a source that has had no rows
+    moves along; an event that two of them deliver is one row."""
+    writer = open_writer(subscription=MANAGED, topic=[TOPIC, OTHER])
+    quiet = {OTHER: replay_id(90)}
+    first = writer.write_parts([part(MANAGED, range(2)), part(TOPIC, range(1, 5))], quiet)
+    assert [(found.rows, found.duplicates) for found in first] == [(2, 0), (3, 1)]
+    assert [found.first_seq for found in first] == [0, 2]
+    assert len({found.batch_id for found in first}) == 1
+    assert [found.position for found in first] == [None, replay_id(4)]
+    writer.write_parts([part(OTHER, [7])])
+    rows = read_table(table, format_)
+    assert rows["ingest_seq"].to_pylist() == list(range(6))
+    assert rows["subscription"].to_pylist() == [MANAGED] * 2 + [TOPIC] * 3 + [OTHER]
+    assert ids_of(table, format_) == [f"event-{n}" for n in (0, 1, 2, 3, 4, 7)]
+    writer = open_writer(subscription=MANAGED, topic=[TOPIC, OTHER])
+    assert writer.positions == {TOPIC: replay_id(4), OTHER: replay_id(7)}
+    (again,) = writer.write_parts([part(OTHER, range(5))])
+    assert (again.rows, again.duplicates) == (0, 5), "the window spans the sources"
+    assert writer.positions[OTHER] == replay_id(4)
+
+
+def test_sources_come_and_go(open_writer, table, format_):
+    """One joins in the company of another; one that is left out goes on where it was."""
+    open_writer(topic=TOPIC).write(batch_of(range(3)))
+    with pytest.raises(ConfigurationError, match=f"belongs to topic {TOPIC}.*of topic {OTHER}"):
+        open_writer(topic=OTHER)
+    open_writer(topic=[OTHER, TOPIC]).write_parts([part(OTHER, [5])])
+    writer = open_writer(topic=OTHER)
+    writer.write_parts([part(OTHER, [6])])
+    assert {source.name for source in writer.table_sources} == {TOPIC, OTHER}
+    with pytest.raises(LocalProtocolError, match=f"takes events of {OTHER}, not of {TOPIC}"):
+        writer.write_parts([part(TOPIC, [9])])
+    writer = open_writer(topic=TOPIC, subscription=MANAGED)
+    assert writer.positions == {TOPIC: replay_id(2), OTHER: replay_id(6)}
+    writer.move(replay_id(50), TOPIC)
+    with pytest.raises(LocalProtocolError, match="is the service's"):
+        writer.move(replay_id(50), MANAGED)
+    assert open_writer(topic=TOPIC).position == replay_id(50)
+    with pytest.raises(ConfigurationError, match=f"channel {OTHER} from topic {OTHER}"):
+        open_writer(topic=TOPIC, channel=OTHER)
+
+
+def test_a_source_with_an_event_that_must_not_fail_is_left_out(open_writer, table, format_):
+    """Of what it has in common with others it takes nothing along; the others are written."""
+    writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
+    bad = RawEvent("bad", "schema-1", b"\xff", replay_id(8))
+    parts = [part(TOPIC, [raw_event(1), bad, raw_event(2)]), part(OTHER, [raw_event(2)])]
+    failed, written = writer.write_parts(parts)
+    assert isinstance(failed, DecodeError)
+    assert (written.rows, written.duplicates) == (1, 0)
+    assert ids_of(table, format_) == ["event-2"]
+    assert open_writer(topic=[TOPIC, OTHER]).positions == {OTHER: replay_id(2)}
+
+
+def test_a_table_of_one_source_of_an_older_version_goes_on(
+    open_writer, table, format_, monkeypatch
+):
+    """Its position is kept in the form that knows one topic."""
+    told = State.to_json
+
+    def to_json(state: State) -> str:
+        record = json.loads(told(state))
+        positions, _ = record.pop("positions"), record.pop("sources")
+        del record["application"]
+        return json.dumps(record | {"topic": TOPIC, "position": positions.get(TOPIC)})
+
+    def positions_text(positions, after=None) -> str:
+        return json.dumps({"v": 1, "topic": TOPIC, "replay_id": positions[TOPIC].base64()})
+
+    with monkeypatch.context() as older:
+        older.setattr(State, "to_json", to_json)
+        older.setattr(parquet, "_positions_text", positions_text)
+        open_writer(topic=TOPIC).write(batch_of(range(3)))
+    writer = open_writer(topic=[TOPIC, OTHER])
+    assert writer.positions == {TOPIC: replay_id(2)}
+    writer.write_parts([part(TOPIC, range(5)), part(OTHER, [9])])
+    assert ids_of(table, format_) == [f"event-{n}" for n in (0, 1, 2, 3, 4, 9)]
+    writer = open_writer(topic=[TOPIC, OTHER])
+    assert writer.positions == {TOPIC: replay_id(4), OTHER: replay_id(9)}

@@ -1,0 +1,108 @@
+"""``spark.read`` of the source: what is there now, and no more. Without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError
+from sfpubsub.spark import ForeachBatchWriter, PubSubDataSource
+from sfpubsub.spark.stream import batch
+from sfpubsub.spark.stream.batch import EventReader
+from sfpubsub.spark.stream.options import SourceOptions
+from tests.spark.readers import ids_of
+from tests.spark.source_world import TOPIC, World, ids, settings_file
+
+
+class Once(EventReader):
+    """Finds the emulator without an environment."""
+
+    world: World
+
+    def _stream(self):
+        self.world.options = self._options
+        return self.world.reader()
+
+
+@pytest.fixture
+def world(run_emulator):
+    with closing(World(run_emulator())) as made:
+        yield made
+
+
+def read(world: World, **options: str) -> list[dict]:
+    given = {"topic": TOPIC, "idleTimeout": "0.5", **options}
+    reader = Once(SourceOptions.parse(given))
+    reader.world = world
+    return [
+        row
+        for part in reader.partitions()
+        for piece in reader.read(part)
+        for row in piece.to_pylist()
+    ]
+
+
+def test_a_frame_has_everything_from_a_position_to_now(world):
+    """All that is kept without a position; in several batches, in order."""
+    published = world.publish(25)
+    found = read(world, maxOffsetsPerTrigger="10")
+    assert ids(found) == [event.event_id for event in published]
+    assert [row["ingest_seq"] for row in found] == list(range(25))
+    after = read(world, startingOffsets=published[9].replay_id.hex())
+    assert ids(after) == [event.event_id for event in published[10:]]
+    assert read(world, startingOffsets=published[-1].replay_id.hex()) == []
+
+
+def test_what_does_not_fit_is_refused(world, monkeypatch):
+    """And so is a start at the end, or at a position that is gone."""
+    published = world.publish(5)
+    with monkeypatch.context() as small:
+        small.setattr(batch, "MAX_FRAME_BYTES", 10)
+        with pytest.raises(ConfigurationError, match="trigger availableNow"):
+            read(world)
+    with pytest.raises(ConfigurationError, match="nothing to read at once"):
+        read(world, startingOffsets="latest")
+    world.emulator.bus.age_out()
+    with pytest.raises(ReplayIdRejectedError):
+        read(world, startingOffsets=published[0].replay_id.hex())
+
+
+def test_spark_reads_it_with_the_settings_of_a_file(spark: SparkSession, world, tmp_path):
+    """A session of ours has no variables of ours, whatever is set here: configFile names them."""
+    published = world.publish(3)
+    file = settings_file(world.emulator, tmp_path / "settings.toml")
+    assert not any(name.startswith("SFPUBSUB_ENDPOINT") for name in os.environ)
+    spark.dataSource.register(PubSubDataSource)
+    frame = spark.read.format("sfpubsub").option("topic", TOPIC).option("idleTimeout", "1")
+    rows = frame.option("configFile", str(file)).load().orderBy("ingest_seq").collect()
+    assert [row["event_id"] for row in rows] == [event.event_id for event in published]
+
+
+def test_a_query_of_several_topics_fills_one_table_and_shows_its_lag(spark, world, tmp_path):
+    """Both topics' rows are in it, and ``query.lastProgress`` says what is still to come."""
+    published = world.publish(3)
+    topics = [TOPIC, "/data/AccountChangeEvent"]
+    file = settings_file(world.emulator, tmp_path / "settings.toml")
+    spark.dataSource.register(PubSubDataSource)
+    source = spark.readStream.format("sfpubsub").option("topics", ",".join(topics))
+    source = source.option("startingOffsets", "earliest").option("idleTimeout", "1")
+    events = source.option("configFile", str(file)).load()
+    with ForeachBatchWriter(spark, tmp_path / "table", topic=topics) as writer:
+        query = (
+            events.writeStream.foreachBatch(writer)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+    assert ids_of(tmp_path / "table", "parquet") == [event.event_id for event in published]
+    (told,) = query.recentProgress[0]["sources"]
+    latest = told["latestOffset"]
+    known = json.loads(latest) if isinstance(latest, str) else latest
+    (mine,) = [topic for topic in known["topics"] if topic["topic"] == TOPIC]
+    assert mine["seq"] == 3
+    assert mine["pending"] == 0

@@ -1,0 +1,209 @@
+"""A query of several topics: one stream and one offset each, batches shared between them."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
+
+from sfpubsub.emulator.settings import Settings
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.stream.options import SourceOptions
+from sfpubsub.spark.stream.reader import EventStreamReader
+from tests.client.test_managed import orders
+from tests.conftest import until
+from tests.spark.source_world import TOPIC, World, ids, rows
+
+# Of the emulator's own seed.
+ACCOUNTS = "/data/AccountChangeEvent"
+
+SMALL = Settings(events_per_response=7, keepalive_s=0.3)
+
+
+class Several(World):
+    """Reads the topics that it is told of."""
+
+    def set(self, topics: str = f"{TOPIC},{ACCOUNTS}", **options: str) -> None:
+        given = {"topics": topics, "startingOffsets": "earliest", "idleTimeout": "0.5"}
+        self.options = SourceOptions.parse({**given, **options})
+
+    def publish_both(self, orders_: int, accounts: int) -> dict[str, list[str]]:
+        """Publish, and return the ids by topic."""
+        bus = self.emulator.bus
+        schema = json.loads(bus.schema(bus.topic(ACCOUNTS).schema_id).text)
+        return {
+            TOPIC: [event.event_id for event in self.emulator.publish(TOPIC, orders(orders_))],
+            ACCOUNTS: [
+                event.event_id
+                for event in self.emulator.publish(ACCOUNTS, [_change(schema)] * accounts)
+            ],
+        }
+
+
+def _change(schema: dict) -> dict:
+    header = next(field for field in schema["fields"] if field["name"] == "ChangeEventHeader")
+    kinds = {"string": "x", "long": 1, "int": 1}
+    value = {}
+    for field in header["type"]["fields"]:
+        kind = field["type"]
+        if isinstance(kind, dict):
+            value[field["name"]] = kind["symbols"][0] if kind["type"] == "enum" else []
+        else:
+            value[field["name"]] = kinds.get(kind)
+    return {"ChangeEventHeader": value}
+
+
+@pytest.fixture
+def world(run_emulator):
+    with closing(Several(run_emulator(settings=SMALL))) as made:
+        yield made
+
+
+def read_all(source: EventStreamReader, start: dict, count: int) -> tuple[dict, list[dict]]:
+    """Ask for batches until there were that many events."""
+    found: list[dict] = []
+    position = start
+
+    def enough() -> bool:
+        nonlocal position
+        end = source.latestOffset(position, source.getDefaultReadLimit())
+        if end != position:
+            found.extend(rows(source, position, end))
+            position = end
+        return len(found) >= count
+
+    until(enough, f"{count} events")
+    return position, found
+
+
+def by_topic(found: list[dict]) -> dict[str, list[str]]:
+    return {name: ids([row for row in found if row["topic"] == name]) for name in (TOPIC, ACCOUNTS)}
+
+
+def test_each_topic_has_an_offset_of_its_own(world):
+    """Every event once, in the order of its topic; in a new process too."""
+    published = world.publish_both(20, 9)
+    source = world.reader()
+    position, found = read_all(source, source.initialOffset(), 29)
+    assert by_topic(found) == published
+    assert [offset["topic"] for offset in position["topics"]] == [ACCOUNTS, TOPIC]
+    assert [offset["seq"] for offset in position["topics"]] == [9, 20]
+    assert all(list(offset) == sorted(offset) for offset in position["topics"])
+    for name, count in ((TOPIC, 20), (ACCOUNTS, 9)):
+        numbers = [row["ingest_seq"] for row in found if row["topic"] == name]
+        assert numbers == list(range(count)), "counted for each topic"
+    again = world.publish_both(3, 2)
+    _, more = read_all(world.reader(), position, 5)
+    assert by_topic(more) == again
+
+
+def test_a_batch_is_shared_between_the_topics(world):
+    """A busy topic does not push a quiet one aside, nor does the batch grow."""
+    world.publish_both(40, 40)
+    world.set(maxOffsetsPerTrigger="10")
+    source = world.reader()
+    start = source.initialOffset()
+
+    def both() -> dict | None:
+        end = source.latestOffset(start, ReadMaxRows(10))
+        seqs = [offset["seq"] for offset in end["topics"]]
+        return end if all(seqs) else None
+
+    end = until(both, "events of both")
+    assert [offset["seq"] for offset in end["topics"]] == [5, 5]
+    small = source.latestOffset(end, ReadMaxBytes(2))
+    assert sum(offset["seq"] for offset in small["topics"]) - 10 in (1, 2), "one event at least"
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_a_journaled_batch_of_several_topics_is_the_same_in_another_process(world, cut):
+    """After a crash in the first batch each topic has the events that it had."""
+    world.publish_both(12, 12)
+    world.set(maxOffsetsPerTrigger=str(2 * cut))
+    first = world.reader()
+    start = first.initialOffset()
+    end = until(
+        lambda: (
+            (found := first.latestOffset(start, first.getDefaultReadLimit())) != start and found
+        ),
+        "an end",
+    )
+    expected = rows(first, start, end)
+    world.set(maxOffsetsPerTrigger="1000")
+    second = world.reader()
+    assert ids(rows(second, second.initialOffset(), end)) == ids(expected)
+
+
+def test_a_topic_joins_and_leaves_a_checkpoint(world):
+    """One that is new begins where startingOffsets says; one left out goes on where it was."""
+    world.publish_both(4, 3)
+    world.set(topics=TOPIC)
+    alone = world.reader()
+    position, _ = read_all(alone, alone.initialOffset(), 4)
+    assert position["topic"] == TOPIC, "of one topic it is as it always was"
+    world.set()
+    joined = world.reader()
+    position, found = read_all(joined, position, 3)
+    assert {row["topic"] for row in found} == {ACCOUNTS}
+    world.set(topics=TOPIC)
+    world.publish_both(2, 2)
+    position, found = read_all(world.reader(), position, 2)
+    assert {row["topic"] for row in found} == {TOPIC}
+    world.set()
+    _, found = read_all(world.reader(), position, 2)
+    assert {row["topic"] for row in found} == {ACCOUNTS}
+    world.set(topics="/event/Strange__e")
+    with pytest.raises(ConfigurationError, match=r"belongs to topic /data/.*, /event/.*Strange"):
+        world.reader().latestOffset(position, ReadMaxRows(1))
+
+
+def test_available_now_ends_when_all_topics_have(world):
+    """And a quiet one does not keep the others, nor are its seconds of silence added to theirs."""
+    world.publish_both(10, 0)
+    source = world.reader()
+    source.prepareForTriggerAvailableNow()
+    position, found = read_all(source, source.initialOffset(), 10)
+    assert source.latestOffset(position, source.getDefaultReadLimit()) == position
+    assert by_topic(found)[ACCOUNTS] == []
+
+
+def test_progress_says_how_far_behind_a_query_is(world):
+    """What is received and not in a batch yet, how old it was, and whether that is all."""
+    published = world.publish_both(30, 0)
+    world.set(topics=TOPIC, maxOffsetsPerTrigger="10")
+    source = world.reader()
+    assert source.reportLatestOffset() is None, "nothing is known before anything is asked"
+    start = source.initialOffset()
+    end = until(
+        lambda: (found := source.latestOffset(start, ReadMaxRows(10)))["seq"] == 10 and found,
+        "a batch",
+    )
+    latest = until(
+        lambda: (found := source.reportLatestOffset())["pending"] >= 10 and found, "more of it"
+    )
+    assert latest["seq"] >= end["seq"] + 10
+    assert latest["delay_s"] >= 0
+    assert json.loads(json.dumps(latest)) == latest
+    position, _ = read_all(source, start, 30)
+    until(
+        lambda: (
+            source.latestOffset(position, ReadMaxRows(10)) == position
+            and source.reportLatestOffset()["caught_up"]
+        ),
+        "a keepalive",
+    )
+    latest = source.reportLatestOffset()
+    assert (latest["pending"], latest["seq"]) == (0, len(published[TOPIC]))
+
+
+def test_without_a_settings_file_it_says_why_no_variable_is_seen(monkeypatch):
+    """The person has set them; the session keeps them out of Spark."""
+    for name in list(os.environ):
+        if name.startswith("SFPUBSUB_"):
+            monkeypatch.delenv(name)
+    source = EventStreamReader(SourceOptions.parse({"topic": TOPIC}))
+    with pytest.raises(ConfigurationError, match=r"hands it no SFPUBSUB_.*option configFile"):
+        source.latestOffset(source.initialOffset(), source.getDefaultReadLimit())
