@@ -43,6 +43,10 @@ ENVELOPE = pa.schema(
 # What is said of a row that cannot be decoded; the payload is in the raw table.
 UNDECODABLE = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("reason", pa.string())])
 
+# The reason of an event of the Streaming API. It cannot become decodable, so it is told apart from
+# one whose schema nobody has yet.
+_WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the raw table"
+
 # The raw table's columns that name the batch.
 BATCH = pa.schema([("ingest_date", pa.date32()), ("batch", pa.string())])
 
@@ -300,7 +304,7 @@ def decode_rows(
     for schema_id, part in _parts_by_schema(rows):
         name = known.get(schema_id)
         if name is None:
-            reason = f"schema {schema_id} is not known"
+            reason = f"schema {schema_id} is not known" if schema_id else _WITHOUT_SCHEMA
             yield None, _undecodable(part, dict.fromkeys(range(len(part)), reason))
             continue
         plan = plans[name]

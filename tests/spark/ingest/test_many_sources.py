@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
-from sfpubsub.spark import EventWriter
+from sfpubsub.spark import EventWriter, read_sidecar
+from sfpubsub.spark.ingest import key_window
 from sfpubsub.spark.ingest.writer import Part
 from sfpubsub.spark.raw import parquet
 from sfpubsub.spark.raw.rows import EventRows
@@ -110,6 +111,41 @@ def test_a_source_with_an_event_that_must_not_fail_is_left_out(open_writer, tabl
     assert (written.rows, written.duplicates) == (1, 0)
     assert ids_of(table, format_) == ["event-2"]
     assert open_writer(topic=[TOPIC, OTHER]).positions == {OTHER: replay_id(2)}
+
+
+def test_conflicts_are_counted_and_kept_by_source(open_writer, spark, table, format_):
+    """With a row of the table, and with an earlier part of the same write. One of a part that is
+    left out is none: it comes again."""
+    writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
+    writer.write_parts([part(TOPIC, [1])])
+    altered = [raw_event(n, payload=raw_event(n + 50).payload) for n in range(3)]
+    parts = [part(TOPIC, [2, altered[1]]), part(OTHER, [altered[2], raw_event(3)])]
+    first, second = writer.write_parts(parts)
+    assert (first.rows, first.duplicates, first.conflicts, first.reencoded) == (1, 0, 1, 0)
+    assert (second.rows, second.duplicates, second.conflicts, second.reencoded) == (1, 1, 0, 1)
+    assert ids_of(table, format_) == ["event-1", "event-2", "event-3"]
+    again = raw_event(3, payload=raw_event(53).payload)
+    bad = RawEvent("bad", "schema-1", b"\xff", replay_id(8))
+    failed, written = writer.write_parts([part(OTHER, [again, bad]), part(TOPIC, [altered[2]])])
+    assert isinstance(failed, DecodeError)
+    assert (written.rows, written.conflicts) == (0, 1)
+    kept = read_sidecar(spark, table, "conflicts").collect()
+    assert sorted((row["event_id"], row["subscription"]) for row in kept) == [
+        ("event-1", TOPIC),
+        ("event-2", TOPIC),
+    ]
+
+
+def test_the_keys_on_disk_outlive_a_change_of_sources(open_writer, monkeypatch):
+    """They are the table's: one source more or less is no reason to read it again."""
+    monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
+    open_writer(topic=TOPIC).write(batch_of(range(10)))
+    writer = open_writer(topic=[TOPIC, OTHER])
+    assert writer._window.covered.seq == 9
+    writer.write_parts([part(OTHER, range(5, 20))])
+    writer = open_writer(topic=OTHER)
+    assert writer._window.covered.seq == 19
+    assert writer.write_parts([part(OTHER, range(21))])[0].rows == 1
 
 
 def test_a_table_of_one_source_of_an_older_version_goes_on(

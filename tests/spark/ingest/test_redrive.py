@@ -176,7 +176,7 @@ def test_the_schema_of_a_redriven_row_is_kept_before_the_row(spark, table, kept,
 
     monkeypatch.setattr(ParquetTable, "append", look)
     with EventWriter(spark, table, topic=TOPIC, clock=lambda: NOW) as writer:
-        sink = Table(writer, source_of(next(kept.entries())))
+        sink = Table(writer)
         decoder = Decoder([{"schema-1": SCHEMA_JSON}.get])
         assert redrive(kept, kept.entries(), decoder, sink) == (1, 0)
     assert seen == [SCHEMA_JSON]

@@ -9,9 +9,13 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter, read_sidecar
+from sfpubsub.spark.ingest.writer import Part
+from sfpubsub.spark.raw.rows import EventRows
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of
-from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, replay_id
+from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
+
+OTHER = "/event/Other__e"
 
 pytestmark = pytest.mark.skipif(
     TABLE_FORMAT != "delta",
@@ -37,6 +41,16 @@ def open_writer(spark: SparkSession, table: Path):
 
     yield open_one
     opened[-1].close()
+
+
+def part(source: str, numbers) -> Part:
+    rows = EventRows()
+    rows.extend(batch_of([raw_event(n) for n in numbers], topic=_topic(source)), NOW)
+    return Part(source, rows)
+
+
+def _topic(source: str) -> str | None:
+    return source if source.startswith("/") else None
 
 
 def events(count: int) -> list[str]:
@@ -107,6 +121,28 @@ def test_what_a_restore_took_from_a_managed_subscription_is_a_gap(spark, open_wr
         (gap,) = read_sidecar(spark, table, "gaps").collect()
         assert (gap["reason"], gap["subscription"]) == ("restored", MANAGED)
         assert gap["after"] == replay_id(1).hex()
+
+
+def test_a_restore_of_a_table_of_several_sources_goes_by_each_of_them(spark, open_writer, table):
+    """A gap for each managed subscription, of which the next job need not have all; a topic goes on
+    from its own newest row, also one that is not read now."""
+    sources = {"subscription": [MANAGED, "Second"], "topic": [TOPIC, OTHER]}
+    writer = open_writer(**sources)
+    batches = {MANAGED: (0, 1), TOPIC: (10, 11), OTHER: (20, 21)}
+    writer.write_parts([part(name, [first]) for name, (first, _) in batches.items()])
+    version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
+    writer.write_parts([part(name, [second]) for name, (_, second) in batches.items()])
+    spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {version}")
+    writer = open_writer(topic=TOPIC)
+    assert writer.positions == {TOPIC: replay_id(10), OTHER: replay_id(20)}
+    gaps = read_sidecar(spark, table, "gaps").collect()
+    assert {(gap["reason"], gap["subscription"], gap["after"]) for gap in gaps} == {
+        ("restored", MANAGED, replay_id(0).hex()),
+        ("restored", "Second", None),
+    }
+    writer = open_writer(**sources)
+    results = writer.write_parts([part(name, both) for name, both in batches.items()])
+    assert [(found.rows, found.duplicates) for found in results] == [(1, 1)] * 3
 
 
 def test_a_commit_that_delta_left_out_is_an_error(open_writer, table, monkeypatch):

@@ -144,8 +144,9 @@ def test_table_formats_take_urls_and_catalogs(tmp_path: Path):
     assert (url.address, url.local, url.name) == ("s3a://bucket/a/orders", None, "orders")
     named = Destination.parse("shop.sales.orders", "iceberg")
     assert (named.in_catalog, named.local, named.name) == (True, None, "orders")
-    assert Destination.parse("shop.sales.orders", "delta").local is not None
-    assert Destination.parse("sales.orders", "iceberg").local is not None, "no catalog is named"
+    assert Destination.parse("shop.sales.orders", "delta").in_catalog
+    assert Destination.parse("sales.orders", "iceberg").in_catalog, "of the session's catalog"
+    assert Destination.parse("./sales.orders", "delta").local is not None
     assert Destination.parse(f"file://{tmp_path}/a%20b", "delta").local == tmp_path / "a b"
     with pytest.raises(ConfigurationError, match="table format: delta or iceberg"):
         Destination.parse("s3a://bucket/x", "parquet")

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sfpubsub.cli.main import run
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark import EventWriter
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Source, claim_table
+from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.tables import engine as engine_module
 from sfpubsub.spark.tables import parquet_target, planning
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded
@@ -158,6 +161,24 @@ def test_a_step_into_a_table_format_is_done_again_from_its_plan(logged):
     assert logged.seqs(UNDECODABLE_NAME) == [0, 1, 2, 3, 7]
     logged.make()
     logged.check()
+
+
+def test_events_of_a_channel_are_undecodable_and_wait_for_nothing(raw):
+    """They are JSON, and no schema can come for them."""
+    raw.write((ORDER, 3, 0), received_at=RECEIVED)
+    message = {"event_id": "", "dedupe_key": b"k" * 16, "replay_id": b"7", "schema_id": ""}
+    message |= {"subscription": "/topic/Leads", "topic": "/topic/Leads", "event_name": "Leads"}
+    message |= {"received_at": round(RECEIVED * 1e6), "payload": b"{}", "payload_json": "{}"}
+    rows = pa.Table.from_pylist([message], schema=SCHEMA)
+    with EventWriter(raw.spark, raw.path, format=raw.format, topic=TOPIC) as writer:
+        writer.write_rows(rows)
+    with raw.tables(schema_patience=3600, clock=lambda: RECEIVED) as tables:
+        report = tables.step()
+        assert (report.rows, report.undecodable) == ({"Order_Event__e": 3}, 1)
+        assert [reason for reason in report.reasons if "is JSON and has no schema" in reason]
+        assert tables.step() is None
+        assert not tables.is_waiting
+    assert raw.seqs(UNDECODABLE_NAME) == [3]
 
 
 def hide(raw: Raw, *names: str) -> None:

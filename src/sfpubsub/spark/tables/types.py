@@ -52,8 +52,10 @@ class EventTypes:
         return self._names[schema_id]
 
     def is_missing(self, schema_id: str) -> bool:
-        """Whether nobody has the schema, so that it may still come."""
-        return schema_id not in self._names and self._schemas.get(schema_id) is None
+        """Whether nobody has the schema, so that it may still come. Events of channels have none."""
+        if not schema_id or schema_id in self._names:
+            return False
+        return self._schemas.get(schema_id) is None
 
     def plans(self, schema_ids: Iterable[str]) -> dict[str, Plan]:
         """Return how rows of some schemas are decoded, by event type. Gives tables their columns.
@@ -118,7 +120,7 @@ class EventTypes:
         return text
 
     def _read(self, schema_id: str) -> str | None:
-        text = self._schemas.get(schema_id)
+        text = self._schemas.get(schema_id) if schema_id else None
         if text is None:
             return None
         try:
