@@ -52,7 +52,7 @@ class EventTypes:
         return self._names[schema_id]
 
     def is_missing(self, schema_id: str) -> bool:
-        """Whether nobody has the schema, so that it may still come. Events of channels have none."""
+        """Whether nobody has the schema, so that it may still come. JSON events have none."""
         if not schema_id or schema_id in self._names:
             return False
         return self._schemas.get(schema_id) is None
