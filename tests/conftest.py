@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 from sfpubsub.auth.session import Session
@@ -27,9 +26,12 @@ PATIENCE = 60.0
 # The client's times for a service on loopback: retries at once, everything else as it is.
 QUICK = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.02, slot_max=0.1)
 
-# An example that takes long on a busy machine is no failure.
-hypothesis.settings.register_profile("sfpubsub", deadline=None)
-hypothesis.settings.load_profile("sfpubsub")
+with contextlib.suppress(ModuleNotFoundError):  # Iceberg's environment has none
+    import hypothesis
+
+    # An example that takes long on a busy machine is no failure.
+    hypothesis.settings.register_profile("sfpubsub", deadline=None)
+    hypothesis.settings.load_profile("sfpubsub")
 
 
 def pytest_report_header() -> str:

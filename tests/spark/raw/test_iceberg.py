@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter
-from sfpubsub.spark.raw.iceberg import IcebergTable, _ancestors
+from sfpubsub.spark.raw.iceberg import IcebergTable, ancestors
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of
 from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
@@ -91,7 +91,7 @@ def test_a_compaction_in_the_middle_of_a_write_is_kept(spark, open_writer, table
     monkeypatch.setattr(IcebergTable, "_publish", publish_late)
     assert writer.write(batch_of(range(6))).rows == 2
     assert ids_of(table, "iceberg") == events(6)
-    branch = [s.operation() for s in _ancestors(loaded(spark, table).operations().current())]
+    branch = [s.operation() for s in ancestors(loaded(spark, table).operations().current())]
     assert "replace" in branch
 
 
