@@ -456,7 +456,7 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
         (["--managed", "Other"], 1, "Other"),
         (["--topic", TOPIC], 1, TOPIC),
         (["--managed", NAME, "--endpoint", "elsewhere:7443"], 1, NAME),
-        (["--managed", NAME, "--topic", TOPIC], 2, "not both"),
+        (["--managed", NAME, "--topic", TOPIC], 2, "give one of"),
     ],
 )
 def test_nothing_on_file_is_an_error_in_one_line(arguments, code, says, capsys):

@@ -20,7 +20,7 @@ from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.settings import Settings
 from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
 from sfpubsub.spark.ingest.sidecars import Sidecars
-from sfpubsub.spark.ingest.streams import Stream, Streams, table_name
+from sfpubsub.spark.ingest.streams import Stream, Streams
 from sfpubsub.spark.raw.destination import Destination, Source
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from tests.conftest import until
@@ -176,7 +176,7 @@ def test_a_mixed_run_is_counted_to_the_last_event(
     spark, org: Org, run, tmp_path: Path, format_: str
 ):
     """Exact counts in both raw tables and in the schemas, quarantine, gaps and commits of each."""
-    places = {source: str(tmp_path / table_name(source)) for source in (MANAGED, TOPIC)}
+    places = {MANAGED: str(tmp_path / "orders"), TOPIC: str(tmp_path / "changes")}
     org.orders(0, ORDERS_BEFORE, AGAIN_BEFORE)
     org.undecodable(ORDERS, BAD_ORDERS)
     org.undecodable(ORDERS, BAD_SCHEMAS, schema_id="x" * 22)

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
 from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.ingest import key_window
+from sfpubsub.spark.ingest.run_directory import keys_directory
 from sfpubsub.spark.ingest.writer import Part
 from sfpubsub.spark.raw import parquet
 from sfpubsub.spark.raw.rows import EventRows
@@ -139,12 +140,17 @@ def test_conflicts_are_counted_and_kept_by_source(open_writer, spark, table, for
 def test_the_keys_on_disk_outlive_a_change_of_sources(open_writer, monkeypatch):
     """They are the table's: one source more or less is no reason to read it again."""
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
-    open_writer(topic=TOPIC).write(batch_of(range(10)))
+    writer = open_writer(topic=TOPIC)
+    writer.write(batch_of(range(10)))
+    place = keys_directory(writer.destination)
+    runs = set(place.glob("*.keys"))
+    assert runs
     writer = open_writer(topic=[TOPIC, OTHER])
-    assert writer._window.covered.seq == 9
+    assert set(place.glob("*.keys")) == runs
     writer.write_parts([part(OTHER, range(5, 20))])
+    runs = set(place.glob("*.keys"))
     writer = open_writer(topic=OTHER)
-    assert writer._window.covered.seq == 19
+    assert set(place.glob("*.keys")) == runs
     assert writer.write_parts([part(OTHER, range(21))])[0].rows == 1
 
 

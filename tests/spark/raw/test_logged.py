@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, WriteError
 from sfpubsub.spark import EventWriter
+from sfpubsub.spark.ingest.dedupe import KEPT
 from sfpubsub.spark.raw import logged
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
@@ -147,15 +148,16 @@ def test_a_directory_of_something_else_is_refused(spark, clock, lake, tmp_path):
 
 
 def test_an_old_event_is_looked_up_where_it_can_be(open_writer, table, clock, monkeypatch):
-    """Its key has left the window. From a day before its own time on, or everywhere without one."""
-    asked: list[tuple[float | None, float | None]] = []
-    stored = LoggedTable.stored
+    """Its key has left the window. From a day before its own time on; without one from a day before
+    the service can have had it."""
+    asked: list[tuple[float, float]] = []
+    rows_with = LoggedTable.rows_with
 
-    def record(self, keys, first, last):
-        asked.append((first, last))
-        return stored(self, keys, first, last)
+    def record(self, keys, spans):
+        asked.extend(spans)
+        return rows_with(self, keys, spans)
 
-    monkeypatch.setattr(LoggedTable, "stored", record)
+    monkeypatch.setattr(LoggedTable, "rows_with", record)
     writer = open_writer()
     writer.write(batch_of(range(2)))
     clock.now += 100 * HOUR
@@ -164,7 +166,7 @@ def test_an_old_event_is_looked_up_where_it_can_be(open_writer, table, clock, mo
     assert asked == [(NOW - 24 * HOUR, clock.now - 73 * HOUR)]
     result = writer.write(batch_of([raw_event(0), raw_event(6, payload=b"\xff\xff")]))
     assert (result.rows, result.duplicates) == (1, 1)
-    assert asked[1:] == [(None, clock.now - 73 * HOUR)]
+    assert asked[1:] == [(clock.now - KEPT - 24 * HOUR, clock.now - 73 * HOUR)]
     assert ids(table) == ["event-0", "event-1", "event-7", "event-8", "event-6"]
 
 
