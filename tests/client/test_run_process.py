@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from ..cli.test_cli import environment
-from ..conftest import ended, until
+from ..conftest import PATIENCE, ended, until
 from .test_managed import NAME, TOPIC, committed, orders
 
 # Notes what is begun and what is done, a line each, by one write: so a kill tears no line.
@@ -82,10 +83,15 @@ class Program:
     def wait_for_error(self, text: str) -> None:
         """Read its standard error up to a line with *text*."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.errors += line
-            if text in line:
-                return
+        limit = threading.Timer(PATIENCE, self.process.send_signal, [signal.SIGABRT])
+        limit.start()
+        try:
+            for line in self.process.stderr:
+                self.errors += line
+                if text in line:
+                    return
+        finally:
+            limit.cancel()
         pytest.fail(f"it ended without {text!r}: {self.errors}")
 
     def end(self) -> str:
