@@ -19,7 +19,7 @@ from tests.spark.tables.change_streams import Org, arrivals
 from tests.spark.tables.record_world import World
 
 # Kills of a run; each is of a process of its own, of some ten seconds on a quiet machine.
-KILLS = int(os.environ.get("SFPUBSUB_TABLE_KILLS", "60"))
+KILLS = int(os.environ.get("TEST_TABLE_KILLS", "60"))
 
 EVENTS_A_KILL = 20
 
