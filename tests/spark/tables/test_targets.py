@@ -151,7 +151,9 @@ def test_a_url_and_a_catalog_are_targets(spark, lake):
             more = rows(1, 2, columns=WIDER)
             table.merge(target.spark.createDataFrame(more), ["ingest_seq"], 2)
             assert seqs(table) == [0, 1, 2]
-            assert (target.names(), table.step()) == (["Order_Event__e"], 2)
+            # A catalog of Spark's own keeps names in lower case.
+            names = [name.lower() for name in target.names()]
+            assert (names, table.step()) == (["order_event__e"], 2)
             assert table.facts() == {"kind": "x"}
 
 
