@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import grpc
 from tests.avro.schemas import schema_text, values
 
-from sfpubsub.emulator.schemas import Schema
+from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 KINDS = {  # kind of event -> topic, schema in the corpus of the tests

@@ -64,7 +64,7 @@ def serve(directory: str, schema: str, events: int) -> None:
     """Be the emulator's process until standard input ends."""
     from tests.avro.schemas import schema_text, values
 
-    from sfpubsub.emulator.schemas import Schema
+    from sfpubsub.emulator.org.schemas import Schema
     from sfpubsub.emulator.server import EmulatorServer
 
     with EmulatorServer(data_dir=directory) as emulator:

@@ -52,6 +52,14 @@ SPARK_MAY_IMPORT = {
     "tables": {"raw", "runtime"},
 }
 
+# Room of emulator/ -> the rooms it may import, apart from itself.
+EMULATOR_MAY_IMPORT = {
+    "faults": set(),
+    "org": {"faults"},
+    "grpc": {"org", "faults"},
+    "http": {"org", "faults"},
+}
+
 # Package -> what it must not import from elsewhere. types and errors take nothing but the standard
 # library, which the allow-list below checks.
 _IO = {"threading", "asyncio", "queue", "concurrent", "time", "random", "socket", "os"}
@@ -105,21 +113,25 @@ def test_a_module_imports_only_what_its_layer_may(path: Path):
             assert rest[0] in allowed, f"{path} imports {name}"
 
 
-SPARK_MODULES = sorted((SRC / "spark").rglob("*.py"))
+# Package with rooms -> their order, and the modules outside of them, which put them together.
+ROOMS = {
+    "spark": (SPARK_MAY_IMPORT, {"__init__.py"}),
+    "emulator": (EMULATOR_MAY_IMPORT, {"__init__.py", "server.py", "tls.py"}),
+}
+IN_ROOMS = [path for path in MODULES if package_of(path) in ROOMS]
 
 
-@pytest.mark.parametrize(
-    "path", SPARK_MODULES, ids=lambda path: str(path.relative_to(SRC / "spark"))
-)
-def test_the_rooms_of_spark_have_one_order(path: Path):
-    """A module of spark/ is in a room, and imports only from that room and those below it."""
-    room, *rest = path.relative_to(SRC / "spark").parts
+@pytest.mark.parametrize("path", IN_ROOMS, ids=lambda path: str(path.relative_to(SRC)))
+def test_the_rooms_of_a_package_have_one_order(path: Path):
+    """A module of spark/ or emulator/ imports only from its room and those below it."""
+    package, room, *rest = path.relative_to(SRC).parts
+    may_import, outside = ROOMS[package]
     if not rest:
-        assert room == "__init__.py", f"{path} is in no room"
+        assert room in outside, f"{path} is in no room"
         return
     for name in imports(path):
-        if name.startswith("sfpubsub.spark."):
-            assert name.split(".")[2] in {room, *SPARK_MAY_IMPORT[room]}, f"{path} imports {name}"
+        if name.startswith(f"sfpubsub.{package}."):
+            assert name.split(".")[2] in {room, *may_import[room]}, f"{path} imports {name}"
 
 
 def test_only_the_wire_module_knows_the_messages():

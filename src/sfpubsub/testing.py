@@ -12,8 +12,8 @@
 """
 
 from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings as EmulatorSettings
 from sfpubsub.transports.memory import MemoryCall, MemoryTransport
 
 __all__ = [

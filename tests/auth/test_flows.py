@@ -16,7 +16,7 @@ from sfpubsub.client.aio import AsyncPubSubClient
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import Settings
 from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.settings import Settings as EmulatorSettings
+from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.errors import AuthenticationError, SessionExpiredError
 
 from ..client.test_managed import NAME, TOPIC, numbers, orders

@@ -21,7 +21,7 @@ from sfpubsub.cli.waiting import Waiting
 from sfpubsub.config import Settings as ClientSettings
 from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.types import Health
 
 from ..client.test_managed import NAME, TOPIC, committed, orders
@@ -433,7 +433,7 @@ def test_an_unreachable_service_is_an_error_in_bounded_time(emulator, monkeypatc
 
 def test_an_undecodable_event_ends_subscribe_behind_what_was_printed(emulator, capsys):
     """Nothing undecodable is skipped: those before it are printed and acked, it stays."""
-    from sfpubsub.emulator.bus import Draft
+    from sfpubsub.emulator.org.bus import Draft
 
     good = emulator.publish(TOPIC, orders(2))
     schema_id = good[0].schema_id

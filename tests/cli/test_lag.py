@@ -23,7 +23,7 @@ from sfpubsub.cli.status import Status, read_all, state_dir
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.config import Settings
-from sfpubsub.emulator.settings import Settings as EmulatorSettings
+from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.types import Health, RawEvent, ReplayId
 
 from ..avro.schemas import ORDER

@@ -13,7 +13,7 @@ import pytest
 
 from sfpubsub.cli import managed as cli_managed
 from sfpubsub.cli.main import run
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import SubscriptionStoppedError
 
 from ..client.test_managed import NAME, TOPIC, committed, orders

@@ -16,7 +16,7 @@ import pytest
 
 from sfpubsub.cli.main import run
 from sfpubsub.cli.output import Output
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 
 from ..client.test_managed import NAME, TOPIC, committed, orders
 from ..conftest import PATIENCE, until

@@ -15,7 +15,7 @@ from sfpubsub import FileQuarantine, FileSchemaStore, QuarantinedEvent
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import schema_id_of
 from sfpubsub.cli.main import run
-from sfpubsub.emulator.bus import Draft
+from sfpubsub.emulator.org.bus import Draft
 from sfpubsub.spark.raw.destination import Source, claim_table
 from sfpubsub.types import RawEvent, ReplayId
 

@@ -13,7 +13,7 @@ from sfpubsub.cli import progress, service
 from sfpubsub.cli.main import run
 from sfpubsub.cli.progress import EVERY, Progress
 from sfpubsub.emulator.faults import Fault, FaultPlan
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.transports import channel
 from sfpubsub.types import Health, ReplayId
 

@@ -17,7 +17,7 @@ from sfpubsub.auth.session import Session
 from sfpubsub.client.aio import POOL_SIZE
 from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import (
     CommitError,
     ConfigurationError,

@@ -8,7 +8,7 @@ import pytest
 
 from sfpubsub.config import Timings
 from sfpubsub.emulator.faults import Fault, FaultPlan
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import (
     CommitError,
     LocalProtocolError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfpubsub.emulator.faults import Fault, FaultPlan
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import (
     ConfigurationError,
     LocalProtocolError,

@@ -19,7 +19,7 @@ from sfpubsub import FileQuarantine, MappingReplayStore, Quarantine, Quarantined
 from sfpubsub.avro.codec import NoCodec
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.undecodable import codec_of
-from sfpubsub.emulator.bus import Draft
+from sfpubsub.emulator.org.bus import Draft
 from sfpubsub.errors import (
     ConfigurationError,
     DecodeError,

@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
 @pytest.mark.parametrize("form", ["dict", "file", "shelve"])
 def test_a_second_run_goes_on_behind_the_acked_events(run_emulator, connect, tmp_path, form):
     """With every kind of store, a run continues where the one before had acked."""
-    from sfpubsub.emulator.settings import Settings
+    from sfpubsub.emulator.org.settings import Settings
 
     emulator = run_emulator(settings=Settings(events_per_response=5))
     emulator.publish(TOPIC, orders(30))

@@ -11,8 +11,8 @@ from typing import Any
 
 from sfpubsub.auth.session import Session
 from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings
 from sfpubsub.types import ReplayId
 
 from .memory_service import MemoryService

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from sfpubsub.emulator.clock import ManualClock
-from sfpubsub.emulator.cometd.texts import TEXTS
-from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.cometd.texts import TEXTS
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings
 
 from .bayeux import ALL, NEW, Bayeux, ids, records
 from .support import until

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sfpubsub.emulator import seed as seeds
-from sfpubsub.emulator.accounts import DEFAULT_APP, DEFAULT_USER
+from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
 from sfpubsub.emulator.http.routing import _ROUTES
+from sfpubsub.emulator.org import seed as seeds
+from sfpubsub.emulator.org.accounts import DEFAULT_APP, DEFAULT_USER
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.signin_errors import SIGN_IN_ERRORS
 
 from .web import token
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from sfpubsub.emulator.clock import ManualClock
-from sfpubsub.emulator.failures import FAILURES
-from sfpubsub.emulator.fault_kinds import KINDS
 from sfpubsub.emulator.faults import Fault, FaultPlan
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.faults.kinds import KINDS
+from sfpubsub.emulator.faults.refusals import FAILURES
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from .support import MANAGED, ORDERS, commit, until

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 
 from .bayeux import ALL, Bayeux, ids, records
 from .support import until

@@ -7,9 +7,9 @@ import threading
 import grpc
 import pytest
 
-from sfpubsub.emulator.clock import ManualClock
 from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from .support import MANAGED, ORDERS, WAIT_S, commit, until

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.emulator.clock import ManualClock
 from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from .support import MANAGED, ORDERS, Client, commit, until

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from sfpubsub.emulator.clock import ManualClock
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from .support import MANAGED, ORDERS, commit, until

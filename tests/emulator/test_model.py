@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfpubsub.emulator.clock import Clock, ManualClock
-from sfpubsub.emulator.replay_ids import ReplayIds
-from sfpubsub.emulator.schemas import Schema, SchemaProblem
-from sfpubsub.emulator.settings import REPLAY_ID_LENGTHS, Settings
-from sfpubsub.emulator.tally import Count
+from sfpubsub.emulator.org.clock import Clock, ManualClock
+from sfpubsub.emulator.org.replay_ids import ReplayIds
+from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.org.settings import REPLAY_ID_LENGTHS, Settings
+from sfpubsub.emulator.org.tally import Count
 
 from .support import ORDERS
 
@@ -132,7 +132,7 @@ def test_check_never_fails_otherwise(payload):
 
 def _account_schema(cache: list[Schema] = []) -> Schema:  # noqa: B006 - a cache on purpose
     if not cache:
-        from sfpubsub.emulator import seed
+        from sfpubsub.emulator.org import seed
 
         cache.append(seed.load(seed.DEFAULT_SEED).topics[1][1])
     return cache[0]

@@ -16,12 +16,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from sfpubsub.emulator.accounts import user_id
-from sfpubsub.emulator.clock import ManualClock
-from sfpubsub.emulator.problems import EmulatorProblem
-from sfpubsub.emulator.schemas import _USER_ID
+from sfpubsub.emulator.org.accounts import user_id
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.schemas import _USER_ID
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from .support import ORDERS, Client
@@ -450,7 +450,7 @@ def test_sign_ins_survive_a_restart(tmp_path):
 
 def test_tokens_are_bounded(emulator, monkeypatch):
     """Of many sign-ins the oldest is forgotten; the emulator's own token never is."""
-    monkeypatch.setattr("sfpubsub.emulator.sessions._MOST_TOKENS", 3)
+    monkeypatch.setattr("sfpubsub.emulator.org.sessions._MOST_TOKENS", 3)
     given = [token(emulator).json["access_token"] for _ in range(5)]
     good = [ask(emulator, "GET", USERINFO, headers=bearer(item)).status for item in given]
     assert good == [403, 403, 200, 200, 200]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from sfpubsub.emulator import seed as seeds
-from sfpubsub.emulator.problems import SeedError
+from sfpubsub.emulator.org import seed as seeds
+from sfpubsub.emulator.org.problems import SeedError
 from sfpubsub.emulator.server import EmulatorServer
 
 from .support import ACCOUNTS, CHANGES, MANAGED, ORDERS, Client

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 import sfpubsub.emulator
-from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
@@ -234,7 +234,7 @@ def test_damaged_authority(tmp_path):
 
 def test_publish_raw_takes_anything(emulator, client):
     """Bytes that no schema can read reach subscribers unchanged."""
-    from sfpubsub.emulator.bus import Draft
+    from sfpubsub.emulator.org.bus import Draft
 
     emulator.publish_raw(ORDERS, [Draft(b"\xff\xff", "no-such-schema", "e1")])
     (got,) = client.subscribe().events(1)

@@ -11,8 +11,8 @@ import grpc
 import grpc_testing
 import pytest
 
+from sfpubsub.emulator.grpc.servicer import PubSubServicer
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.servicer import PubSubServicer
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from .support import MANAGED, ORDERS, WAIT_S

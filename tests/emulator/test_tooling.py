@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sfpubsub.emulator.clock import ManualClock
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings
 
 from .support import MANAGED, ORDERS, commit
 from .web import RECORDS, ask, create, found, query, rest

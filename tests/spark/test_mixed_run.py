@@ -15,9 +15,9 @@ from threading import Thread
 
 import pytest
 
-from sfpubsub.emulator.bus import Draft
 from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.bus import Draft
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.streams import Stream, Streams

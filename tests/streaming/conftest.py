@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 
 from .faces import FACES, SyncFace, session_of
 

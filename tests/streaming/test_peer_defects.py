@@ -13,7 +13,7 @@ import time
 import pytest
 
 from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import (
     AuthenticationError,
     RemoteProtocolError,

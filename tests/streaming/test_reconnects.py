@@ -13,8 +13,8 @@ import pytest
 
 from sfpubsub.auth.session import StaticSession
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from sfpubsub.emulator.settings import Settings
 from sfpubsub.errors import (
     AuthenticationError,
     ReplayIdRejectedError,

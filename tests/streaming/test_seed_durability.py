@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from sfpubsub.emulator.clock import ManualClock
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError
 from sfpubsub.streaming.positions import as_number, as_replay_id
 from sfpubsub.types import ReplayOption

@@ -72,7 +72,7 @@ def emulator(
     SIGTERM and Ctrl-C; killed any other way it loses nothing that it has acknowledged.
     """
     try:
-        from sfpubsub.emulator.problems import EmulatorProblem
+        from sfpubsub.emulator.org.problems import EmulatorProblem
         from sfpubsub.emulator.server import EmulatorServer
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("sfpubsub"):

@@ -3,20 +3,12 @@
 The package shares no code with the client: a server that used the client's arithmetic would agree
 with the client's bugs. It imports nothing of sfpubsub outside itself.
 
-Start reading at `server.EmulatorServer`. Who does what:
+Start reading at `server.EmulatorServer`, which starts and stops everything and is the surface for
+tests. The rooms, each of which imports only itself and those above it:
 
-    server     starts and stops everything; the surface for tests
-    servicer   the wire: protobuf in, protobuf out, statuses and trailers; decides nothing
-    stream, managed_stream
-               one open call each: credit, positions, keepalives, deadlines, commits
-    bus, positions, managed
-               the model: topics and log; positions; managed subscriptions, their slots and commits
-    store      SQLite
-    schemas    Avro
-    faults, fault_kinds
-               programmed failures, as data, counted; the table of what exists
-    org_faults carries out those that are done to the org at once
-    settings   every time and size that the service knows
-    http       health page and admin endpoint
-    seed       what a fresh emulator contains
+    faults     how calls fail: the service's refusals as data, and failures that a test programs
+    org        what the org holds and decides: topics, events, positions, users, tokens, settings,
+               the seed, the Streaming API's channels; no wire
+    grpc       the Pub/Sub API: one open call each, and the wire
+    http       sign-in, REST and Tooling, CometD, the admin endpoint, the health page
 """

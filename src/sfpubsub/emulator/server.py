@@ -19,24 +19,24 @@ from typing import Any
 
 import grpc
 
-from sfpubsub.emulator import seed as seeds
-from sfpubsub.emulator.accounts import Accounts
-from sfpubsub.emulator.bus import Bus, Draft, Published
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.cometd.channels import Channels
-from sfpubsub.emulator.cometd.sessions import Cometd, CometdSessions
-from sfpubsub.emulator.faults import FaultPlan
+from sfpubsub.emulator.faults.plan import FaultPlan
+from sfpubsub.emulator.grpc.servicer import PubSubServicer
 from sfpubsub.emulator.http import HttpServer
-from sfpubsub.emulator.managed import ManagedSubscriptions
-from sfpubsub.emulator.org_faults import actor
-from sfpubsub.emulator.problems import EmulatorProblem
-from sfpubsub.emulator.schemas import Schema
-from sfpubsub.emulator.servicer import PubSubServicer
-from sfpubsub.emulator.sessions import Sessions
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.signin import SignIn
-from sfpubsub.emulator.store import Store, StoreProblem
-from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.org import seed as seeds
+from sfpubsub.emulator.org.accounts import Accounts
+from sfpubsub.emulator.org.bus import Bus, Draft, Published
+from sfpubsub.emulator.org.carry_out import actor
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.cometd.channels import Channels
+from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
+from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.schemas import Schema
+from sfpubsub.emulator.org.sessions import Sessions
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.signin import SignIn
+from sfpubsub.emulator.org.store import Store, StoreProblem
+from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.tls import Credentials, credentials
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 

@@ -12,7 +12,7 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.org.problems import EmulatorProblem
 
 
 class Credentials(NamedTuple):

@@ -14,9 +14,9 @@ from contextlib import closing, contextmanager
 import pytest
 
 from sfpubsub.auth.session import Session
-from sfpubsub.emulator.bus import Draft
 from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.bus import Draft
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import (
     AuthenticationError,
     ConfigurationError,

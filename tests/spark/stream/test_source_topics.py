@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.stream.options import SourceOptions
 from sfpubsub.spark.stream.reader import EventStreamReader

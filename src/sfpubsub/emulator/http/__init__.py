@@ -4,7 +4,7 @@
     /admin/…                                           admin
     /services/oauth2/…, /id/…, /services/Soap/u/…      oauth, soap
     /services/data/…                                   rest, tooling, streaming, soql
-    /cometd/…                                          sfpubsub.emulator.cometd
+    /cometd/…                                          cometd
 
 `listener` speaks HTTP and holds its limits, `routing` finds who answers, the others answer. None
 decides anything about events, subscriptions or credentials.

@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.faults.plan import Fault
+from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
-from sfpubsub.emulator.problems import EmulatorProblem
-from sfpubsub.emulator.schemas import Schema, SchemaProblem
-from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
 """Some 30 years; more would leave the range of dates."""

@@ -9,7 +9,7 @@ from email.message import Message
 from http import HTTPStatus
 from typing import Any
 
-from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.org.world import World
 
 
 @dataclass(frozen=True)

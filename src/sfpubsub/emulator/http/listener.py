@@ -22,8 +22,8 @@ from typing import Any
 
 from sfpubsub.emulator.http import routing
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem
-from sfpubsub.emulator.problems import EmulatorProblem
-from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.world import World
 
 _log = logging.getLogger(__name__)
 

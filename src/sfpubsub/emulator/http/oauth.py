@@ -8,9 +8,9 @@ import logging
 from http import HTTPStatus
 from urllib.parse import parse_qsl
 
+from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.signin import SignInRefused
-from sfpubsub.emulator.signin_errors import SIGN_IN_ERRORS
+from sfpubsub.emulator.org.signin import SignInRefused
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.org.world import World
 
 
 def page(call: Call) -> Answer:

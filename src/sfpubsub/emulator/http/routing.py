@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from sfpubsub.emulator.cometd import server as cometd
-from sfpubsub.emulator.http import admin, oauth, page, rest, soap, streaming, tooling
+from sfpubsub.emulator.http import admin, cometd, oauth, page, rest, soap, streaming, tooling
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem
 from sfpubsub.emulator.http.rest import RestRefused
-from sfpubsub.emulator.signin import SignInRefused
+from sfpubsub.emulator.org.signin import SignInRefused
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from xml.sax.saxutils import escape
 
 from sfpubsub.emulator.http.exchange import Answer, Call
-from sfpubsub.emulator.signin import SignInRefused
+from sfpubsub.emulator.org.signin import SignInRefused
 
 _NEWEST_VERSION = 64
 """API version after which the call was taken away."""

@@ -13,11 +13,11 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from sfpubsub.emulator.cometd.channels import Record
 from sfpubsub.emulator.http import soql
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
-from sfpubsub.emulator.problems import EmulatorProblem
+from sfpubsub.emulator.org.cometd.channels import Record
+from sfpubsub.emulator.org.problems import EmulatorProblem
 
 _PAYLOAD_CHARS = 3000
 """Of a generic event. Documented."""

@@ -13,12 +13,12 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from sfpubsub.emulator.failures import Refused
+from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http import soql
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import NEWEST_VERSION, RestRefused, authorised, body_of, missing
-from sfpubsub.emulator.managed import LimitReached, ManagedSubscription, NameTaken
-from sfpubsub.emulator.sessions import eighteen
+from sfpubsub.emulator.org.managed import LimitReached, ManagedSubscription, NameTaken
+from sfpubsub.emulator.org.sessions import eighteen
 
 _OBJECT = "ManagedEventSubscription"
 _FIRST_VERSION = 60

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sfpubsub.emulator.bus import Bus, Topic
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.cometd.channels import Channels
-from sfpubsub.emulator.cometd.texts import Refusal
-from sfpubsub.emulator.mailbox import Mailbox
-from sfpubsub.emulator.settings import Settings
+from sfpubsub.emulator.org.bus import Bus, Topic
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.cometd.channels import Channels
+from sfpubsub.emulator.org.cometd.texts import Refusal
+from sfpubsub.emulator.org.mailbox import Mailbox
+from sfpubsub.emulator.org.settings import Settings
 
 BELL = "cometd"
 """What rings for every session, whatever it is subscribed to."""

@@ -14,43 +14,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from sfpubsub.emulator.accounts import Accounts
-from sfpubsub.emulator.bus import Bus, Topic
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.failures import Dropped, Refused
-from sfpubsub.emulator.faults import FaultPlan
-from sfpubsub.emulator.mailbox import Arrival, Mailbox
-from sfpubsub.emulator.managed import ManagedSubscriptions
-from sfpubsub.emulator.sessions import Sessions
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.signin import SignIn
-from sfpubsub.emulator.store import Event
-from sfpubsub.emulator.tally import Count
-
-if TYPE_CHECKING:
-    from sfpubsub.emulator.cometd.sessions import Cometd
+from sfpubsub.emulator.faults.refusals import Dropped, Refused
+from sfpubsub.emulator.org.bus import Topic
+from sfpubsub.emulator.org.mailbox import Arrival, Mailbox
+from sfpubsub.emulator.org.store import Event
+from sfpubsub.emulator.org.tally import Count
+from sfpubsub.emulator.org.world import World
 
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
 
 _EVENT_OVERHEAD_BYTES = 128
 """What an event needs in a response besides its payload: ids and the framing of three messages."""
-
-
-@dataclass(frozen=True)
-class World:
-    """What every call works with."""
-
-    bus: Bus
-    managed: ManagedSubscriptions
-    clock: Clock
-    settings: Settings
-    faults: FaultPlan
-    sessions: Sessions
-    accounts: Accounts
-    sign_in: SignIn
-    cometd: Cometd
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.mailbox import Bells
-from sfpubsub.emulator.replay_ids import ReplayIds
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.store import Store
+from sfpubsub.emulator.faults.plan import Fault
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.mailbox import Bells
+from sfpubsub.emulator.org.replay_ids import ReplayIds
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Store
 
 
 class Positions:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from sfpubsub.emulator.accounts import Accounts, App, User, read_public_key
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.fault_kinds import SIGN_IN
-from sfpubsub.emulator.faults import FaultPlan
-from sfpubsub.emulator.sessions import Sessions
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.signin_errors import SIGN_IN_ERRORS
+from sfpubsub.emulator.faults.kinds import SIGN_IN
+from sfpubsub.emulator.faults.plan import FaultPlan
+from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
+from sfpubsub.emulator.org.accounts import Accounts, App, User, read_public_key
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.sessions import Sessions
+from sfpubsub.emulator.org.settings import Settings
 
 _SCOPE = "api id"
 """What every sign-in may do; scopes are not looked at."""

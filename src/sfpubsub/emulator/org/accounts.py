@@ -12,9 +12,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from sfpubsub.emulator.problems import EmulatorProblem
-from sfpubsub.emulator.sessions import eighteen
-from sfpubsub.emulator.store import Store
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.sessions import eighteen
+from sfpubsub.emulator.org.store import Store
 
 DEFAULT_USERNAME = "user@example.com"
 """The user of an org whose seed names neither users nor apps."""

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sfpubsub.emulator.bus import Bus, Draft, Topic
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.cometd.texts import Refusal
-from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.problems import EmulatorProblem
-from sfpubsub.emulator.sessions import eighteen
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.store import Event, Store
+from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.bus import Bus, Draft, Topic
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.cometd.texts import Refusal
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.sessions import eighteen
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Event, Store
 
 NEW_EVENTS, ALL_EVENTS = -1, -2
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-from sfpubsub.emulator.failures import FAILURES, STATUSES
+from sfpubsub.emulator.faults.kinds import AnswerTip
+from sfpubsub.emulator.faults.refusals import FAILURES, STATUSES
 
 IdleClose = Literal["ok", "error"]
 OldVersions = Literal["refuse", "newest"]
 StreamingAdvice = Literal["first", "always", "never"]
-AnswerTip = Literal["none", "sent", "org"]
 
 REPLAY_ID_LENGTHS = (8, 10, 12, 24)
 """Bytes of the replay ids that can be minted. 10 is what the service sends; the others were never

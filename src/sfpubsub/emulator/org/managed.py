@@ -14,13 +14,13 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sfpubsub.emulator.bus import Bus
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.faults import Fault, FaultPlan
-from sfpubsub.emulator.sessions import eighteen
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.store import Store
+from sfpubsub.emulator.faults.plan import Fault, FaultPlan
+from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.bus import Bus
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.sessions import eighteen
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Store
 
 Preset = Literal["LATEST", "EARLIEST"]
 State = Literal["RUN", "STOP"]

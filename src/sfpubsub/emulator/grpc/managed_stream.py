@@ -15,11 +15,12 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sfpubsub.emulator.failures import Dropped, Refused
-from sfpubsub.emulator.mailbox import Arrival, Mailbox
-from sfpubsub.emulator.managed import ManagedSubscription
-from sfpubsub.emulator.store import Event
-from sfpubsub.emulator.stream import CommitAnswer, EventStream, Reply, World
+from sfpubsub.emulator.faults.refusals import Dropped, Refused
+from sfpubsub.emulator.grpc.stream import CommitAnswer, EventStream, Reply
+from sfpubsub.emulator.org.mailbox import Arrival, Mailbox
+from sfpubsub.emulator.org.managed import ManagedSubscription
+from sfpubsub.emulator.org.store import Event
+from sfpubsub.emulator.org.world import World
 
 _PREFIX = "managed.subscription."
 

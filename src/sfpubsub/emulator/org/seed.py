@@ -58,13 +58,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sfpubsub.emulator.accounts import Accounts, check_public_key
-from sfpubsub.emulator.bus import Bus
-from sfpubsub.emulator.managed import ManagedSubscriptions
-from sfpubsub.emulator.problems import EmulatorProblem, SeedError
-from sfpubsub.emulator.schemas import Schema, SchemaProblem
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.store import Store
+from sfpubsub.emulator.org.accounts import Accounts, check_public_key
+from sfpubsub.emulator.org.bus import Bus
+from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
+from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Store
 
 DEFAULT_SEED = Path(__file__).with_name("default_seed.toml")
 """What an emulator contains that is given no seed."""

@@ -17,10 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from sfpubsub.emulator.failures import FAILURES, STATUSES
-from sfpubsub.emulator.fault_kinds import AT_START, KINDS, OF_A_SUBSCRIPTION, OPENED_LATER
-from sfpubsub.emulator.settings import AnswerTip
-from sfpubsub.emulator.signin_errors import SIGN_IN_ERRORS
+from sfpubsub.emulator.faults.kinds import (
+    AT_START,
+    KINDS,
+    OF_A_SUBSCRIPTION,
+    OPENED_LATER,
+    AnswerTip,
+)
+from sfpubsub.emulator.faults.refusals import FAILURES, STATUSES
+from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
 
 
 @dataclass(frozen=True, init=False)

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.positions import Positions
-from sfpubsub.emulator.schemas import Schema, SchemaProblem
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.store import Event, Store
-from sfpubsub.emulator.tally import Tally
+from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.positions import Positions
+from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Event, Store
+from sfpubsub.emulator.org.tally import Tally
 
 _EVENT_ID_CHARS = 36
 """A longer or blank event id is replaced by a UUID. Documented."""

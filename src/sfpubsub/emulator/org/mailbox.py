@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sfpubsub.emulator.clock import Clock
+from sfpubsub.emulator.org.clock import Clock
 
 R = TypeVar("R")
 

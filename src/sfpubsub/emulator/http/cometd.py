@@ -11,15 +11,13 @@ import re
 from collections.abc import Callable
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sfpubsub.emulator.cometd.sessions import Session, Subscription
-from sfpubsub.emulator.cometd.texts import Refusal
 from sfpubsub.emulator.http.exchange import Answer, Call
-from sfpubsub.emulator.mailbox import Mailbox
-
-if TYPE_CHECKING:
-    from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.org.cometd.sessions import Session, Subscription
+from sfpubsub.emulator.org.cometd.texts import Refusal
+from sfpubsub.emulator.org.mailbox import Mailbox
+from sfpubsub.emulator.org.world import World
 
 _COOKIE = "BAYEUX_BROWSER"
 _BODY_BYTES = 32_768

@@ -1,6 +1,5 @@
-"""The legacy Streaming API on the HTTP port: `/cometd/{version}`, Bayeux by long polling.
+"""The org's side of the legacy Streaming API, `/cometd/{version}`, without the wire.
 
-    server     the wire: JSON messages in, JSON messages out
     sessions   who is connected, to what, and what waits for them
     channels   PushTopics, generic channels, and the bus's topics in the shape of this API
     texts      what a refusal says, word by word

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.mailbox import Mailbox
-from sfpubsub.emulator.stream import World
+from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.mailbox import Mailbox
+from sfpubsub.emulator.org.world import World
 
 R = TypeVar("R")
 

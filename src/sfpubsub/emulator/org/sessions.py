@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sfpubsub.emulator.clock import Clock
-from sfpubsub.emulator.failures import Refused
-from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.settings import Settings
-from sfpubsub.emulator.store import Store
+from sfpubsub.emulator.faults.plan import Fault
+from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Store
 
 DEFAULT_ORG_ID = "00DSB0000000001"
 """15-character id of the emulated org; SB as in sandbox."""

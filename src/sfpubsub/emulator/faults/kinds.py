@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+AnswerTip = Literal["none", "sent", "org"]
+"""The tip in a commit answer: absent, the stream's last position, or the org's newest."""
 
 RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "ManagedSubscribe")
 """In the order of the proto."""

@@ -15,12 +15,13 @@ from typing import TypeVar
 
 import grpc
 
-from sfpubsub.emulator.bus import Draft, Published
-from sfpubsub.emulator.failures import PREFIX, Dropped, Refused
-from sfpubsub.emulator.mailbox import Mailbox
-from sfpubsub.emulator.managed_stream import Commit, ManagedFetch, ManagedStream
-from sfpubsub.emulator.publish_stream import PublishStream
-from sfpubsub.emulator.stream import Fetch, PlainStream, Preset, Reply, World
+from sfpubsub.emulator.faults.refusals import PREFIX, Dropped, Refused
+from sfpubsub.emulator.grpc.managed_stream import Commit, ManagedFetch, ManagedStream
+from sfpubsub.emulator.grpc.publish_stream import PublishStream
+from sfpubsub.emulator.grpc.stream import Fetch, PlainStream, Preset, Reply
+from sfpubsub.emulator.org.bus import Draft, Published
+from sfpubsub.emulator.org.mailbox import Mailbox
+from sfpubsub.emulator.org.world import World
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 

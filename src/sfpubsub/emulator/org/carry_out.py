@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sfpubsub.emulator.bus import Bus
-from sfpubsub.emulator.faults import Fault
-from sfpubsub.emulator.managed import ManagedSubscriptions
-from sfpubsub.emulator.sessions import Sessions
+from sfpubsub.emulator.faults.plan import Fault
+from sfpubsub.emulator.org.bus import Bus
+from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.sessions import Sessions
 
 
 def actor(bus: Bus, managed: ManagedSubscriptions, sessions: Sessions) -> Callable[[Fault], None]:

@@ -1,0 +1,30 @@
+"""The org and what is around it, as every call of every wire gets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sfpubsub.emulator.faults.plan import FaultPlan
+from sfpubsub.emulator.org.accounts import Accounts
+from sfpubsub.emulator.org.bus import Bus
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.cometd.sessions import Cometd
+from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.sessions import Sessions
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.signin import SignIn
+
+
+@dataclass(frozen=True)
+class World:
+    """What every call works with."""
+
+    bus: Bus
+    managed: ManagedSubscriptions
+    clock: Clock
+    settings: Settings
+    faults: FaultPlan
+    sessions: Sessions
+    accounts: Accounts
+    sign_in: SignIn
+    cometd: Cometd
