@@ -73,7 +73,7 @@ def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(ConfigurationError, match="Read-only file system"):
         make_table_directory(tmp_path / "new")
-    monkeypatch.setattr(destination, "replace_file", refuse)
+    monkeypatch.setattr(ownership, "replace_file", refuse)
     with pytest.raises(ConfigurationError, match="Read-only file system"):
         claim_table(tmp_path, TOPIC)
 
