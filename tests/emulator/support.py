@@ -186,11 +186,12 @@ def until(condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:
 class Process:
     """`sfpubsub emulator` as a process of its own."""
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
+    def __init__(self, data_dir: Path, *options: str, stdin: bool = False) -> None:
         code = "from sfpubsub.cli.emulator import emulator; emulator()"
         ports = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]
         self.popen = subprocess.Popen(
             [sys.executable, "-c", code, *ports, *options],
+            stdin=subprocess.PIPE if stdin else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,14 +1,17 @@
 """`sfpubsub emulator`: runs the local emulator until it is told to stop.
 
 Options in, one JSON line out, signals to exit codes. What the emulator does is in
-sfpubsub.emulator, imported only when the command runs.
+sfpubsub.emulator, imported only when the command runs. Its commands, for one that runs already, are
+in emulator_admin.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,7 +30,26 @@ _HTTP_PORT = 7012
 """Default of --http-port: the next one."""
 
 
-@click.command()
+_COMMANDS = ("clock", "faults", "publish", "subscriptions", "topics")
+
+
+class _Commands(click.Group):
+    """Imports the commands when one of them is used: a start should not wait for them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return every command's name."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported now."""
+        if cmd_name not in _COMMANDS:
+            return None
+        from sfpubsub.cli.emulator_admin import COMMANDS
+
+        return COMMANDS[cmd_name]
+
+
+@click.group(cls=_Commands, invoke_without_command=True)
 @click.option(
     "--grpc-port",
     type=click.IntRange(0, 65535),
@@ -63,14 +85,32 @@ _HTTP_PORT = 7012
     type=click.Path(path_type=Path),
     help="TOML file with topics, managed subscriptions, users and more.  [default: one of each]",
 )
+@click.option(
+    "--until-stdin-closes",
+    is_flag=True,
+    help="End when stdin does, so that it cannot outlive the program that started it.",
+)
+@click.pass_context
 def emulator(
-    grpc_port: int, http_port: int, data_dir: Path, host: str, tls: bool, seed: Path | None
+    context: click.Context,
+    grpc_port: int,
+    http_port: int,
+    data_dir: Path,
+    host: str,
+    tls: bool,
+    seed: Path | None,
+    until_stdin_closes: bool,
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
     Prints one JSON line when it is ready, with what a client needs to connect. Ends cleanly on
     SIGTERM and Ctrl-C; killed any other way it loses nothing that it has acknowledged.
+
+    With a command it runs none, and does something to one that runs already.
     """
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return
     try:
         from sfpubsub.emulator.org.problems import EmulatorProblem
         from sfpubsub.emulator.server import EmulatorServer
@@ -87,6 +127,8 @@ def emulator(
             data_dir, host=host, grpc_port=grpc_port, http_port=http_port, tls=tls, seed=seed
         )
         with server:
+            if until_stdin_closes:
+                threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
             click.echo(json.dumps(_ready(server)))
             received = signal.sigwait(signals)
     except EmulatorProblem as problem:
@@ -95,6 +137,23 @@ def emulator(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     if received == signal.SIGINT:
         sys.exit(INTERRUPTED)
+
+
+def _refuse_options(context: click.Context) -> None:
+    """Options in front of a command would be those of another start, and do nothing."""
+    for name in context.params:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(
+                f"{option} is for starting an emulator; {context.invoked_subcommand} is for one"
+                " that runs: say which by --url behind it"
+            )
+
+
+def _end_with_stdin() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
     GET  /admin/faults   the fault plan and what happened
     POST /admin/faults   add a fault: {"kind": …, "times": …, …}
+    GET  /admin/clock    what time it is
     POST /admin/clock    jump: {"jump_s": …}
+    POST /admin/publish  events as the org itself: {"topic": …, "events": [values, …]}
     POST /admin/token    one more access token: {}; or the end of one: {"expire": token}
     POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
     POST /admin/schema   another schema for a topic: {"topic": …, "schema": Avro}
@@ -70,6 +72,30 @@ def add_fault(world: World, body: Any) -> dict[str, Any]:
         return {"number": world.faults.add(Fault.from_json(body))}
     except (ValueError, TypeError) as error:
         raise _bad(str(error)) from error
+
+
+def clock(call: Call) -> Answer:
+    """GET /admin/clock."""
+    _authorise(call)
+    return json_answer({"now": call.world.clock.now()})
+
+
+def publish(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/publish; all events or none."""
+    events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
+    if not isinstance(events, list) or not isinstance(body.get("topic"), str):
+        raise _bad('send {"topic": …, "events": […]}')
+    if not all(isinstance(event, dict) for event in events):
+        raise _bad("an event is an object")
+    try:
+        done = world.bus.publish_values(body["topic"], events)
+    except SchemaProblem as error:
+        raise _bad(str(error)) from error
+    except Refused as error:
+        raise _bad(error.text) from error
+    return {
+        "results": [{"event_id": item.event_id, "replay_id": item.replay_id.hex()} for item in done]
+    }
 
 
 def jump(world: World, body: Any) -> dict[str, Any]:
