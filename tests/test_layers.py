@@ -59,6 +59,7 @@ EMULATOR_MAY_IMPORT = {
     "org": {"faults"},
     "grpc": {"org", "faults"},
     "http": {"org", "faults"},
+    "page": {"http", "org", "faults"},
 }
 
 # Package -> what it must not import from elsewhere. types and errors take nothing but the standard

@@ -11,5 +11,6 @@ and those above it:
     org        what the org holds and decides: topics, events, positions, users, tokens, settings,
                the seed, the Streaming API's channels; no wire
     grpc       the Pub/Sub API: one open call each, and the wire
-    http       sign-in, REST and Tooling, CometD, the admin endpoint, the health page
+    http       sign-in, REST and Tooling, CometD, the admin endpoint
+    page       the page for people, on the HTTP port
 """

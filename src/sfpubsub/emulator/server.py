@@ -29,7 +29,9 @@ from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
+from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.open_streams import OpenStreams
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
@@ -37,6 +39,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
 from sfpubsub.emulator.org.store import Store, StoreProblem
 from sfpubsub.emulator.org.world import World
+from sfpubsub.emulator.page import Pages
 from sfpubsub.emulator.tls import Credentials, credentials
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 
@@ -135,6 +138,7 @@ class EmulatorServer:
             seed = seeds.load(seeds.DEFAULT_SEED)
         if seed is not None and fresh and seed.org_id:
             store.set_meta("org_id", seed.org_id)
+        self._streams = OpenStreams()
         self._sessions = Sessions(store, self.clock, self.settings)
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
         self.accounts = Accounts(store)
@@ -149,6 +153,9 @@ class EmulatorServer:
         if seed is not None:
             seeds.apply(seed, store, self.bus, self.managed, self.accounts)
         self.accounts.fill()
+        self._commits = CommitHistory(
+            {item.subscription_id: item.committed for item in self.managed.all()}
+        )
         self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
 
     # Addresses and secrets.
@@ -204,7 +211,9 @@ class EmulatorServer:
         """
         try:
             context = self._tls.context if self._tls else None
-            self._http = HttpServer(self._world, self._host, self._ports[1], context)
+            self._http = HttpServer(
+                self._world, self._host, self._ports[1], context, Pages().routes
+            )
             self._pool = futures.ThreadPoolExecutor(self.settings.max_streams, "emulator")
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)
             servicer = PubSubServicer(self._world)
@@ -310,6 +319,8 @@ class EmulatorServer:
             self.accounts,
             SignIn(self.accounts, self._sessions, self.clock, self.settings, self.faults),
             self.cometd,
+            self._streams,
+            self._commits,
         )
 
     def _bind(self, server: grpc.Server) -> int:

@@ -198,6 +198,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         else:
             if position is not None:  # None: the committed one again, aged out by now
                 world.managed.commit(record.subscription_id, position)
+                world.commits.note(record.subscription_id, position, at)
                 del self._shown[: bisect.bisect_right(self._shown, position)]
             self.count.commits_accepted += 1
             fault = world.faults.take("drop_before_commit_answer", self.rpc, self.target)

@@ -106,11 +106,13 @@ class EventStream(ABC, Generic[R]):
         keys = self.keys()
         for key in keys:
             self.world.bus.bells.listen(key, self.mailbox.wake)
+        self.world.streams.add(self, self._last_sent)
         try:
             for arrival in arrivals[1:]:
                 self.accept(arrival)
             yield from self._serve(half_closed)
         finally:
+            self.world.streams.remove(self)
             for key in keys:
                 self.world.bus.bells.forget(key, self.mailbox.wake)
 

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 
 from sfpubsub.emulator.http import admin, cometd, oauth, page, rest, soap, streaming, tooling
-from sfpubsub.emulator.http.exchange import Answer, Call, Problem
+from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Problem, Route
+from sfpubsub.emulator.http.exchange import route as _route
 from sfpubsub.emulator.http.rest import RestRefused
 from sfpubsub.emulator.org.signin import SignInRefused
 
 _log = logging.getLogger(__name__)
 
-_Handler = Callable[[Call], Answer]
-
-
-@dataclass(frozen=True)
-class _Route:
-    path: re.Pattern[str]
-    methods: dict[str, _Handler]
-
-
-def _route(path: str, **methods: _Handler) -> _Route:
-    return _Route(re.compile(path), methods)
-
-
 _VERSION = r"/services/data/v(?P<version>\d{1,3})\.0"
 _RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
 
 _ROUTES = (
-    _route(r"/", GET=page.page),
+    _route(r"/", GET=page.as_json),
     _route(r"/health", GET=page.as_json),
     _route(r"/admin/faults", GET=admin.faults, POST=admin.changing(admin.add_fault)),
     _route(r"/admin/clock", GET=admin.clock, POST=admin.changing(admin.jump)),
@@ -84,10 +71,10 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 )
 
 
-def answer(call: Call) -> Answer:
-    """The answer to a request; an error is one too."""
+def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
+    """The answer to a request; an error is one too. The routes of `pages` come first."""
     try:
-        return _handler(call)(call)
+        return _handler(call, pages)(call)
     except Problem as found:
         return problem(call.path, found.status, str(found))
     except RestRefused as refused:
@@ -107,8 +94,8 @@ def problem(path: str, status: HTTPStatus, text: str) -> Answer:
     return shape(status, text)
 
 
-def _handler(call: Call) -> _Handler:
-    for route in _ROUTES:
+def _handler(call: Call, pages: Sequence[Route]) -> Handler:
+    for route in (*pages, *_ROUTES):
         found = route.path.fullmatch(call.path)
         if found is None:
             continue

@@ -171,6 +171,11 @@ class Bus(Positions):
                 raise Refused("schema.not.found", schema_id=schema_id)
             return self._schemas[schema_id]
 
+    def members(self, channel: str) -> list[str]:
+        """The topics that a channel carries; none for a topic."""
+        with self._lock:
+            return sorted(name for name, carriers in self._channels.items() if channel in carriers)
+
     # Publishing.
 
     def publish(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
@@ -244,6 +249,16 @@ class Bus(Positions):
             self._purge()
             events = self._store.events_after(topic.number, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
+
+    def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
+        """The last events of a topic and when they were published, the newest first."""
+        with self._lock:
+            self._purge()
+            return self._store.newest_events(topic.number, limit)
+
+    def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
+        """Positions and times of the last events behind a position, at most `limit`, in order."""
+        return self._store.times_after(topic.number, position, limit)
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
         """Mint positions of other traffic for a reader who has seen all of a topic.

@@ -172,6 +172,30 @@ class Store:
         )
         return list(map(Event._make, found))
 
+    def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
+        """The last events of a topic and when they were published, the newest first."""
+        found = self.rows(
+            "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"
+            " JOIN events AS e ON e.position = l.position"
+            " WHERE l.topic_id = ? ORDER BY l.position DESC LIMIT ?",
+            topic_id,
+            limit,
+        )
+        return [(Event._make(row[:4]), float(row[4])) for row in found]
+
+    def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
+        """Positions and times of the last events of a topic behind a position, at most `limit`,
+        in order."""
+        found = self.rows(
+            "SELECT e.position, e.at FROM topic_log AS l"
+            " JOIN events AS e ON e.position = l.position"
+            " WHERE l.topic_id = ? AND l.position > ? ORDER BY l.position DESC LIMIT ?",
+            topic_id,
+            position,
+            limit,
+        )
+        return [(int(row[0]), float(row[1])) for row in reversed(found)]
+
     def purge(self, at: float) -> int | None:
         """Forget events and marks made at `at` or before.
 

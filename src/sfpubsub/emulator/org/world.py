@@ -9,7 +9,9 @@ from sfpubsub.emulator.org.accounts import Accounts
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.sessions import Cometd
+from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.open_streams import OpenStreams
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
@@ -28,3 +30,5 @@ class World:
     accounts: Accounts
     sign_in: SignIn
     cometd: Cometd
+    streams: OpenStreams
+    commits: CommitHistory

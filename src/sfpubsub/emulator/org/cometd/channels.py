@@ -160,7 +160,7 @@ class Channels:
         schema = self._bus.schema(event.schema_id)
         payload = schema.decode(event.payload)
         if "ChangeEventHeader" in payload:
-            payload = _change(payload, json.loads(schema.text))
+            payload = with_names(payload, json.loads(schema.text))
         elif isinstance(payload.get("CreatedDate"), int):
             made = datetime.fromtimestamp(payload["CreatedDate"] / 1000, UTC)
             text = made.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -251,7 +251,7 @@ def _path(kind: str, name: str) -> str:
     return f"/topic/{name}" if kind == "PushTopic" else name
 
 
-def _change(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """A change event as this API sends it: names for bitmaps, and no field that did not change."""
     header = dict(payload["ChangeEventHeader"])
     names = [str(field["name"]) for field in schema["fields"]]
