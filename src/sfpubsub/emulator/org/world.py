@@ -10,6 +10,7 @@ from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.sessions import Cometd
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
@@ -28,3 +29,4 @@ class World:
     accounts: Accounts
     sign_in: SignIn
     cometd: Cometd
+    records: Records
