@@ -29,8 +29,8 @@ def no_object(name: str) -> RecordProblem:
     return RecordProblem(
         "INVALID_TYPE",
         f"sObject type '{name[:80]}' is not supported. If you are attempting to use a custom"
-        " object, be sure to append the '__c' after the entity name. Please reference your WSDL or the"
-        " describe call for the appropriate names.",
+        " object, be sure to append the '__c' after the entity name. Please reference your WSDL or"
+        " the describe call for the appropriate names.",
     )
 
 
