@@ -48,6 +48,11 @@ class Plan:
     values: tuple[Any, ...]
 
     @property
+    def table(self) -> str:
+        """The table of its object, quoted."""
+        return table_of(self.of)
+
+    @property
     def count(self) -> str:
         """SQL for how many rows it finds."""
         return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - made here
