@@ -33,6 +33,7 @@ from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.open_streams import OpenStreams
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
@@ -84,6 +85,7 @@ class EmulatorServer:
         managed: Managed subscriptions: create, stop, delete, look at.
         cometd: The Streaming API: its channels, and who is connected.
         accounts: Users and connected apps: make, change.
+        records: Objects and their records: make, change, delete, query.
         faults: Add faults here, and ask `faults.assert_consumed()` at the end.
         clock: `clock.jump(seconds)` makes time pass.
         settings: What is in force.
@@ -148,10 +150,13 @@ class EmulatorServer:
             channels, CometdSessions(self.bus, channels, self.clock, self.settings)
         )
         self.managed = ManagedSubscriptions(store, self.bus, self.clock, self.settings, self.faults)
+        self.records = Records(
+            store, self.bus, self.clock, self.settings, self.faults, self.accounts
+        )
         self.clock.on_jump(self.bus.bells.ring_all)
         self.faults.on_add(self.bus.bells.ring_all)
         if seed is not None:
-            seeds.apply(seed, store, self.bus, self.managed, self.accounts)
+            seeds.apply(seed, store, self.bus, self.managed, self.accounts, self.records)
         self.accounts.fill()
         self._commits = CommitHistory(
             {item.subscription_id: item.committed for item in self.managed.all()}
@@ -321,6 +326,7 @@ class EmulatorServer:
             self.cometd,
             self._streams,
             self._commits,
+            self.records,
         )
 
     def _bind(self, server: grpc.Server) -> int:

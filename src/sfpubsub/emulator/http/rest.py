@@ -61,7 +61,7 @@ def refusal(refused: RestRefused) -> Answer:
 def problem(status: HTTPStatus, text: str) -> Answer:
     """An error that has nothing to do with what was asked, in this area's shape."""
     if status == HTTPStatus.NOT_FOUND:
-        text = _NOWHERE
+        text = f"{_NOWHERE}: {text}" if text else _NOWHERE
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
 
 

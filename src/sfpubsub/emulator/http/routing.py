@@ -7,16 +7,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 
-from sfpubsub.emulator.http import admin, cometd, oauth, page, rest, soap, streaming, tooling
+from sfpubsub.emulator.http import (
+    admin,
+    collections,
+    cometd,
+    describe,
+    oauth,
+    page,
+    rest,
+    soap,
+    sobjects,
+    streaming,
+    tooling,
+)
 from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Problem, Route
 from sfpubsub.emulator.http.exchange import route as _route
 from sfpubsub.emulator.http.rest import RestRefused
+from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.signin import SignInRefused
 
 _log = logging.getLogger(__name__)
 
 _VERSION = r"/services/data/v(?P<version>\d{1,3})\.0"
 _RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
+
+_OBJECT = _VERSION + r"/sobjects/(?P<object>\w+)"
+_COLLECTION = _VERSION + r"/composite/sobjects"
 
 _ROUTES = (
     _route(r"/", GET=page.as_json),
@@ -36,7 +52,6 @@ _ROUTES = (
     _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.login),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
-    _route(_VERSION + r"/query/?", GET=streaming.query),
     _route(_VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?", POST=streaming.create),
     _route(
         _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/(?P<id>\w+)",
@@ -48,6 +63,36 @@ _ROUTES = (
         GET=streaming.online,
         POST=streaming.push,
     ),
+    # Records; behind the objects that are no records.
+    _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
+    _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
+    _route(_VERSION + r"/sobjects/?", GET=describe.everything),
+    _route(_OBJECT + r"/?", GET=describe.basics, POST=sobjects.create),
+    _route(_OBJECT + r"/describe/?", GET=describe.whole),
+    _route(
+        _OBJECT + r"/(?P<id>\w+)",
+        GET=sobjects.read,
+        PATCH=sobjects.update,
+        DELETE=sobjects.delete,
+    ),
+    _route(
+        _OBJECT + r"/(?P<field>\w+)/(?P<value>.+)",
+        GET=sobjects.read_by,
+        PATCH=sobjects.upsert,
+        DELETE=sobjects.delete_by,
+    ),
+    _route(
+        _COLLECTION + r"/?",
+        POST=collections.create,
+        PATCH=collections.update,
+        DELETE=collections.delete,
+    ),
+    _route(
+        _COLLECTION + r"/(?P<object>\w+)/?",
+        GET=collections.read,
+        POST=collections.read,
+    ),
+    _route(_COLLECTION + r"/(?P<object>\w+)/(?P<field>\w+)/?", PATCH=collections.upsert),
     # Some clients add the kind of the message to the path.
     _route(r"/cometd(/(?P<version>\d{1,3}\.\d)?(/\w+)?/?)?", POST=cometd.answer),
     _route(_VERSION + r"/tooling/query/?", GET=tooling.query),
@@ -79,6 +124,9 @@ def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
         return problem(call.path, found.status, str(found))
     except RestRefused as refused:
         return rest.refusal(refused)
+    except RecordProblem as found:
+        status = HTTPStatus(found.status)
+        return rest.refusal(RestRefused(found.code, found.text, *found.fields, status=status))
     except SignInRefused as refused:
         _log.debug("sign-in refused: %s", refused.description)
         return oauth.refusal(refused)

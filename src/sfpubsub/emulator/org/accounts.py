@@ -138,6 +138,15 @@ class Accounts:
                     client_id,
                 )
 
+    def by_id(self, record_id: str) -> User | None:
+        """The user of an id of 18 characters."""
+        for name, password, active, number in self._store.rows(
+            "SELECT username, password, active, number FROM users"
+        ):
+            if user_id(number) == record_id:
+                return User(name, password, bool(active), record_id)
+        return None
+
     def user(self, username: str) -> User | None:
         """The user of that name; upper and lower case are the same, as in an org."""
         rows = self._store.rows(

@@ -10,8 +10,9 @@ while waiting. Streams learn of news through the bells of the positions.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,60 @@ class Published:
     replay_id: bytes
     schema_id: str
     problem: str | None = None
+
+
+class Batch:
+    """Events that become durable together; made and ended by `Bus.together`.
+
+    Args:
+        bus: Where they go.
+        store: Holds the transaction that is open.
+        tip: The newest position before.
+        at: When they are made, in seconds since 1970 UTC.
+
+    Attributes:
+        tip: The newest position so far.
+        at: As given.
+        added: Events so far, by topic and channel.
+    """
+
+    def __init__(self, bus: Bus, store: Store, tip: int, at: float) -> None:
+        self._bus = bus
+        self._store = store
+        self.tip = tip
+        self.at = at
+        self.added: dict[str, int] = {}
+
+    def add(
+        self,
+        name: str,
+        drafts: Sequence[Draft],
+        *,
+        skip: int = 0,
+        only: Sequence[Topic] | None = None,
+    ) -> list[Published]:
+        """Publish without any check, even bytes that no schema can read.
+
+        Args:
+            name: A topic; the channels that carry it have the events too.
+            drafts: One or more.
+            skip: Leave so many positions out before.
+            only: Where the events go instead.
+
+        Raises:
+            Refused: The topic is unknown.
+        """
+        carriers = self._bus.carriers(name) if only is None else only
+        events = [
+            Event(position, _event_id(draft), draft.schema_id, draft.payload)
+            for position, draft in enumerate(drafts, start=self.tip + skip + 1)
+        ]
+        self._store.append([item.number for item in carriers], events, self.at)
+        self.tip = events[-1].position
+        for item in carriers:
+            self.added[item.name] = self.added.get(item.name, 0) + len(events)
+        mint = self._bus.ids.mint
+        return [Published(e.event_id, mint(e.position), e.schema_id) for e in events]
 
 
 class Bus(Positions):
@@ -219,24 +274,40 @@ class Bus(Positions):
         Raises:
             Refused: The topic is unknown.
         """
-        topic = self.topic(name)
         if not drafts:
+            self.topic(name)
             return []
+        with self.together() as batch:
+            return batch.add(name, drafts)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[Batch]:
+        """Everything inside is one transaction: what is run on the store, and events.
+
+        An exception takes all of it back. Streams learn of the events when all is durable.
+        """
         with self._lock:
-            carriers = [topic, *(self._topics[item] for item in self._channels.get(name, ()))]
-            events = [
-                Event(self._tip + number, _event_id(draft), draft.schema_id, draft.payload)
-                for number, draft in enumerate(drafts, start=1)
-            ]
             at = self._clock.now()
             with self._store.transaction():
-                self._store.append([item.number for item in carriers], events, at)
-                self._store.set_meta("tip", str(events[-1].position))
-            self._moved_to(events[-1].position, at)
-        for item in carriers:
-            self.tally.of_topic(item.name).published += len(events)
-            self.bells.ring(item.name)
-        return [Published(e.event_id, self.ids.mint(e.position), e.schema_id) for e in events]
+                batch = Batch(self, self._store, self._tip, at)
+                yield batch
+                if batch.tip != self._tip:
+                    self._store.set_meta("tip", str(batch.tip))
+            if batch.tip != self._tip:
+                self._moved_to(batch.tip, at)
+        for name, count in batch.added.items():
+            self.tally.of_topic(name).published += count
+            self.bells.ring(name)
+
+    def carriers(self, name: str) -> list[Topic]:
+        """A topic and the channels that carry it.
+
+        Raises:
+            Refused: The topic is unknown.
+        """
+        topic = self.topic(name)
+        with self._lock:
+            return [topic, *(self._topics[item] for item in self._channels.get(name, ()))]
 
     # Reading.
 

@@ -13,6 +13,13 @@
     can_publish = true                  # optional; default: true for /event/, false for /data/
     can_subscribe = true                # optional; default true
 
+    [[objects]]                         # whose records can be changed over REST
+    name = "Order__c"
+    key_prefix = "a00"                  # what the ids of its records begin with
+    label = "Order"                     # optional, as is plural
+    change_events = true                # optional; whether changes are published, to a topic
+    fields = [{name = "Name", type = "string"}]  # see docs/emulator.md
+
     [[channels]]                        # a topic made of other topics
     name = "/data/ChangeEvents"
     topics = ["/data/AccountChangeEvent"]
@@ -62,6 +69,9 @@ from sfpubsub.emulator.org.accounts import Accounts, check_public_key
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
+from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.model import Records
+from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
@@ -78,6 +88,10 @@ _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
     "topics": (
         {"name": str},
         {"schema": str, "schema_file": str, "can_publish": bool, "can_subscribe": bool},
+    ),
+    "objects": (
+        {"name": str, "key_prefix": str, "fields": list},
+        {"label": str, "plural": str, "change_events": bool},
     ),
     "channels": ({"name": str, "topics": list}, {}),
     "managed_subscriptions": (
@@ -111,7 +125,8 @@ class Seed:
     Attributes:
         org_id: 15 characters; blank for the default.
         settings: Values for `Settings`, checked.
-        topics: Name, schema, may publish, may subscribe.
+        topics: Name, schema, may publish, may subscribe; those of objects too.
+        objects: Whose records the org has.
         channels: Names and members.
         managed: Arguments of `ManagedSubscriptions.create`.
         events: Topic and values.
@@ -127,6 +142,7 @@ class Seed:
     events: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     users: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     apps: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    objects: tuple[SObject, ...] = ()
 
 
 def load(path: Path) -> Seed:
@@ -139,7 +155,12 @@ def load(path: Path) -> Seed:
 
 
 def apply(
-    seed: Seed, store: Store, bus: Bus, managed: ManagedSubscriptions, accounts: Accounts
+    seed: Seed,
+    store: Store,
+    bus: Bus,
+    managed: ManagedSubscriptions,
+    accounts: Accounts,
+    records: Records,
 ) -> None:
     """Put a seed into an emulator; what is there already stays."""
     for arguments in seed.users:
@@ -148,6 +169,8 @@ def apply(
         accounts.put_app(**arguments)
     for name, schema, can_publish, can_subscribe in seed.topics:
         bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
+    for item in seed.objects:
+        records.put_object(item)
     for name, members in seed.channels:
         bus.put_channel(name, members)
     seeded = set(json.loads(store.meta("seeded", "[]")))
@@ -177,6 +200,14 @@ class _Reader:
             raise self._error(f"unknown table {_names(unknown)}", f"known are {known}")
         rows = {name: self._rows(name, document.get(name, [])) for name in _TABLES}
         topics = tuple(self._topic(row) for row in rows["topics"])
+        objects = tuple(self._object(row) for row in rows["objects"])
+        self._unique("object", [item.name for item in objects])
+        self._unique("key prefix", [item.key_prefix for item in objects])
+        topics += tuple(
+            (item.topic, Schema(change_schema(item).text), False, True)
+            for item in objects
+            if item.change_events
+        )
         names = [item[0] for item in topics]
         channels = tuple(self._channel(row, names) for row in rows["channels"])
         names += [item[0] for item in channels]
@@ -204,6 +235,7 @@ class _Reader:
             events,
             users,
             apps,
+            objects,
         )
 
     def _document(self) -> dict[str, Any]:
@@ -250,6 +282,12 @@ class _Reader:
             raise self._error(f"topic {name}: {error}", "correct the schema") from error
         can_publish = row.get("can_publish", name.startswith("/event/"))
         return name, schema, can_publish, row.get("can_subscribe", True)
+
+    def _object(self, row: dict[str, Any]) -> SObject:
+        try:
+            return SObject(row)
+        except ValueError as error:
+            raise self._error(f"object {row['name']}: {error}", "correct the object") from error
 
     def _channel(self, row: dict[str, Any], topics: list[str]) -> tuple[str, tuple[str, ...]]:
         name = self._topic_name(row["name"])

@@ -154,6 +154,18 @@ class Settings:
     streaming_advice: StreamingAdvice = "first"
     """Which answers to connects carry advice."""
 
+    change_event_records: int = 20
+    """Records that one change event names, at most: the same change of several records in one
+    transaction is one event. The most seen in a capture: 20. 1 gives each an event of its own."""
+
+    overflow_changes: int = 100_000
+    """Changes of one transaction that become change events; those beyond become one overflow event
+    an object. Documented: 100,000."""
+
+    rest_lag_s: float = 0.0
+    """Reads of records show what was there this long ago, while events come at once. On the real
+    service 1 to 3 s have been measured."""
+
     max_streams: int = 400
     """Calls served at once; each stream holds a thread. Far above what one test opens."""
 
@@ -233,6 +245,9 @@ _LOWEST: dict[str, float] = {
     "streaming_retention_s": 0.001,
     "streaming_id_gap": 0,
     "streaming_reply_events": 1,
+    "change_event_records": 1,
+    "overflow_changes": 1,
+    "rest_lag_s": 0.0,
     "max_streams": 4,
 }
 

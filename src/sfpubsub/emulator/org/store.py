@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +90,8 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self._lock = threading.RLock()  # serialises use of the one connection
         try:
             # isolation_level None: transactions are begun and ended here, and only here.
@@ -109,7 +112,9 @@ class Store:
             raise StoreProblem(f"{path} was made by another version (layout {version})")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and all snapshots of it."""
+        for snapshot in list(self._snapshots):
+            snapshot.close()
         with self._lock:
             self._db.close()
 
@@ -134,6 +139,13 @@ class Store:
         """Carry out one statement; durable at once outside a transaction."""
         with self._lock:
             self._db.execute(sql, values)
+
+    def snapshot(self) -> Snapshot:
+        """The database as it is now, to be read beside all changes that come."""
+        with self._lock:
+            made = Snapshot(self._path)
+            self._snapshots.add(made)
+            return made
 
     def meta(self, key: str, default: str = "") -> str:
         """A remembered text."""
@@ -255,3 +267,37 @@ class Store:
             " UNION ALL SELECT * FROM (SELECT at FROM marks ORDER BY position LIMIT 1))"
         )
         return None if found[0][0] is None else float(found[0][0])
+
+
+class Snapshot:
+    """What the database held at one moment. Thread-safe; holds a connection until it is closed.
+
+    Args:
+        path: The database file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()  # serialises use of the connection
+        self._db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        self._db.execute("BEGIN")
+        self._db.execute("SELECT 1 FROM meta").fetchone()  # from here on changes are not seen
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        """All rows of a query."""
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    def stream(self, sql: str, *values: object) -> Iterator[Any]:
+        """The rows of a query, read as they are taken; one query at a time."""
+        with self._lock:
+            yield from self._db.execute(sql, values)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        with self._lock:
+            self._db.close()

@@ -12,6 +12,7 @@ from sfpubsub.emulator.org.cometd.sessions import Cometd
 from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.open_streams import OpenStreams
+from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
@@ -32,3 +33,4 @@ class World:
     cometd: Cometd
     streams: OpenStreams
     commits: CommitHistory
+    records: Records
