@@ -8,7 +8,7 @@ plan wake it through `Bells`; the loop collects. Nothing polls. Invariant: whate
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -88,12 +88,24 @@ class Mailbox(Generic[R]):
 class Bells:
     """Who is to be woken for what. Thread-safe.
 
-    A key is a topic name or a managed subscription's id; listeners must return at once.
+    A key is a topic name or a managed subscription's id; listeners must return at once. Those that
+    watch are woken as those that listen are, and not counted.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _listeners
+        self._lock = threading.Lock()  # guards both
         self._listeners: dict[Hashable, list[Callable[[], None]]] = {}
+        self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
+
+    def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
+        """Wake `listener`, which watches nothing yet, when one of `keys` rings."""
+        with self._lock:
+            self._watchers[listener] = frozenset(keys)
+
+    def unwatch(self, listener: Callable[[], None]) -> None:
+        """Undo a `watch`."""
+        with self._lock:
+            self._watchers.pop(listener, None)
 
     def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
         """Wake `listener` when `key` rings."""
@@ -116,6 +128,8 @@ class Bells:
         """Wake everyone who listens to `key`."""
         with self._lock:
             listeners = list(self._listeners.get(key, ()))
+            if self._watchers:
+                listeners += [item for item, keys in self._watchers.items() if key in keys]
         for listener in listeners:
             listener()
 

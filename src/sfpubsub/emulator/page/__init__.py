@@ -4,8 +4,11 @@
     shell      what every page has: head, navigation, notice
     guard      who may look and who may change: hosts, origins, the token of a form
     live       what changes while one looks, by server-sent events
-    topics, publish, subscriptions, streams, faults, clock
-               a page each; forms, plot and counts have what they show
+    visit      one request of a browser, and the answers there are
+    topics, records, subscriptions, streams, faults, clock
+               a page each
+    fields, plot
+               forms made from Avro; the lag of a subscription as a picture
     pages      which path is whose
 
 Reads and changes the org as the admin endpoint does; decides nothing about it.

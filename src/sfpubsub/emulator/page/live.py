@@ -71,8 +71,7 @@ class Live:
     def __iter__(self) -> Iterator[str]:
         """Yield messages as they go over the wire; blank ones to see whether somebody is there."""
         shown: dict[str, Markup] = {}
-        for key in self._keys:
-            self._bells.listen(key, self._stir.set)
+        self._bells.watch(self._keys, self._stir.set)
         try:
             yield f"retry: {_RETRY_MS}\n\n"
             while not self._over.is_set():
@@ -81,8 +80,7 @@ class Live:
                 self._over.wait(_PAUSE_S)
                 self._stir.wait(_LOOK_S)
         finally:
-            for key in self._keys:
-                self._bells.forget(key, self._stir.set)
+            self._bells.unwatch(self._stir.set)
 
     def _messages(self, shown: dict[str, Markup]) -> Iterator[str]:
         news = self._look(self._mark)

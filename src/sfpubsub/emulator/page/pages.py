@@ -7,7 +7,7 @@ from http import HTTPStatus
 from importlib import resources
 
 from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Route, route
-from sfpubsub.emulator.page import clock, faults, streams, subscriptions, topics
+from sfpubsub.emulator.page import clock, faults, records, streams, subscriptions, topics
 from sfpubsub.emulator.page.guard import Guard
 from sfpubsub.emulator.page.shell import HEADERS
 from sfpubsub.emulator.page.visit import Work, handler
@@ -46,6 +46,16 @@ class Pages:
                 POST=at(subscriptions.PLACE, subscriptions.change),
             ),
             live(subscriptions.PLACE, subscriptions.live),
+            route(
+                records.PLACE,
+                GET=at(records.PLACE, records.records),
+                POST=at(records.PLACE, records.create),
+            ),
+            route(
+                records.ONE,
+                GET=at(records.PLACE, records.record),
+                POST=at(records.PLACE, records.change),
+            ),
             route(streams.PLACE, GET=at(streams.PLACE, streams.streams)),
             live(streams.PLACE, streams.live),
             route(

@@ -10,6 +10,7 @@ from sfpubsub.emulator.page.markup import Markup, joined, tag
 
 PLACES = (
     ("/", "Topics"),
+    ("/ui/records", "Records"),
     ("/ui/subscriptions", "Subscriptions"),
     ("/ui/streams", "Streams"),
     ("/ui/faults", "Faults"),

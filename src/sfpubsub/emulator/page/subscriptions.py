@@ -66,6 +66,7 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
         button("Run", name="state", value="RUN"),
         " ",
         button("Stop", name="state", value="STOP"),
+        tag("p", "Stop forgets the committed position.", class_="hint"),
         label=f"State of {record.developer_name}",
     )
     return tag(

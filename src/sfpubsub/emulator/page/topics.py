@@ -209,7 +209,6 @@ def _page(
     visit: Visit, found: Topic, entered: dict[str, str] | None = None, problem: str = ""
 ) -> Answer:
     world = visit.world
-    shown = world.bus.newest(found, _SHOWN)
     places = counts(world)
     numbers = {what: live(_id(found, what), places[_id(found, what)]) for what in _COUNTS}
     clients = [
@@ -217,22 +216,30 @@ def _page(
         for name, may in (("publish", found.can_publish), ("subscribe", found.can_subscribe))
         if may
     ]
-    newest = shown[0][0].position if shown else 0
     return visit.page(
         found.name,
         facts(**numbers, clients_may=" and ".join(clients) or "do neither"),
         _publishing(visit, found, entered),
-        tag("h2", "Last events"),
-        tag(
-            "ol",
-            *(shown_event(world, event, at) for event, at in shown),
-            id=_LIST,
-            class_="events",
-            reversed=True,
-        ),
+        *last_events(world, found, "Last events"),
         problem=problem,
-        live=link(f"{PLACE}/live", name=found.name, after=str(newest)),
+        live=live_of(world, found),
     )
+
+
+def last_events(
+    world: World, found: Topic, title: str, most: int = _SHOWN
+) -> tuple[Markup, Markup]:
+    """The last events of a topic, under a title; new ones come in front of them."""
+    shown = world.bus.newest(found, most)
+    items = [shown_event(world, event, at) for event, at in shown]
+    return tag("h2", title), tag("ol", *items, id=_LIST, class_="events", reversed=True)
+
+
+def live_of(world: World, found: Topic) -> str:
+    """Where new events of a topic come from: those behind the last one that is there now."""
+    shown = world.bus.newest(found, 1)
+    newest = shown[0][0].position if shown else 0
+    return link(f"{PLACE}/live", name=found.name, after=str(newest))
 
 
 def _publishing(visit: Visit, found: Topic, entered: dict[str, str] | None) -> Markup:
