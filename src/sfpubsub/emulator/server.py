@@ -9,6 +9,7 @@ Holds the pieces together and decides nothing. Invariant: one living emulator pe
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.records.jobs import Jobs
 from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
@@ -83,6 +85,7 @@ class EmulatorServer:
         cometd: The Streaming API: its channels, and who is connected.
         accounts: Users and connected apps: make, change.
         records: Objects and their records: make, change, delete, query.
+        jobs: Jobs of the Bulk API.
         faults: Add faults here, and ask `faults.assert_consumed()` at the end.
         clock: `clock.jump(seconds)` makes time pass.
         settings: What is in force.
@@ -117,6 +120,7 @@ class EmulatorServer:
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
         self._pool: futures.ThreadPoolExecutor | None = None
+        self._closing = contextlib.ExitStack()  # what ends before the store is closed
         self._lock_file = _claim(self.data_dir)
         try:
             self._tls: Credentials | None = credentials(self.data_dir, host) if tls else None
@@ -154,6 +158,8 @@ class EmulatorServer:
         if seed is not None:
             seeds.apply(seed, store, self.bus, self.managed, self.accounts, self.records)
         self.accounts.fill()
+        self.jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk")
+        self._closing.callback(self.jobs.stop)
         self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
 
     # Addresses and secrets.
@@ -232,6 +238,7 @@ class EmulatorServer:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
         self._grpc = self._http = self._pool = None
+        self._closing.close()
         if self._lock_file >= 0:
             self._store.close()
             os.close(self._lock_file)
@@ -316,6 +323,7 @@ class EmulatorServer:
             SignIn(self.accounts, self._sessions, self.clock, self.settings, self.faults),
             self.cometd,
             self.records,
+            self.jobs,
         )
 
     def _bind(self, server: grpc.Server) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from http import HTTPStatus
@@ -54,6 +54,7 @@ class Answer:
     Attributes:
         drip_s: Send the second half of the body so long after the first.
         reset: Cut the connection instead.
+        pieces: The body instead of `text`, in pieces; `length` is its bytes.
     """
 
     status: HTTPStatus
@@ -62,6 +63,8 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     drip_s: float = 0.0
     reset: bool = False
+    pieces: Iterator[bytes] | None = None
+    length: int = 0
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug

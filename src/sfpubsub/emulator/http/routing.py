@@ -10,6 +10,7 @@ from http import HTTPStatus
 
 from sfpubsub.emulator.http import (
     admin,
+    bulk,
     collections,
     cometd,
     describe,
@@ -105,6 +106,21 @@ _ROUTES = (
         POST=collections.read,
     ),
     _route(_COLLECTION + r"/(?P<object>\w+)/(?P<field>\w+)/?", PATCH=collections.upsert),
+    _route(_VERSION + r"/jobs/(?P<kind>query|ingest)/?", GET=bulk.every, POST=bulk.create),
+    _route(
+        _VERSION + r"/jobs/(?P<kind>query|ingest)/(?P<id>\w+)/?",
+        GET=bulk.read,
+        PATCH=bulk.change,
+        DELETE=bulk.delete,
+    ),
+    _route(_VERSION + r"/jobs/(?P<kind>query)/(?P<id>\w+)/results/?", GET=bulk.results),
+    _route(_VERSION + r"/jobs/ingest/(?P<id>\w+)/batches/?", PUT=bulk.upload),
+    _route(
+        _VERSION
+        + r"/jobs/ingest/(?P<id>\w+)"
+        + r"/(?P<which>(?i:successfulResults|failedResults|unprocessedrecords))/?",
+        GET=bulk.ingested,
+    ),
     # Some clients add the kind of the message to the path.
     _route(r"/cometd(/(?P<version>\d{1,3}\.\d)?(/\w+)?/?)?", POST=cometd.answer),
     _route(_VERSION + r"/tooling/query/?", GET=tooling.query),

@@ -162,6 +162,9 @@ class Settings:
     """Changes of one transaction that become change events; those beyond become one overflow event
     an object. Documented: 100,000."""
 
+    bulk_result_records: int = 100_000
+    """Rows of a bulk query's results in one answer, at most. On the real service by size."""
+
     rest_lag_s: float = 0.0
     """Reads of records show what was there this long ago, while events come at once. On the real
     service 1 to 3 s have been measured."""
@@ -247,6 +250,7 @@ _LOWEST: dict[str, float] = {
     "streaming_reply_events": 1,
     "change_event_records": 1,
     "overflow_changes": 1,
+    "bulk_result_records": 1,
     "rest_lag_s": 0.0,
     "max_streams": 4,
 }

@@ -10,6 +10,7 @@ from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.sessions import Cometd
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.records.jobs import Jobs
 from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
@@ -30,3 +31,4 @@ class World:
     sign_in: SignIn
     cometd: Cometd
     records: Records
+    jobs: Jobs
