@@ -45,7 +45,7 @@ _ROUTES = (
     _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),
     _route(r"/services/oauth2/revoke", GET=oauth.must_post, POST=oauth.revoke),
     _route(r"/services/oauth2/userinfo", GET=oauth.userinfo, POST=oauth.userinfo),
-    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.login),
+    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
     _route(_VERSION + r"/query/?", GET=streaming.query),
