@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
-from concurrent import futures
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +20,7 @@ import grpc
 
 from sfpubsub.emulator.faults.plan import FaultPlan
 from sfpubsub.emulator.grpc.servicer import PubSubServicer
+from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.http import HttpServer
 from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.accounts import Accounts
@@ -45,6 +45,10 @@ DEFAULT_HOST = "127.0.0.1"
 
 _STOP_S = 5.0
 """Longest time that `stop` waits for calls to end; they are cancelled, so it takes milliseconds."""
+
+_SPARE_THREADS = 32
+"""Threads for unary calls, and for refusing streams, when all streams are open. Each takes
+milliseconds, so that more would not make them faster; only a `delay_call` holds one for long."""
 
 _GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second server on the port would be silently accepted
@@ -114,7 +118,7 @@ class EmulatorServer:
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
-        self._pool: futures.ThreadPoolExecutor | None = None
+        self._pool: Workers | None = None
         self._lock_file = _claim(self.data_dir)
         try:
             self._tls: Credentials | None = credentials(self.data_dir, host) if tls else None
@@ -205,8 +209,9 @@ class EmulatorServer:
         try:
             context = self._tls.context if self._tls else None
             self._http = HttpServer(self._world, self._host, self._ports[1], context)
-            self._pool = futures.ThreadPoolExecutor(self.settings.max_streams, "emulator")
-            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)
+            self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
+            # Any executor will do, whatever the annotation says: it is asked for `submit` alone.
+            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
             pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
             self._ports = (self._bind(self._grpc), self._http.port)

@@ -155,7 +155,17 @@ class Settings:
     """Which answers to connects carry advice."""
 
     max_streams: int = 400
-    """Calls served at once; each stream holds a thread. Far above what one test opens."""
+    """Streams open at once; one more is refused at once with service.protection.triggered, and
+    unary calls go on. No number is published; each stream holds two threads here."""
+
+    headers_at_once: bool = False
+    """Whether a stream's response headers come as soon as it is open, or with its first message.
+    Not known of the service; a client that waits for them before it goes on (tonic) hangs without
+    them until the first event or keepalive, so the default is the harder case."""
+
+    first_request_s: float = 60.0
+    """A stream that has sent no request is closed after this long, in the way of `idle_close`. Not
+    known of the service; this is its time for a stream that asks for no events."""
 
     statuses: Mapping[str, str] = field(default_factory=dict)
     """gRPC status names by error-code suffix, instead of those of `failures.FAILURES`."""
@@ -233,7 +243,8 @@ _LOWEST: dict[str, float] = {
     "streaming_retention_s": 0.001,
     "streaming_id_gap": 0,
     "streaming_reply_events": 1,
-    "max_streams": 4,
+    "max_streams": 1,
+    "first_request_s": 0.0,
 }
 
 
