@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ import grpc
 
 from sfpubsub.emulator.faults.plan import FaultPlan
 from sfpubsub.emulator.grpc.servicer import PubSubServicer
+from sfpubsub.emulator.grpc.standard import add_standard_services
 from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.http import HttpServer
 from sfpubsub.emulator.org import seed as seeds
@@ -45,6 +47,11 @@ DEFAULT_HOST = "127.0.0.1"
 
 _STOP_S = 5.0
 """Longest time that `stop` waits for calls to end; they are cancelled, so it takes milliseconds."""
+
+_HOST_AND_PORT = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)|\[(?P<address>[0-9a-fA-F:.]+)\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
 
 _SPARE_THREADS = 32
 """Threads for unary calls, and for refusing streams, when all streams are open. Each takes
@@ -73,6 +80,11 @@ class EmulatorServer:
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
+        tls_names: Names and addresses that the certificate is good for, beside those of this
+            machine and `advertise`.
+        advertise: The host that clients are told, if it is not the one to listen on: of a container
+            its name in the network. A port behind it, such as `localhost:8443`, is that of HTTP as
+            clients reach it.
         settings: Times and sizes. None is those of the seed, else the defaults; given ones take
             the place of the seed's altogether.
         seed: A checked seed or the path of one; None is the default seed, for a fresh directory
@@ -103,6 +115,8 @@ class EmulatorServer:
         grpc_port: int = 0,
         http_port: int = 0,
         tls: bool = False,
+        tls_names: Sequence[str] = (),
+        advertise: str | None = None,
         settings: Settings | None = None,
         seed: seeds.Seed | str | os.PathLike[str] | None = None,
         faults: FaultPlan | None = None,
@@ -115,13 +129,15 @@ class EmulatorServer:
         self.clock = clock if clock is not None else Clock()
         self.settings = settings or Settings.from_mapping(seed.settings if seed else {})
         self._host = host
+        self._told = _told(advertise)
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
         self._pool: Workers | None = None
         self._lock_file = _claim(self.data_dir)
         try:
-            self._tls: Credentials | None = credentials(self.data_dir, host) if tls else None
+            names = [host, *tls_names, *([self._told[0]] if self._told else [])]
+            self._tls: Credentials | None = credentials(self.data_dir, names) if tls else None
             self._store = _open(self.data_dir)
         except BaseException:
             os.close(self._lock_file)
@@ -159,14 +175,19 @@ class EmulatorServer:
 
     @property
     def grpc_target(self) -> str:
-        """Where gRPC listens: host and port."""
-        return f"{_reachable(self._host)}:{self._ports[0]}"
+        """Where clients reach gRPC: host and port."""
+        return f"{self._shown_host}:{self._ports[0]}"
 
     @property
     def http_url(self) -> str:
-        """Where HTTP listens."""
+        """Where clients reach HTTP."""
         scheme = "https" if self._tls else "http"
-        return f"{scheme}://{_reachable(self._host)}:{self._ports[1]}"
+        port = self._told[1] if self._told and self._told[1] else self._ports[1]
+        return f"{scheme}://{self._shown_host}:{port}"
+
+    @property
+    def _shown_host(self) -> str:
+        return _bracketed(self._told[0]) if self._told else _reachable(self._host)
 
     @property
     def instance_url(self) -> str:
@@ -214,6 +235,7 @@ class EmulatorServer:
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
             pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
+            add_standard_services(self._grpc)
             self._ports = (self._bind(self._grpc), self._http.port)
         except BaseException:
             self.stop()
@@ -361,6 +383,18 @@ def _open(data_dir: Path) -> Store:
 
 def _in_use(address: str) -> str:
     return f"cannot listen on {address}: the port is in use or not allowed; choose another"
+
+
+def _told(advertise: str | None) -> tuple[str, int] | None:
+    """Host and port of what clients are told; port 0 if it has none."""
+    if advertise is None:
+        return None
+    found = _HOST_AND_PORT.fullmatch(advertise)
+    if found is None:
+        raise EmulatorProblem(
+            f"{advertise!r} is not a host to tell clients: write NAME, NAME:PORT or [ADDRESS]:PORT"
+        )
+    return found["name"] or found["address"], int(found["port"] or 0)
 
 
 def _bracketed(host: str) -> str:

@@ -8,7 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from sfpubsub.emulator.http import admin, cometd, oauth, page, rest, soap, streaming, tooling
+from sfpubsub.emulator.http import (
+    admin,
+    cometd,
+    cors,
+    events,
+    oauth,
+    page,
+    rest,
+    soap,
+    streaming,
+    tooling,
+)
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem
 from sfpubsub.emulator.http.rest import RestRefused
 from sfpubsub.emulator.org.signin import SignInRefused
@@ -60,6 +71,10 @@ _ROUTES = (
         GET=streaming.online,
         POST=streaming.push,
     ),
+    # Events, their channels and what is used of the org's allocation.
+    _route(_VERSION + r"/sobjects/(?P<event>\w+__e)/?", POST=events.publish),
+    _route(_VERSION + r"/sobjects/(?P<event>\w+)/eventSchema/?", GET=events.schema_of_event),
+    _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
     # Some clients add the kind of the message to the path.
     _route(r"/cometd(/(?P<version>\d{1,3}\.\d)?(/\w+)?/?)?", POST=cometd.answer),
     _route(_VERSION + r"/tooling/query/?", GET=tooling.query),
@@ -85,6 +100,10 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 def answer(call: Call) -> Answer:
     """The answer to a request; an error is one too."""
+    return cors.shared(call, _answer(call))
+
+
+def _answer(call: Call) -> Answer:
     try:
         return _handler(call)(call)
     except Problem as found:
@@ -111,6 +130,11 @@ def _handler(call: Call) -> _Handler:
         found = route.path.fullmatch(call.path)
         if found is None:
             continue
+        if call.method == "OPTIONS":
+            methods = ["OPTIONS", *(["HEAD"] if "GET" in route.methods else []), *route.methods]
+            return lambda _asked: Answer(
+                HTTPStatus.NO_CONTENT, headers={"Allow": ", ".join(sorted(methods))}
+            )
         handler = route.methods.get("GET" if call.method == "HEAD" else call.method)
         if handler is None:
             raise Problem(

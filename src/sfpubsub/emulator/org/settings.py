@@ -167,6 +167,10 @@ class Settings:
     """A stream that has sent no request is closed after this long, in the way of `idle_close`. Not
     known of the service; this is its time for a stream that asks for no events."""
 
+    cors_origins: str = "loopback"
+    """Whose web pages may use the org's HTTP: origins with spaces between; `loopback` stands for
+    any port of this machine, `*` for all. In an org an administrator lists them."""
+
     statuses: Mapping[str, str] = field(default_factory=dict)
     """gRPC status names by error-code suffix, instead of those of `failures.FAILURES`."""
 
@@ -253,8 +257,8 @@ def _fits(value: object, kind: object) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if kind is bool:
-        return isinstance(value, bool)
+    if kind in (bool, str):
+        return isinstance(value, kind)
     if get_args(kind) and all(isinstance(item, str) for item in get_args(kind)):
         return value in get_args(kind)
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
