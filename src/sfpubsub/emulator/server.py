@@ -31,6 +31,7 @@ from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
+from sfpubsub.emulator.org.event_channels import EventChannels
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.schemas import Schema
@@ -95,6 +96,7 @@ class EmulatorServer:
     Attributes:
         bus: The model: topics, events, positions.
         managed: Managed subscriptions: create, stop, delete, look at.
+        event_channels: Custom channels and what is selected for them: make, change.
         cometd: The Streaming API: its channels, and who is connected.
         accounts: Users and connected apps: make, change.
         faults: Add faults here, and ask `faults.assert_consumed()` at the end.
@@ -169,6 +171,8 @@ class EmulatorServer:
         if seed is not None:
             seeds.apply(seed, store, self.bus, self.managed, self.accounts)
         self.accounts.fill()
+        self.event_channels = EventChannels(store, self.bus)
+        self.event_channels.adopt()
         self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
 
     # Addresses and secrets.
@@ -337,6 +341,8 @@ class EmulatorServer:
             self.accounts,
             SignIn(self.accounts, self._sessions, self.clock, self.settings, self.faults),
             self.cometd,
+            self._store,
+            self.event_channels,
         )
 
     def _bind(self, server: grpc.Server) -> int:

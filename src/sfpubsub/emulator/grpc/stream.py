@@ -226,6 +226,7 @@ class EventStream(ABC, Generic[R]):
             return None
         self.pending -= len(events)
         self.count.sent(self.position, [event.position for event in events])
+        bus.tally.usage.delivered(now, events)
         return self._reply(events, events[-1].position)
 
     def _keepalive(self, now: float, position: int) -> Reply | None:
@@ -285,6 +286,8 @@ class EventStream(ABC, Generic[R]):
         if sessions.has_expired(self._token):
             faults.met(sessions.ended_by(self._token))
             raise Refused("service.auth.error")
+        if not bus.has(self.topic):  # a channel that was deleted
+            raise Refused("topic.not.found", tenant=bus.tenant, topic=self.topic.name)
         fault = faults.take("drop_stream", self.rpc, self.target, responses=self.responses)
         if fault:
             raise Dropped(fault.params["status"])

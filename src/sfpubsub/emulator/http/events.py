@@ -11,7 +11,8 @@ from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
 from sfpubsub.emulator.org.bus import Draft
-from sfpubsub.emulator.org.event_values import BadValue, event_values
+from sfpubsub.emulator.org.event_values import event_values
+from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 
 _EVENT_ID = "e00xx0000000001AAA"

@@ -92,6 +92,7 @@ def resources(call: Call) -> Answer:
     return json_answer(
         {
             "identity": f"{call.url}/id/{sessions.org_id}/{user.user_id}",
+            "limits": f"{base}/limits",
             "tooling": f"{base}/tooling",
             "query": f"{base}/query",
         }

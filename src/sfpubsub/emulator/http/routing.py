@@ -10,8 +10,10 @@ from http import HTTPStatus
 
 from sfpubsub.emulator.http import (
     admin,
+    channels,
     cometd,
     cors,
+    discovery,
     events,
     oauth,
     page,
@@ -41,6 +43,8 @@ def _route(path: str, **methods: _Handler) -> _Route:
 
 _VERSION = r"/services/data/v(?P<version>\d{1,3})\.0"
 _RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
+
+_CHANNELS = r"(?P<object>PlatformEventChannel|PlatformEventChannelMember)"
 
 _ROUTES = (
     _route(r"/", GET=page.page),
@@ -74,6 +78,14 @@ _ROUTES = (
     # Events, their channels and what is used of the org's allocation.
     _route(_VERSION + r"/sobjects/(?P<event>\w+__e)/?", POST=events.publish),
     _route(_VERSION + r"/sobjects/(?P<event>\w+)/eventSchema/?", GET=events.schema_of_event),
+    _route(_VERSION + r"/limits/?", GET=discovery.limits),
+    _route(_VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/?", POST=channels.create),
+    _route(
+        _VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/(?P<id>\w+)",
+        GET=channels.read,
+        PATCH=channels.update,
+        DELETE=channels.delete,
+    ),
     _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
     # Some clients add the kind of the message to the path.
     _route(r"/cometd(/(?P<version>\d{1,3}\.\d)?(/\w+)?/?)?", POST=cometd.answer),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.schemas import Schema
 
 _SET_BY_THE_ORG = ("CreatedDate", "CreatedById", "EventUuid", "ReplayId")
@@ -19,21 +20,6 @@ _NUMBERS = ("Double", "Currency", "Percent")
 _TIMES = {"DateOnly": "%Y-%m-%d", "TimeOnly": "%H:%M:%S.%fZ"}
 
 _DAY_MS = 24 * 3600 * 1000
-
-
-class BadValue(ValueError):  # noqa: N818 - an answer, not a bug
-    """A value cannot be taken.
-
-    Args:
-        code: The REST API's errorCode.
-        text: What is wrong.
-        field: Which field.
-    """
-
-    def __init__(self, code: str, text: str, field: str) -> None:
-        self.code = code
-        self.field = field
-        super().__init__(text)
 
 
 def event_values(

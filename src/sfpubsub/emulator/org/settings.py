@@ -167,6 +167,13 @@ class Settings:
     """A stream that has sent no request is closed after this long, in the way of `idle_close`. Not
     known of the service; this is its time for a stream that asks for no events."""
 
+    daily_deliveries: int = 50_000
+    """Events that the org may have delivered in 24 hours, as the limits resource tells; nothing is
+    refused beyond. Documented of Performance and Unlimited Edition."""
+
+    hourly_publications: int = 250_000
+    """Platform events that the org may publish in an hour. As above."""
+
     cors_origins: str = "loopback"
     """Whose web pages may use the org's HTTP: origins with spaces between; `loopback` stands for
     any port of this machine, `*` for all. In an org an administrator lists them."""
@@ -248,6 +255,8 @@ _LOWEST: dict[str, float] = {
     "streaming_id_gap": 0,
     "streaming_reply_events": 1,
     "max_streams": 1,
+    "daily_deliveries": 0,
+    "hourly_publications": 0,
     "first_request_s": 0.0,
 }
 

@@ -9,10 +9,12 @@ from sfpubsub.emulator.org.accounts import Accounts
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.sessions import Cometd
+from sfpubsub.emulator.org.event_channels import EventChannels
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
+from sfpubsub.emulator.org.store import Store
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,5 @@ class World:
     accounts: Accounts
     sign_in: SignIn
     cometd: Cometd
+    store: Store
+    event_channels: EventChannels
