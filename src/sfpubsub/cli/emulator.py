@@ -6,9 +6,12 @@ sfpubsub.emulator, imported only when the command runs.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -59,12 +62,38 @@ _HTTP_PORT = 7012
     "--tls", is_flag=True, help="Serve both ports with TLS; clients trust the ca_file printed."
 )
 @click.option(
+    "--tls-name",
+    "tls_names",
+    multiple=True,
+    metavar="NAME",
+    help="A name or address that the certificate is good for too; can be repeated.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="What clients are told instead of --host: in containers, with --host 0.0.0.0."
+    " PORT is that of HTTP, if it is another outside.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="Write the ready line to this file too, when it is ready; removed at the end.",
+)
+@click.option(
     "--seed",
     type=click.Path(path_type=Path),
     help="TOML file with topics, managed subscriptions, users and more.  [default: one of each]",
 )
 def emulator(
-    grpc_port: int, http_port: int, data_dir: Path, host: str, tls: bool, seed: Path | None
+    grpc_port: int,
+    http_port: int,
+    data_dir: Path,
+    host: str,
+    tls: bool,
+    tls_names: tuple[str, ...],
+    advertise: str | None,
+    ready_file: Path | None,
+    seed: Path | None,
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
@@ -84,9 +113,16 @@ def emulator(
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         server = EmulatorServer(
-            data_dir, host=host, grpc_port=grpc_port, http_port=http_port, tls=tls, seed=seed
+            data_dir,
+            host=host,
+            grpc_port=grpc_port,
+            http_port=http_port,
+            tls=tls,
+            tls_names=tls_names,
+            advertise=advertise,
+            seed=seed,
         )
-        with server:
+        with server, _told_in(ready_file, json.dumps(_ready(server))):
             click.echo(json.dumps(_ready(server)))
             received = signal.sigwait(signals)
     except EmulatorProblem as problem:
@@ -95,6 +131,27 @@ def emulator(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     if received == signal.SIGINT:
         sys.exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
+    """Keep the ready line in a file; whoever sees the file sees all of it."""
+    if ready_file is None:
+        yield
+        return
+    beside = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+    try:
+        # 0o600: it holds an access token.
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w") as file:
+            file.write(line + "\n")
+        beside.replace(ready_file)
+    except OSError as error:
+        _fail(f"the ready file {ready_file} cannot be written ({error.strerror}): choose another")
+    try:
+        yield
+    finally:
+        ready_file.unlink(missing_ok=True)
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:

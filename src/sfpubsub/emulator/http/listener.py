@@ -206,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_GET  # noqa: N815 - http.server's names
+    do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_OPTIONS = do_GET  # noqa: N815 - http.server's names
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server says of a request that it cannot read; in our shape, and the end."""

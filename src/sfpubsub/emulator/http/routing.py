@@ -11,9 +11,13 @@ from http import HTTPStatus
 from sfpubsub.emulator.http import (
     admin,
     bulk,
+    channels,
     collections,
     cometd,
+    cors,
     describe,
+    discovery,
+    events,
     oauth,
     page,
     rest,
@@ -47,6 +51,7 @@ _RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
 
 _OBJECT = _VERSION + r"/sobjects/(?P<object>\w+)"
 _COLLECTION = _VERSION + r"/composite/sobjects"
+_CHANNELS = r"(?P<object>PlatformEventChannel|PlatformEventChannelMember)"
 
 _ROUTES = (
     _route(r"/", GET=page.page),
@@ -62,7 +67,7 @@ _ROUTES = (
     _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),
     _route(r"/services/oauth2/revoke", GET=oauth.must_post, POST=oauth.revoke),
     _route(r"/services/oauth2/userinfo", GET=oauth.userinfo, POST=oauth.userinfo),
-    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.login),
+    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
     _route(_VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?", POST=streaming.create),
@@ -76,6 +81,18 @@ _ROUTES = (
         GET=streaming.online,
         POST=streaming.push,
     ),
+    # Events, their channels and what is used of the org's allocation.
+    _route(_VERSION + r"/sobjects/(?P<event>\w+__e)/?", POST=events.publish),
+    _route(_VERSION + r"/sobjects/(?P<event>\w+)/eventSchema/?", GET=events.schema_of_event),
+    _route(_VERSION + r"/limits/?", GET=discovery.limits),
+    _route(_VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/?", POST=channels.create),
+    _route(
+        _VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/(?P<id>\w+)",
+        GET=channels.read,
+        PATCH=channels.update,
+        DELETE=channels.delete,
+    ),
+    _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
     # Records; behind the objects that are no records.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
@@ -146,6 +163,10 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 def answer(call: Call) -> Answer:
     """The answer to a request; an error is one too."""
+    return cors.shared(call, _answer(call))
+
+
+def _answer(call: Call) -> Answer:
     try:
         return _handler(call)(call)
     except Problem as found:
@@ -175,6 +196,11 @@ def _handler(call: Call) -> _Handler:
         found = route.path.fullmatch(call.path)
         if found is None:
             continue
+        if call.method == "OPTIONS":
+            methods = ["OPTIONS", *(["HEAD"] if "GET" in route.methods else []), *route.methods]
+            return lambda _asked: Answer(
+                HTTPStatus.NO_CONTENT, headers={"Allow": ", ".join(sorted(methods))}
+            )
         handler = route.methods.get("GET" if call.method == "HEAD" else call.method)
         if handler is None:
             raise Problem(
