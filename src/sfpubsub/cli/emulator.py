@@ -7,11 +7,13 @@ in emulator_admin.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -81,6 +83,24 @@ class _Commands(click.Group):
     "--tls", is_flag=True, help="Serve both ports with TLS; clients trust the ca_file printed."
 )
 @click.option(
+    "--tls-name",
+    "tls_names",
+    multiple=True,
+    metavar="NAME",
+    help="A name or address that the certificate is good for too; can be repeated.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="What clients are told instead of --host: in containers, with --host 0.0.0.0."
+    " PORT is that of HTTP, if it is another outside.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="Write the ready line to this file too, when it is ready; removed at the end.",
+)
+@click.option(
     "--seed",
     type=click.Path(path_type=Path),
     help="TOML file with topics, managed subscriptions, users and more.  [default: one of each]",
@@ -98,6 +118,9 @@ def emulator(
     data_dir: Path,
     host: str,
     tls: bool,
+    tls_names: tuple[str, ...],
+    advertise: str | None,
+    ready_file: Path | None,
     seed: Path | None,
     until_stdin_closes: bool,
 ) -> None:
@@ -124,9 +147,16 @@ def emulator(
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         server = EmulatorServer(
-            data_dir, host=host, grpc_port=grpc_port, http_port=http_port, tls=tls, seed=seed
+            data_dir,
+            host=host,
+            grpc_port=grpc_port,
+            http_port=http_port,
+            tls=tls,
+            tls_names=tls_names,
+            advertise=advertise,
+            seed=seed,
         )
-        with server:
+        with server, _told_in(ready_file, json.dumps(_ready(server))):
             if until_stdin_closes:
                 threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
             click.echo(json.dumps(_ready(server)))
@@ -154,6 +184,27 @@ def _end_with_stdin() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
+    """Keep the ready line in a file; whoever sees the file sees all of it."""
+    if ready_file is None:
+        yield
+        return
+    beside = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+    try:
+        # 0o600: it holds an access token.
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w") as file:
+            file.write(line + "\n")
+        beside.replace(ready_file)
+    except OSError as error:
+        _fail(f"the ready file {ready_file} cannot be written ({error.strerror}): choose another")
+    try:
+        yield
+    finally:
+        ready_file.unlink(missing_ok=True)
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:

@@ -9,10 +9,11 @@ Holds the pieces together and decides nothing. Invariant: one living emulator pe
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Mapping, Sequence
-from concurrent import futures
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,8 @@ import grpc
 
 from sfpubsub.emulator.faults.plan import FaultPlan
 from sfpubsub.emulator.grpc.servicer import PubSubServicer
+from sfpubsub.emulator.grpc.standard import add_standard_services
+from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.http import HttpServer
 from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.accounts import Accounts
@@ -29,10 +32,12 @@ from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
+from sfpubsub.emulator.org.event_channels import EventChannels
 from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.open_streams import OpenStreams
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.records.jobs import Jobs
 from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
@@ -49,6 +54,15 @@ DEFAULT_HOST = "127.0.0.1"
 
 _STOP_S = 5.0
 """Longest time that `stop` waits for calls to end; they are cancelled, so it takes milliseconds."""
+
+_HOST_AND_PORT = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)|\[(?P<address>[0-9a-fA-F:.]+)\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+
+_SPARE_THREADS = 32
+"""Threads for unary calls, and for refusing streams, when all streams are open. Each takes
+milliseconds, so that more would not make them faster; only a `delay_call` holds one for long."""
 
 _GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second server on the port would be silently accepted
@@ -73,6 +87,11 @@ class EmulatorServer:
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
+        tls_names: Names and addresses that the certificate is good for, beside those of this
+            machine and `advertise`.
+        advertise: The host that clients are told, if it is not the one to listen on: of a container
+            its name in the network. A port behind it, such as `localhost:8443`, is that of HTTP as
+            clients reach it.
         settings: Times and sizes. None is those of the seed, else the defaults; given ones take
             the place of the seed's altogether.
         seed: A checked seed or the path of one; None is the default seed, for a fresh directory
@@ -83,9 +102,11 @@ class EmulatorServer:
     Attributes:
         bus: The model: topics, events, positions.
         managed: Managed subscriptions: create, stop, delete, look at.
+        event_channels: Custom channels and what is selected for them: make, change.
         cometd: The Streaming API: its channels, and who is connected.
         accounts: Users and connected apps: make, change.
         records: Objects and their records: make, change, delete, query.
+        jobs: Jobs of the Bulk API.
         faults: Add faults here, and ask `faults.assert_consumed()` at the end.
         clock: `clock.jump(seconds)` makes time pass.
         settings: What is in force.
@@ -104,6 +125,8 @@ class EmulatorServer:
         grpc_port: int = 0,
         http_port: int = 0,
         tls: bool = False,
+        tls_names: Sequence[str] = (),
+        advertise: str | None = None,
         settings: Settings | None = None,
         seed: seeds.Seed | str | os.PathLike[str] | None = None,
         faults: FaultPlan | None = None,
@@ -116,13 +139,16 @@ class EmulatorServer:
         self.clock = clock if clock is not None else Clock()
         self.settings = settings or Settings.from_mapping(seed.settings if seed else {})
         self._host = host
+        self._told = _told(advertise)
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
-        self._pool: futures.ThreadPoolExecutor | None = None
+        self._closing = contextlib.ExitStack()  # what ends before the store is closed
+        self._pool: Workers | None = None
         self._lock_file = _claim(self.data_dir)
         try:
-            self._tls: Credentials | None = credentials(self.data_dir, host) if tls else None
+            names = [host, *tls_names, *([self._told[0]] if self._told else [])]
+            self._tls: Credentials | None = credentials(self.data_dir, names) if tls else None
             self._store = _open(self.data_dir)
         except BaseException:
             os.close(self._lock_file)
@@ -161,20 +187,29 @@ class EmulatorServer:
         self._commits = CommitHistory(
             {item.subscription_id: item.committed for item in self.managed.all()}
         )
+        self.jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk")
+        self._closing.callback(self.jobs.stop)
+        self.event_channels = EventChannels(store, self.bus)
+        self.event_channels.adopt()
         self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
 
     # Addresses and secrets.
 
     @property
     def grpc_target(self) -> str:
-        """Where gRPC listens: host and port."""
-        return f"{_reachable(self._host)}:{self._ports[0]}"
+        """Where clients reach gRPC: host and port."""
+        return f"{self._shown_host}:{self._ports[0]}"
 
     @property
     def http_url(self) -> str:
-        """Where HTTP listens."""
+        """Where clients reach HTTP."""
         scheme = "https" if self._tls else "http"
-        return f"{scheme}://{_reachable(self._host)}:{self._ports[1]}"
+        port = self._told[1] if self._told and self._told[1] else self._ports[1]
+        return f"{scheme}://{self._shown_host}:{port}"
+
+    @property
+    def _shown_host(self) -> str:
+        return _bracketed(self._told[0]) if self._told else _reachable(self._host)
 
     @property
     def instance_url(self) -> str:
@@ -219,10 +254,12 @@ class EmulatorServer:
             self._http = HttpServer(
                 self._world, self._host, self._ports[1], context, Pages().routes
             )
-            self._pool = futures.ThreadPoolExecutor(self.settings.max_streams, "emulator")
-            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)
+            self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
+            # Any executor will do, whatever the annotation says: it is asked for `submit` alone.
+            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
             pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
+            add_standard_services(self._grpc)
             self._ports = (self._bind(self._grpc), self._http.port)
         except BaseException:
             self.stop()
@@ -241,6 +278,7 @@ class EmulatorServer:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
         self._grpc = self._http = self._pool = None
+        self._closing.close()
         if self._lock_file >= 0:
             self._store.close()
             os.close(self._lock_file)
@@ -327,6 +365,9 @@ class EmulatorServer:
             self._streams,
             self._commits,
             self.records,
+            self.jobs,
+            self._store,
+            self.event_channels,
         )
 
     def _bind(self, server: grpc.Server) -> int:
@@ -373,6 +414,18 @@ def _open(data_dir: Path) -> Store:
 
 def _in_use(address: str) -> str:
     return f"cannot listen on {address}: the port is in use or not allowed; choose another"
+
+
+def _told(advertise: str | None) -> tuple[str, int] | None:
+    """Host and port of what clients are told; port 0 if it has none."""
+    if advertise is None:
+        return None
+    found = _HOST_AND_PORT.fullmatch(advertise)
+    if found is None:
+        raise EmulatorProblem(
+            f"{advertise!r} is not a host to tell clients: write NAME, NAME:PORT or [ADDRESS]:PORT"
+        )
+    return found["name"] or found["address"], int(found["port"] or 0)
 
 
 def _bracketed(host: str) -> str:

@@ -108,7 +108,10 @@ class ManagedStream(EventStream[ManagedFetch]):
         fetch = arrival.request
         self._check_request(fetch)
         if not self._is_ours(fetch):
-            raise Refused(_PREFIX + "fetch.request.invalid")
+            raise Refused(
+                _PREFIX + "fetch.request.invalid",
+                text="The request names another managed subscription than the stream's first one.",
+            )
         self.ask(fetch.num_requested)
         if fetch.commit is not None:
             self._commit(fetch.commit, arrival.at)

@@ -48,12 +48,14 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._lock = threading.Lock()  # guards _streams
+        self._streams = 0  # calls of streams that are served now
 
     def Subscribe(  # noqa: N802 - the proto's name, as below
         self, request_iterator: Iterator[pb.FetchRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.FetchResponse]:
         """Events of one topic; the client keeps the position."""
-        with self._call("Subscribe", context):
+        with self._stream("Subscribe", context):
             mailbox: Mailbox[Fetch] = Mailbox(self._world.clock)
             stream = PlainStream(self._world, mailbox, _token(context))
             _feed(mailbox, request_iterator, _fetch, context)
@@ -111,7 +113,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         self, request_iterator: Iterator[pb.PublishRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.PublishResponse]:
         """Publishes over a stream of requests."""
-        with self._call("PublishStream", context):
+        with self._stream("PublishStream", context):
             mailbox: Mailbox[pb.PublishRequest] = Mailbox(self._world.clock)
             stream = PublishStream(
                 self._world, mailbox, lambda request: request.topic_name, _token(context)
@@ -124,7 +126,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         self, request_iterator: Iterator[pb.ManagedFetchRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ManagedFetchResponse]:
         """Events of one managed subscription; the service keeps the position."""
-        with self._call("ManagedSubscribe", context):
+        with self._stream("ManagedSubscribe", context):
             mailbox: Mailbox[ManagedFetch] = Mailbox(self._world.clock)
             stream = ManagedStream(self._world, mailbox, _token(context))
             _feed(mailbox, request_iterator, _managed_fetch, context, stream.release)
@@ -186,10 +188,27 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         raise AssertionError("a call that was ended raises")
 
     @contextlib.contextmanager
-    def _call(self, rpc: str, context: grpc.ServicerContext, target: str = "") -> Iterator[str]:
+    def _stream(self, rpc: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """A call that keeps its thread: one of so many, so that unary calls find one free."""
+        with self._lock:
+            full = self._streams >= self._world.settings.max_streams
+            self._streams += not full
+        try:
+            with self._call(rpc, context, full=full):
+                if self._world.settings.headers_at_once:
+                    context.send_initial_metadata(())
+                yield
+        finally:
+            with self._lock:
+                self._streams -= not full
+
+    @contextlib.contextmanager
+    def _call(
+        self, rpc: str, context: grpc.ServicerContext, target: str = "", *, full: bool = False
+    ) -> Iterator[str]:
         rpc_id = _rpc_id()
         try:
-            self._authorise(context)
+            self._admit(context, full)
             self._begin(rpc, target, context)
             yield rpc_id
         except Refused as refused:
@@ -203,7 +222,9 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             _log.debug("%s %s dropped: %s", rpc, rpc_id, dropped.status)
             _drop(context, dropped.status)
 
-    def _authorise(self, context: grpc.ServicerContext) -> None:
+    def _admit(self, context: grpc.ServicerContext, full: bool) -> None:
+        if full:
+            raise Refused("service.protection.triggered")
         sessions = self._world.sessions
         try:
             sessions.check({key: str(value) for key, value in context.invocation_metadata()})

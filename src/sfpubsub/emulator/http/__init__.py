@@ -3,7 +3,8 @@
     GET  /health                                       page
     /admin/…                                           admin
     /services/oauth2/…, /id/…, /services/Soap/u/…      oauth, soap
-    /services/data/…                                   rest, tooling, streaming, soql
+    /services/data/…                                   rest, events, tooling, channels,
+                                                       discovery, streaming, tables, soql
     /cometd/…                                          cometd
 
 `listener` speaks HTTP and holds its limits, `routing` finds who answers, the others answer; the

@@ -66,6 +66,7 @@ class Answer:
         stream: A body that goes on until one of both ends it; instead of `text`.
         drip_s: Send the second half of the body so long after the first.
         reset: Cut the connection instead.
+        pieces: The body instead of `text`, in pieces; `length` is its bytes.
     """
 
     status: HTTPStatus
@@ -75,6 +76,8 @@ class Answer:
     drip_s: float = 0.0
     reset: bool = False
     stream: Stream | None = None
+    pieces: Iterator[bytes] | None = None
+    length: int = 0
 
 
 Handler = Callable[[Call], Answer]

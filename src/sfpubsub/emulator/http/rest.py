@@ -87,7 +87,20 @@ def versions(call: Call) -> Answer:
 def resources(call: Call) -> Answer:
     """GET /services/data/vNN.0: what there is below."""
     base = f"/services/data/v{authorised(call)}.0"
-    return json_answer({"tooling": f"{base}/tooling", "query": f"{base}/query"})
+    sessions = call.world.sessions
+    user = call.world.accounts.holder(sessions.user_of(call.bearer) or "")
+    return json_answer(
+        {
+            "identity": f"{call.url}/id/{sessions.org_id}/{user.user_id}",
+            "limits": f"{base}/limits",
+            "tooling": f"{base}/tooling",
+            "query": f"{base}/query",
+            "queryAll": f"{base}/queryAll",
+            "sobjects": f"{base}/sobjects",
+            "composite": f"{base}/composite",
+            "jobs": f"{base}/jobs",
+        }
+    )
 
 
 def authorised(call: Call) -> int:

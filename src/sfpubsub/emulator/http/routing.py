@@ -9,9 +9,14 @@ from http import HTTPStatus
 
 from sfpubsub.emulator.http import (
     admin,
+    bulk,
+    channels,
     collections,
     cometd,
+    cors,
     describe,
+    discovery,
+    events,
     oauth,
     page,
     rest,
@@ -33,6 +38,7 @@ _RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
 
 _OBJECT = _VERSION + r"/sobjects/(?P<object>\w+)"
 _COLLECTION = _VERSION + r"/composite/sobjects"
+_CHANNELS = r"(?P<object>PlatformEventChannel|PlatformEventChannelMember)"
 
 _ROUTES = (
     _route(r"/", GET=page.as_json),
@@ -49,7 +55,7 @@ _ROUTES = (
     _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),
     _route(r"/services/oauth2/revoke", GET=oauth.must_post, POST=oauth.revoke),
     _route(r"/services/oauth2/userinfo", GET=oauth.userinfo, POST=oauth.userinfo),
-    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.login),
+    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
     _route(_VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?", POST=streaming.create),
@@ -63,6 +69,18 @@ _ROUTES = (
         GET=streaming.online,
         POST=streaming.push,
     ),
+    # Events, their channels and what is used of the org's allocation.
+    _route(_VERSION + r"/sobjects/(?P<event>\w+__e)/?", POST=events.publish),
+    _route(_VERSION + r"/sobjects/(?P<event>\w+)/eventSchema/?", GET=events.schema_of_event),
+    _route(_VERSION + r"/limits/?", GET=discovery.limits),
+    _route(_VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/?", POST=channels.create),
+    _route(
+        _VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/(?P<id>\w+)",
+        GET=channels.read,
+        PATCH=channels.update,
+        DELETE=channels.delete,
+    ),
+    _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
     # Records; behind the objects that are no records.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
@@ -93,6 +111,21 @@ _ROUTES = (
         POST=collections.read,
     ),
     _route(_COLLECTION + r"/(?P<object>\w+)/(?P<field>\w+)/?", PATCH=collections.upsert),
+    _route(_VERSION + r"/jobs/(?P<kind>query|ingest)/?", GET=bulk.every, POST=bulk.create),
+    _route(
+        _VERSION + r"/jobs/(?P<kind>query|ingest)/(?P<id>\w+)/?",
+        GET=bulk.read,
+        PATCH=bulk.change,
+        DELETE=bulk.delete,
+    ),
+    _route(_VERSION + r"/jobs/(?P<kind>query)/(?P<id>\w+)/results/?", GET=bulk.results),
+    _route(_VERSION + r"/jobs/ingest/(?P<id>\w+)/batches/?", PUT=bulk.upload),
+    _route(
+        _VERSION
+        + r"/jobs/ingest/(?P<id>\w+)"
+        + r"/(?P<which>(?i:successfulResults|failedResults|unprocessedrecords))/?",
+        GET=bulk.ingested,
+    ),
     # Some clients add the kind of the message to the path.
     _route(r"/cometd(/(?P<version>\d{1,3}\.\d)?(/\w+)?/?)?", POST=cometd.answer),
     _route(_VERSION + r"/tooling/query/?", GET=tooling.query),
@@ -118,6 +151,10 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
     """The answer to a request; an error is one too. The routes of `pages` come first."""
+    return cors.shared(call, _answer(call, pages))
+
+
+def _answer(call: Call, pages: Sequence[Route]) -> Answer:
     try:
         return _handler(call, pages)(call)
     except Problem as found:
@@ -147,6 +184,11 @@ def _handler(call: Call, pages: Sequence[Route]) -> Handler:
         found = route.path.fullmatch(call.path)
         if found is None:
             continue
+        if call.method == "OPTIONS":
+            methods = ["OPTIONS", *(["HEAD"] if "GET" in route.methods else []), *route.methods]
+            return lambda _asked: Answer(
+                HTTPStatus.NO_CONTENT, headers={"Allow": ", ".join(sorted(methods))}
+            )
         handler = route.methods.get("GET" if call.method == "HEAD" else call.method)
         if handler is None:
             raise Problem(

@@ -189,6 +189,30 @@ class Bus(Positions):
                 self._store.run("INSERT INTO channel_members VALUES (?, ?)", name, topic)
         self._load()
 
+    def members(self, channel: str) -> list[str]:
+        """The topics that a channel carries, by name."""
+        rows = self._store.rows(
+            "SELECT topic FROM channel_members WHERE channel = ? ORDER BY topic", channel
+        )
+        return [row[0] for row in rows]
+
+    def remove_channel(self, name: str) -> None:
+        """Forget a channel and what it carried; streams that read it end."""
+        topic = self.topic(name)
+        with self._lock, self._store.transaction():
+            # Its number may be given to another topic: nothing of it must be left.
+            self._store.run("DELETE FROM topic_log WHERE topic_id = ?", topic.number)
+            self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
+            self._store.run("DELETE FROM topics WHERE id = ?", topic.number)
+        self._load()
+        self.bells.ring(name)
+
+    def has(self, topic: Topic) -> bool:
+        """Whether a topic is still there."""
+        with self._lock:
+            found = self._topics.get(topic.name)
+            return found is not None and found.number == topic.number
+
     def put_log(self, name: str) -> None:
         """Make a log without a schema, which no stream can read; it may be there already."""
         with self._lock, self._store.transaction():
@@ -226,10 +250,11 @@ class Bus(Positions):
                 raise Refused("schema.not.found", schema_id=schema_id)
             return self._schemas[schema_id]
 
-    def members(self, channel: str) -> list[str]:
-        """The topics that a channel carries; none for a topic."""
+    def event_of(self, schema_id: str) -> str | None:
+        """Name of the event that a schema is of; None if there is no such schema."""
         with self._lock:
-            return sorted(name for name, carriers in self._channels.items() if channel in carriers)
+            topic = self._schema_topics.get(schema_id)
+        return None if topic is None else topic.rpartition("/")[2]
 
     # Publishing.
 

@@ -54,6 +54,13 @@ CREATE TABLE IF NOT EXISTS refresh_tokens (
 CREATE TABLE IF NOT EXISTS streaming_records (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL)
     WITHOUT ROWID;
+-- Custom channels, and what is selected for them and the standard one; enriched is JSON.
+CREATE TABLE IF NOT EXISTS event_channels (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, label TEXT NOT NULL)
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS channel_selections (
+    id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, channel TEXT NOT NULL,
+    entity TEXT NOT NULL, filter_expression TEXT NOT NULL, enriched TEXT NOT NULL) WITHOUT ROWID;
 -- Good access tokens; refresh_token is what it was made from, own whether it is the emulator's.
 CREATE TABLE IF NOT EXISTS access_tokens (
     token TEXT PRIMARY KEY, username TEXT NOT NULL, refresh_token TEXT NOT NULL,

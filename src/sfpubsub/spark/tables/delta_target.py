@@ -25,6 +25,7 @@ from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.frames import spark_schema, sql_text
 from sfpubsub.spark.runtime.runtimes import check_session
+from sfpubsub.spark.runtime.session import active_session
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
 
@@ -106,7 +107,7 @@ class DeltaTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        with self._errors("cannot be made"), self._target.active():
+        with self._errors("cannot be made"), active_session(self._target.spark):
             if not there:
                 self._create(columns, facts or {}, merged=merged)
                 return
@@ -130,7 +131,7 @@ class DeltaTargetTable(LoggedTargetTable):
         Step and files are one commit; Delta refuses it if another one with our number came in
         between. A death before it leaves files that no reader sees, until VACUUM removes them.
         """
-        with self._errors("was not written"), self._target.active():
+        with self._errors("was not written"), active_session(self._target.spark):
             transaction = self._log().startTransaction()
             if transaction.txnVersion(_APPLICATION) >= step:
                 return False

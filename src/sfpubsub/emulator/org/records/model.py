@@ -169,6 +169,10 @@ class Records(Reading):
         self._numbers[of.name] += 1
         return self._numbers[of.name]
 
+    def user(self, username: str) -> User:
+        """The user of a name; the first one if it is gone."""
+        return self._accounts.holder(username)
+
     def is_user(self, record_id: str) -> bool:
         """Whether it is the id of a user."""
         return self._accounts.by_id(record_id) is not None

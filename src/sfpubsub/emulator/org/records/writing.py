@@ -158,15 +158,18 @@ class Transaction:
         self._change(table, found[0], given)
         return str(found[0]["Id"]), False
 
-    def delete(self, name: str, record_id: str) -> None:
-        """Put a record into the Recycle Bin.
+    def delete(self, name: str, record_id: str, *, hard: bool = False) -> None:
+        """Put a record into the Recycle Bin; or, `hard`, delete it for good.
 
         Raises:
             RecordProblem: It is not there.
         """
         table = self._org.table(name)
         row = self._row(table, record_id)
-        table.update(row["Id"], {"IsDeleted": 1, **self._audit()})
+        if hard:
+            table.remove(row["Id"])
+        else:
+            table.update(row["Id"], {"IsDeleted": 1, **self._audit()})
         self.changes.append(Change(table.of, row["Id"], "DELETE", row, row))
 
     def undelete(self, name: str, record_id: str) -> None:
