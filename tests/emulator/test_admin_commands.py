@@ -146,3 +146,23 @@ def test_it_ends_with_its_stdin(spawn):
     process = spawn("--until-stdin-closes", stdin=True).wait_ready()
     process.popen.stdin.close()
     assert process.popen.wait(WAIT_S) == 0
+
+
+def test_records(command, running):
+    """A record is made, found, changed and deleted, each with its change event."""
+    assert "Account" in {row["name"] for row in command("records")[1]}
+    before = running.bus.tip()
+    code, (made,) = command("records", "create", "Account", "Name=Acme", "NumberOfEmployees=7")
+    assert code == 0
+    key = made["id"]
+    found = command("records", "query", "SELECT Id, Name FROM Account")[1]
+    assert found == [{"Id": key, "Name": "Acme"}]
+    assert command("records", "update", "Account", key, "NumberOfEmployees=", "Name=A=B")[0] == 0
+    (shown,) = command("records", "show", "Account", key)[1]
+    assert (shown["Name"], shown["NumberOfEmployees"]) == ("A=B", None)
+    assert command("records", "delete", "Account", key)[0] == 0
+    assert running.bus.tip() == before + 3
+    code, output = command("records", "show", "Account", key)
+    assert code == 1
+    assert "deleted" in output
+    assert command("records", "create", "Account", "Name")[0] == 2

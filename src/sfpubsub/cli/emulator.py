@@ -2,7 +2,7 @@
 
 Options in, one JSON line out, signals to exit codes. What the emulator does is in
 sfpubsub.emulator, imported only when the command runs. Its commands, for one that runs already, are
-in emulator_admin.
+in emulator_admin and emulator_records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HTTP_PORT = 7012
 """Default of --http-port: the next one."""
 
 
-_COMMANDS = ("clock", "faults", "publish", "subscriptions", "topics")
+_COMMANDS = ("clock", "faults", "publish", "records", "subscriptions", "topics")
 
 
 class _Commands(click.Group):
@@ -46,9 +46,11 @@ class _Commands(click.Group):
         """Return a command, imported now."""
         if cmd_name not in _COMMANDS:
             return None
-        from sfpubsub.cli.emulator_admin import COMMANDS
+        from sfpubsub.cli import emulator_admin, emulator_records
 
-        return COMMANDS[cmd_name]
+        module = emulator_records if cmd_name == "records" else emulator_admin
+        command: click.Command = getattr(module, cmd_name)
+        return command
 
 
 @click.group(cls=_Commands, invoke_without_command=True)

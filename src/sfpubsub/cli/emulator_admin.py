@@ -9,7 +9,7 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 import click
@@ -41,7 +41,7 @@ class Duration(click.types.FloatParamType):
         return float(found[1]) * _UNITS_S[found[2]]
 
 
-def _of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
+def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say which emulator; the command gets it as its first argument."""
 
     @click.option(
@@ -79,7 +79,7 @@ def _of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     default="-",
     help="JSON lines; stdin when left out.",
 )
-@_of_an_emulator
+@of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
     """Publish an event for every JSON line, as the org itself.
 
@@ -89,24 +89,24 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
     """
     for events in _parts(file):
         for result in emulator.publish(topic, events):
-            _show(result)
+            show(result)
 
 
 @click.command()
-@_of_an_emulator
+@of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
     """List topics, with what was published, delivered, and who reads."""
     _show_named(emulator.health()["topics"])
 
 
 @click.command()
-@_of_an_emulator
+@of_an_emulator
 def subscriptions(emulator: RemoteEmulator) -> None:
     """List managed subscriptions, with their committed positions."""
     _show_named(emulator.health()["managed_subscriptions"])
 
 
-class _ListFirst(click.Group):
+class ListFirst(click.Group):
     """Without a command it is `list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -116,30 +116,30 @@ class _ListFirst(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_ListFirst)
+@click.group(cls=ListFirst)
 def faults() -> None:
     """List the faults that were added, or add one."""
 
 
 @faults.command("list")
-@_of_an_emulator
+@of_an_emulator
 def list_faults(emulator: RemoteEmulator) -> None:
     """List the faults that were added, and how often each has happened."""
     for fault in emulator.faults():
-        _show(fault)
+        show(fault)
 
 
 @faults.command()
 @click.argument("kind")
 @click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
-@_of_an_emulator
+@of_an_emulator
 def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> None:
     """Add a fault: it happens at its next occasion, or at once.
 
     Parameters are times, rpc, target, and what the KIND takes, such as after_responses=3; see
     `sfpubsub emulator faults kinds`. Prints its number.
     """
-    _show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
+    show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
 
 
 @faults.command()
@@ -148,14 +148,14 @@ def kinds() -> None:
     from sfpubsub.emulator.faults.kinds import KINDS
 
     for name, kind in KINDS.items():
-        _show({"kind": name, "rpcs": kind.rpcs, "parameters": kind.params, "what": kind.text})
+        show({"kind": name, "rpcs": kind.rpcs, "parameters": kind.params, "what": kind.text})
 
 
 @click.command()
 @click.option(
     "--jump", type=Duration(), metavar="DURATION", help="Move it on: 90, 90s, 5m, 73h or 3d."
 )
-@_of_an_emulator
+@of_an_emulator
 def clock(emulator: RemoteEmulator, jump: float | None) -> None:
     """Show the emulator's clock, or move it on.
 
@@ -163,22 +163,17 @@ def clock(emulator: RemoteEmulator, jump: float | None) -> None:
     """
     now = emulator.now() if jump is None else emulator.jump(jump)
     shown = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat(timespec="seconds")
-    _show({"now": now, "utc": shown})
+    show({"now": now, "utc": shown})
 
 
-COMMANDS: dict[str, click.Command] = {
-    command.name or "": command for command in (publish, topics, subscriptions, faults, clock)
-}
-"""By name."""
-
-
-def _show(value: dict[str, Any]) -> None:
+def show(value: Mapping[str, Any]) -> None:
+    """Print a JSON line."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
 def _show_named(rows: dict[str, dict[str, Any]]) -> None:
     for name, row in rows.items():
-        _show({"name": name, **row})
+        show({"name": name, **row})
 
 
 def _parts(file: TextIO) -> Iterator[list[dict[str, Any]]]:
