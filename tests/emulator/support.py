@@ -107,8 +107,16 @@ class Stream:
 class Client:
     """The generated stub, with the headers of one emulator."""
 
-    def __init__(self, target: str, metadata: Any, ca_file: Path | None = None) -> None:
-        if ca_file is None:
+    def __init__(
+        self,
+        target: str,
+        metadata: Any,
+        ca_file: Path | None = None,
+        channel: grpc.Channel | None = None,
+    ) -> None:
+        if channel is not None:
+            self.channel = channel
+        elif ca_file is None:
             self.channel = grpc.insecure_channel(target)
         else:
             trust = grpc.ssl_channel_credentials(ca_file.read_bytes())
