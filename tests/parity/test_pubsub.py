@@ -55,7 +55,7 @@ def test_a_topic_is_described(org, client):
 
 
 def test_a_schema_id_is_the_hash_of_its_schema(schema):
-    """MD5 of the parsing canonical form, in base64url without padding; the org's fields are first."""
+    """MD5 of the parsing canonical form, in base64url; the org's own fields are first."""
     value = json.loads(schema.schema_json)
     canonical = fastavro.schema.to_parsing_canonical_form(value)
     digest = hashlib.md5(canonical.encode()).digest()
