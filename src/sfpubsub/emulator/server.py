@@ -38,6 +38,7 @@ from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.open_streams import OpenStreams
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.records.jobs import Jobs
+from sfpubsub.emulator.org.records.late import LateEvents
 from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
@@ -176,8 +177,17 @@ class EmulatorServer:
             channels, CometdSessions(self.bus, channels, self.clock, self.settings)
         )
         self.managed = ManagedSubscriptions(store, self.bus, self.clock, self.settings, self.faults)
+        late = LateEvents(store, self.bus, self.clock)
+        self._closing.callback(late.stop)
         self.records = Records(
-            store, self.bus, self.clock, self.settings, self.faults, self.accounts
+            store,
+            self.bus,
+            self.clock,
+            self.settings,
+            self.faults,
+            self.accounts,
+            channels,
+            late,
         )
         self.clock.on_jump(self.bus.bells.ring_all)
         self.faults.on_add(self.bus.bells.ring_all)
@@ -191,7 +201,8 @@ class EmulatorServer:
         self._closing.callback(self.jobs.stop)
         self.event_channels = EventChannels(store, self.bus)
         self.event_channels.adopt()
-        self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
+        self.event_channels.feed(self.records)
+        self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions, self.records))
 
     # Addresses and secrets.
 

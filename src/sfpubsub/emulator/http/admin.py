@@ -9,6 +9,8 @@
     POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
     POST /admin/schema   another schema for a topic: {"topic": …, "schema": Avro}
     POST /admin/streaming events of a PushTopic or generic channel: {"channel": …, "events": …}
+    POST /admin/objects  a field more or less: {"object": …, "add_field": {…}} or "remove_field"
+    POST /admin/undelete a record out of the Recycle Bin: {"object": …, "id": …}
     POST /admin/users    make or change one: {"username": …, "password": …, "active": …}
     POST /admin/apps     make or change one: {"client_id": …, "public_key": PEM, …}
 
@@ -27,13 +29,19 @@ from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
 """Some 30 years; more would leave the range of dates."""
 
-_USER: dict[str, type] = {"username": str, "password": str, "active": bool}
+_USER: dict[str, type] = {
+    "username": str,
+    "password": str,
+    "active": bool,
+    "view_all": bool,
+}
 _APP: dict[str, type] = {
     "client_id": str,
     "client_secret": str,
@@ -162,6 +170,38 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
         return {"replay_ids": world.cometd.channels.publish(body["channel"], events)}
     except EmulatorProblem as error:
         raise _bad(str(error)) from error
+
+
+def change_object(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/objects; the change events have another schema from then on."""
+    members = dict(body) if isinstance(body, dict) else {}
+    name = members.pop("object", None)
+    if not isinstance(name, str) or len(members) != 1:
+        raise _bad('send {"object": …, "add_field": {…}} or {"object": …, "remove_field": …}')
+    try:
+        of = world.records.describe(name)
+        match members:
+            case {"add_field": dict(field)}:
+                of = of.with_field(field)
+            case {"remove_field": str(field)}:
+                of = of.without_field(field)
+            case _:
+                raise _bad("a field that is added is an object, one that is removed a name")
+        world.records.put_object(of)
+    except (ValueError, RecordProblem) as error:
+        raise _bad(str(error)) from error
+    return {"object": of.name, "fields": [item.name for item in of.fields]}
+
+
+def undelete(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/undelete."""
+    if not isinstance(body, dict) or set(body) != {"object", "id"}:
+        raise _bad('send {"object": …, "id": …}')
+    try:
+        world.records.undelete(str(body["object"]), str(body["id"]), world.accounts.holder(""))
+    except RecordProblem as error:
+        raise _bad(str(error)) from error
+    return {"id": body["id"]}
 
 
 def user(world: World, body: Any) -> dict[str, Any]:

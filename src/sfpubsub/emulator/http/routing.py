@@ -50,6 +50,8 @@ _ROUTES = (
     _route(r"/admin/managed", POST=admin.changing(admin.managed)),
     _route(r"/admin/schema", POST=admin.changing(admin.schema)),
     _route(r"/admin/streaming", POST=admin.changing(admin.streaming)),
+    _route(r"/admin/objects", POST=admin.changing(admin.change_object)),
+    _route(r"/admin/undelete", POST=admin.changing(admin.undelete)),
     _route(r"/admin/users", POST=admin.changing(admin.user)),
     _route(r"/admin/apps", POST=admin.changing(admin.app)),
     _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),

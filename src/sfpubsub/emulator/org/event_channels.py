@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.problems import BadValue
@@ -83,6 +83,22 @@ class Member:
     enriched: tuple[str, ...] = ()
 
 
+class ChangeSource(Protocol):
+    """What the members of channels select from: the change events of records."""
+
+    def offer(self, event_name: str) -> None:
+        """Make the topic of an event, if it is one of these."""
+        ...
+
+    def check_member(self, member: Member) -> None:
+        """Pass only if a member's filter and enriched fields fit; raises BadValue."""
+        ...
+
+    def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
+        """Members changed: these are all, and these are no longer."""
+        ...
+
+
 class EventChannels:
     """The channels of one org. Thread-safe.
 
@@ -95,6 +111,12 @@ class EventChannels:
         self._store = store
         self._bus = bus
         self._lock = threading.RLock()  # one change at a time
+        self._records: ChangeSource | None = None
+
+    def feed(self, records: ChangeSource) -> None:
+        """Let the changes of records follow what members select."""
+        self._records = records
+        records.selected(self.members(), [])
 
     def adopt(self) -> None:
         """Make records for the channels of a seed; what the bus carries is what holds."""
@@ -210,6 +232,8 @@ class EventChannels:
             text = "A name has letters, digits and single underscores"
             raise BadValue("INVALID_INPUT", text, "FullName")
         with self._lock:
+            if self._records is not None:
+                self._records.offer(entity)
             topic, entity = self._places(channel, entity)
             name = topic.rpartition("/")[2]
             for item in self.members():
@@ -220,8 +244,9 @@ class EventChannels:
                     text = f"The name {developer_name} is already used."
                     raise BadValue("DUPLICATE_DEVELOPER_NAME", text, "DeveloperName")
             made = Member("", developer_name, name, entity, filter_expression, tuple(enriched))
-            made = self._keep_member(_checked(made))
+            made = self._keep_member(self._checked(made))
             self._carry(name)
+            self._tell()
             return made
 
     def change(self, member_id: str, filter_expression: str, enriched: Sequence[str]) -> None:
@@ -235,7 +260,7 @@ class EventChannels:
             found = self.member(member_id)
             if found is None:
                 raise KeyError(member_id)
-            changed = _checked(
+            changed = self._checked(
                 replace(found, filter_expression=filter_expression, enriched=tuple(enriched))
             )
             self._store.run(
@@ -244,6 +269,7 @@ class EventChannels:
                 json.dumps(changed.enriched),
                 member_id,
             )
+            self._tell()
 
     def remove(self, member_id: str) -> None:
         """Take an event off its channel; what it carried stays readable.
@@ -257,8 +283,19 @@ class EventChannels:
                 raise KeyError(member_id)
             self._forget_member(found)
             self._carry(found.channel)
+            self._tell(found)
 
     # Inside.
+
+    def _tell(self, *gone: Member) -> None:
+        if self._records is not None:
+            self._records.selected(self.members(), gone)
+
+    def _checked(self, member: Member) -> Member:
+        checked = _checked(member)
+        if self._records is not None:
+            self._records.check_member(checked)
+        return checked
 
     def _places(self, channel: str, entity: str) -> tuple[str, str]:
         """The topic of a channel and the name of an event, as they are written."""

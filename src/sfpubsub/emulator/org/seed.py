@@ -36,6 +36,7 @@
     username = "user@example.com"
     password = "…"                      # optional; with the security token behind it
     active = true                       # optional; default true
+    view_all = true                     # optional; default true: sees the records of others
 
     [[apps]]                            # connected apps
     client_id = "…"
@@ -99,7 +100,7 @@ _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
         {"label": str, "default_replay": str, "error_recovery_replay": str, "state": str},
     ),
     "events": ({"topic": str}, {"payload": dict, "payload_json": str}),
-    "users": ({"username": str}, {"password": str, "active": bool}),
+    "users": ({"username": str}, {"password": str, "active": bool, "view_all": bool}),
     "apps": (
         {"client_id": str},
         {

@@ -132,7 +132,8 @@ def events(
         if count > most_changes:
             overflowed.setdefault(change.of.name, change.of)
             continue
-        says = json.dumps([change.of.name, event.values])
+        # A change alone is not compared with others.
+        says = json.dumps([change.of.name, event.values]) if len(changes) > 1 else ""
         same = open_events.get(says)
         if same is not None and len(same.header["recordIds"]) < most_records:
             same.header["recordIds"].append(change.record_id)

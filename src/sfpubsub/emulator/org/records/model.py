@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sfpubsub.emulator.faults.plan import FaultPlan
+from sfpubsub.emulator.faults.plan import Fault, FaultPlan
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.org.accounts import Accounts, User
-from sfpubsub.emulator.org.bus import Batch, Bus, Draft
+from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
-from sfpubsub.emulator.org.records import changes
+from sfpubsub.emulator.org.cometd.channels import Channels
+from sfpubsub.emulator.org.event_channels import Member
+from sfpubsub.emulator.org.problems import BadValue
+from sfpubsub.emulator.org.records import values
 from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.late import LateEvents
+from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.publishing import Publishing
 from sfpubsub.emulator.org.records.reading import Past, Reading
-from sfpubsub.emulator.org.records.schemas import ChangeSchema, change_schema
+from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.records.table import Catalog, Table
 from sfpubsub.emulator.org.records.writing import Transaction
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
-
-ALL_CHANGES = "/data/ChangeEvents"
-"""The channel of every selected object."""
-
-_COMMIT_BASE = 10_000_000_000
-"""Commit numbers begin above this, as those of an org that has lived for a while."""
 
 
 class Records(Reading):
@@ -44,6 +43,11 @@ class Records(Reading):
         settings: Limits and habits.
         faults: Programmed failures.
         accounts: Who can own records and change them.
+        channels: PushTopics, whose events changes make too.
+        late: Events that come later than their change.
+
+    Attributes:
+        publishing: What makes events of changes.
     """
 
     def __init__(
@@ -54,14 +58,16 @@ class Records(Reading):
         settings: Settings,
         faults: FaultPlan,
         accounts: Accounts,
+        channels: Channels,
+        late: LateEvents,
     ) -> None:
         super().__init__(store, Past(store, clock, settings.rest_lag_s))
         self._bus = bus
-        self._settings = settings
+        self.publishing = Publishing(store, bus, settings, faults, channels, late)
         self._faults = faults
         self._accounts = accounts
         self._catalog = Catalog(store)
-        self._schemas: dict[str, tuple[ChangeSchema, Schema]] = {}
+        self._purged: dict[str, Fault | None] = {}  # by a fault; as long as the process lives
         self._numbers: dict[str, int] = {}  # guarded by the transaction of the bus
         for definition in self._catalog.definitions():
             self._take(SObject(json.loads(definition)))
@@ -79,6 +85,35 @@ class Records(Reading):
             raise ValueError(f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}")
         self._catalog.put(of.name, json.dumps(of.definition))
         self._take(of)
+
+    def offer(self, event_name: str) -> None:
+        """Make the topic of an object's change events, if the name is that of one."""
+        of = self._by_event(event_name)
+        if of is not None and not self._has_topic(of):
+            self._bus.put_topic(of.topic, Schema(change_schema(of).text), can_publish=False)
+
+    def check_member(self, member: Member) -> None:
+        """Pass only if a member's filter and enriched fields fit its object.
+
+        Raises:
+            BadValue: They do not.
+        """
+        of = self._by_event(member.entity)
+        if of is not None:
+            try:
+                self.publishing.check(of, member)
+            except RecordProblem as problem:
+                raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
+
+    def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
+        """Publish the changes of what members select; of what none selects any more no longer."""
+        events = {member.entity for member in members}
+        for name in events | {member.entity for member in gone}:
+            of = self._by_event(name)
+            if of is not None and of.change_events != (name in events):
+                self.put_object(SObject({**of.definition, "change_events": name in events}))
+        with self._bus.together():  # no change is under way
+            self.publishing.select(members)
 
     # Records.
 
@@ -160,7 +195,8 @@ class Records(Reading):
             changing = Transaction(self, user, batch.at)
             yield changing
             if changing.changes:
-                self._publish(batch, changing.changes, user, origin)
+                self.publishing.publish(batch, changing.changes, user, origin)
+            changing.finish()
 
     # For transactions.
 
@@ -177,7 +213,35 @@ class Records(Reading):
         """Whether it is the id of a user."""
         return self._accounts.by_id(record_id) is not None
 
+    def missed(self, record_id: str) -> None:
+        """Somebody asked for a record that is not there."""
+        self._faults.met(self._purged.get(record_id))
+
+    def purge(self, record_id: str, cause: Fault | None = None) -> None:
+        """Forget a record for good, without an event.
+
+        Raises:
+            ValueError: There is no such record.
+        """
+        full = values.full_id(record_id)
+        of = self.by_prefix(full)
+        with self._bus.together():
+            if of is None or self.table(of.name).get(full) is None:
+                raise ValueError(f"there is no record {record_id!r}")
+            self._past.remember()
+            self.table(of.name).remove(full)
+            self._purged[full] = cause
+
     # Inside.
+
+    def _by_event(self, event_name: str) -> SObject | None:
+        for table in self._tables.values():
+            if table.of.event_name.lower() == event_name.lower():
+                return table.of
+        return None
+
+    def _has_topic(self, of: SObject) -> bool:
+        return any(topic.name == of.topic for topic in self._bus.topics())
 
     def _take(self, of: SObject) -> None:
         """Make the tables and the topic of an object ready, and use it from now on."""
@@ -187,7 +251,7 @@ class Records(Reading):
         schema = self._topic(of, layout.text)
         with self._bus.together():  # no change is under way
             self._numbers[of.name] = max(number, self._numbers.get(of.name, 0))
-            self._schemas = {**self._schemas, of.name: (layout, schema)}
+            self.publishing.use(of, layout, schema)
             self._tables = {**self._tables, of.name.lower(): table}
 
     def _topic(self, of: SObject, text: str) -> Schema:
@@ -202,23 +266,3 @@ class Records(Reading):
         if of.change_events and (known is None or known.schema_id != schema.schema_id):
             self._bus.put_topic(of.topic, schema, can_publish=False)
         return schema
-
-    def _publish(
-        self, batch: Batch, made: Sequence[changes.Change], user: User, origin: str
-    ) -> None:
-        commit = changes.Commit(
-            batch.at, _COMMIT_BASE + batch.tip, user.user_id, origin, str(uuid.uuid4())
-        )
-        events = changes.events(
-            [change for change in made if change.of.change_events],
-            commit,
-            lambda of: self._schemas[of.name][0],
-            most_records=self._settings.change_event_records,
-            most_changes=self._settings.overflow_changes,
-        )
-        for event in events:
-            schema = self._schemas[event.of.name][1]
-            payload = schema.encode(event.values, batch.at)
-            if len(payload) > self._settings.event_bytes:
-                payload = schema.encode(event.as_gap().values, batch.at)
-            batch.add(event.of.topic, [Draft(payload, schema.schema_id)])

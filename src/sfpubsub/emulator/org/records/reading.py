@@ -178,7 +178,7 @@ class Reading:
 
     def sees_all(self, user: User) -> bool:
         """Whether a user sees the records of everybody."""
-        return True
+        return user.view_all
 
     def missed(self, record_id: str) -> None:
         """Somebody asked for a record that is not there."""

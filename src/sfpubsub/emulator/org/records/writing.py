@@ -71,6 +71,7 @@ class Transaction:
         self._user = user
         self._at = values.moment(at)
         self.changes: list[Change] = []
+        self._removals: list[tuple[Table, str]] = []  # done when their events are made
 
     def create(self, name: str, given: Mapping[str, Any]) -> str:
         """Make a record.
@@ -167,7 +168,7 @@ class Transaction:
         table = self._org.table(name)
         row = self._row(table, record_id)
         if hard:
-            table.remove(row["Id"])
+            self._removals.append((table, row["Id"]))
         else:
             table.update(row["Id"], {"IsDeleted": 1, **self._audit()})
         self.changes.append(Change(table.of, row["Id"], "DELETE", row, row))
@@ -185,6 +186,11 @@ class Transaction:
         changes = {"IsDeleted": 0, **self._audit()}
         table.update(row["Id"], changes)
         self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
+
+    def finish(self) -> None:
+        """Do what comes behind the events of the changes."""
+        for table, record_id in self._removals:
+            table.remove(record_id)
 
     # Inside.
 
