@@ -245,11 +245,15 @@ def test_updates_come_at_once_and_each_event_once(org, updates):
     first = stream.next("add")
     assert first["id"] == "events"
     assert "live-1" in first["html"]
-    stream.close()
     org.publish(ORDERS, [{"Order_Number__c": "live-2"}])
-    again = updates(path, {"Last-Event-ID": first["mark"]}).next("add")["html"]
-    assert "live-2" in again
-    assert "live-1" not in again
+    second = stream.next("add")
+    assert "live-2" in second["html"]
+    assert "live-1" not in second["html"]
+    stream.close()
+    org.publish(ORDERS, [{"Order_Number__c": "live-3"}])
+    again = updates(path, {"Last-Event-ID": second["mark"]}).next("add")["html"]
+    assert "live-3" in again
+    assert "live-2" not in again
 
 
 def test_who_looks_is_no_stream_of_the_service(org, updates):
