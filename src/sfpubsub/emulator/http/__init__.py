@@ -1,6 +1,6 @@
 """The HTTP port: health, sign-in, the Tooling API, and the admin endpoint.
 
-    GET  /health                                       page
+    GET  /health                                       summary
     /admin/…                                           admin
     /services/oauth2/…, /id/…, /services/Soap/u/…      oauth, soap
     /services/data/…                                   rest, events, tooling, channels,
@@ -13,6 +13,6 @@ subscriptions or credentials.
 """
 
 from sfpubsub.emulator.http.listener import HttpServer
-from sfpubsub.emulator.http.page import health
+from sfpubsub.emulator.http.summary import health
 
 __all__ = ["HttpServer", "health"]

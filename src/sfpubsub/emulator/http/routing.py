@@ -18,11 +18,11 @@ from sfpubsub.emulator.http import (
     discovery,
     events,
     oauth,
-    page,
     rest,
     soap,
     sobjects,
     streaming,
+    summary,
     tooling,
 )
 from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Problem, Route
@@ -41,8 +41,8 @@ _COLLECTION = _VERSION + r"/composite/sobjects"
 _CHANNELS = r"(?P<object>PlatformEventChannel|PlatformEventChannelMember)"
 
 _ROUTES = (
-    _route(r"/", GET=page.as_json),
-    _route(r"/health", GET=page.as_json),
+    _route(r"/", GET=summary.as_json),
+    _route(r"/health", GET=summary.as_json),
     _route(r"/admin/faults", GET=admin.faults, POST=admin.changing(admin.add_fault)),
     _route(r"/admin/clock", GET=admin.clock, POST=admin.changing(admin.jump)),
     _route(r"/admin/publish", POST=admin.changing(admin.publish)),
@@ -147,7 +147,7 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
     ("/id/", oauth.problem),
     ("/services/data", rest.problem),
     ("/services/Soap/", soap.problem),
-    ("", page.problem),
+    ("", summary.problem),
 )
 
 

@@ -61,7 +61,8 @@ def _page(visit: Visit, problem: str) -> Answer:
         tag(
             "p",
             "A jump makes everything due that the time would have made due: keepalives, deadlines, "
-            "the end of retention. It cannot be taken back; a start of the emulator does.",
+            "the end of retention. It cannot be taken back; after a new start the emulator is back "
+            "at real time.",
         ),
         visit.form(
             PLACE,

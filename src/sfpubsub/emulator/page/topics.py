@@ -9,7 +9,7 @@ from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http.exchange import Answer, Problem
-from sfpubsub.emulator.http.page import as_json
+from sfpubsub.emulator.http.summary import as_json
 from sfpubsub.emulator.org.bus import Topic
 from sfpubsub.emulator.org.cometd.channels import with_names
 from sfpubsub.emulator.org.schemas import SchemaProblem
