@@ -14,6 +14,7 @@ import pytest
 from sfpubsub.emulator.server import EmulatorServer
 
 from .support import ORDERS, WAIT_S, Client, commit
+from .test_page import PAGES, TOPIC
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -22,18 +23,6 @@ BROWSER = os.environ.get("BROWSER_FOR_TESTS") or next(filter(None, map(shutil.wh
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 
 WIDTHS = (1280, 390)
-TOPIC = f"/ui/topic?name={ORDERS}"
-PAGES = (
-    "/",
-    TOPIC,
-    "/ui/topic?name=/data/ChangeEvents",
-    "/ui/records",
-    "/ui/records?object=Account",
-    "/ui/subscriptions",
-    "/ui/streams",
-    "/ui/faults",
-    "/ui/clock",
-)
 
 
 @pytest.fixture(scope="module")

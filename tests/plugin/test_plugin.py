@@ -37,21 +37,26 @@ def run(suite: pytest.Pytester, code: str, *options: str) -> pytest.RunResult:
     )
 
 
-def test_a_run_without_the_fixtures_pays_nothing(suite):
-    """The plugin is loaded in every run; it brings none of the libraries of the emulator along."""
-    result = run(
-        suite,
-        """
-        import sys
+LIGHT = """
+import sys
 
-        def test_light():
-            assert "sfpubsub.pytest_plugin" in sys.modules
-            heavy = {"grpc", "google.protobuf", "fastavro", "requests", "click", "http.server",
-                     "sfpubsub.emulator", "sfpubsub.config", "sfpubsub.pytest_plugin.run"}
-            assert not heavy & set(sys.modules)
-        """,
-    )
+HEAVY = {"grpc", "google.protobuf", "fastavro", "requests", "click", "http.server", "sqlite3",
+         "sfpubsub.emulator", "sfpubsub.config", "sfpubsub.pytest_plugin.run"}
+
+def pytest_unconfigure():
+    assert "sfpubsub.pytest_plugin" in sys.modules
+    assert not HEAVY & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_run_without_the_fixtures_pays_nothing(suite, workers):
+    """The plugin is loaded in every run, in the controller of xdist and in its workers; it brings
+    none of the libraries of the emulator along."""
+    suite.makeconftest(LIGHT)
+    result = run(suite, "def test_nothing(): pass", "-n", workers)
     result.assert_outcomes(passed=1)
+    assert result.ret == 0
 
 
 ORG = """

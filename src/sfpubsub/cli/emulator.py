@@ -183,8 +183,9 @@ def _refuse_options(context: click.Context) -> None:
 
 
 def _end_with_stdin() -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
+    with contextlib.suppress(OSError):  # it was closed from the first
+        while os.read(0, 4096):
+            pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from sfpubsub.emulator.faults import FaultPlan
     from sfpubsub.emulator.org.clock import ManualClock
     from sfpubsub.emulator.server import EmulatorServer
-    from sfpubsub.pytest_plugin.run import EmulatorRun, RunningEmulator
+    from sfpubsub.pytest_plugin.lifeline import EmulatorRun
+    from sfpubsub.pytest_plugin.run import RunningEmulator
 
 _DIRECTORY = "sfpubsub_emulator"
 """Key of what the controller of xdist tells its workers: the directory of the run's emulator."""
@@ -122,7 +123,7 @@ def salesforce_org(
 
 def _run(config: pytest.Config) -> EmulatorRun:
     """The emulator's place in this run; made by whoever needs it first."""
-    from sfpubsub.pytest_plugin.run import EmulatorRun
+    from sfpubsub.pytest_plugin.lifeline import EmulatorRun
 
     if _RUN not in config.stash:
         config.stash[_RUN] = EmulatorRun()

@@ -1,9 +1,7 @@
 """The emulator of a whole run of pytest: one process, however many workers there are.
 
-The process that owns the run (pytest itself, or the controller of xdist) makes a directory with a
-pipe in it, and holds the pipe open. Whoever needs the emulator first starts it, under a file lock,
-with the other end of the pipe as its stdin; everybody else finds what it said when it was ready.
-The emulator ends when its stdin does: with the run, however that ends.
+Whoever needs the emulator first starts it, under a file lock; everybody else finds what it said
+when it was ready. Where it is, and how it ends, is in lifeline.
 """
 
 from __future__ import annotations
@@ -11,13 +9,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -33,35 +27,6 @@ KEPT = frozenset(ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS)
 
 _START_S = 60.0
 """Longest wait for the ready line; it takes a second, and more on a busy machine."""
-
-_END_S = 10.0
-"""Longest wait for the end of the emulator; it takes milliseconds."""
-
-_LOOK_S = 0.01
-"""How often its end is looked for: the lock of a file tells nobody that it was given back."""
-
-
-class EmulatorRun:
-    """The place of a run's emulator, held by the process that owns the run.
-
-    Attributes:
-        directory: What the workers are told.
-    """
-
-    def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="sfpubsub-emulator-"))
-        os.mkfifo(self.directory / "lifeline")
-        # For reading too, so that opening waits for nobody. No child inherits it.
-        self._lifeline = os.open(self.directory / "lifeline", os.O_RDWR)
-
-    def end(self) -> None:
-        """End the emulator, if there is one, and remove the directory."""
-        os.close(self._lifeline)
-        data = self.directory / "data"
-        if data.exists() and not _ended(data):
-            sys.stderr.write(f"the emulator of {self.directory} has not ended\n")
-            return
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class RunningEmulator(RemoteEmulator):
@@ -161,18 +126,6 @@ def _first_line(output: IO[bytes]) -> str:
     """The ready line, which is written at once; blank if none comes in time."""
     waiting, _, _ = select.select([output], [], [], _START_S)
     return output.readline().decode() if waiting else ""
-
-
-def _ended(data: Path) -> bool:
-    """Wait until nobody holds the lock of a data directory."""
-    deadline = time.monotonic() + _END_S
-    with (data / "lock").open("rb") as lock:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            time.sleep(_LOOK_S)
-    return False
 
 
 @contextlib.contextmanager

@@ -57,8 +57,9 @@ class Guard:
             Problem: It comes from elsewhere, or is not a form.
         """
         site = call.headers.get("Sec-Fetch-Site", "same-origin")
-        origin = call.headers.get("Origin", call.named)
-        if site != "same-origin" or origin != call.named:
+        # Without the scheme: a proxy in front may add TLS.
+        origin = urlsplit(call.headers.get("Origin", call.named)).netloc
+        if site != "same-origin" or origin != urlsplit(call.named).netloc:
             raise Problem(HTTPStatus.FORBIDDEN, "this form was sent by another site")
         if call.headers.get_content_type() != "application/x-www-form-urlencoded":
             raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a form")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from sfpubsub.emulator.http.exchange import Answer, Problem
-from sfpubsub.emulator.org.lag import COUNTED, series
+from sfpubsub.emulator.org.lag import COUNTED, Lag, series
 from sfpubsub.emulator.org.managed import ManagedSubscription
 from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.page.live import Live, News
@@ -87,42 +87,35 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
 
 def _state(world: World, record: ManagedSubscription) -> Markup:
     """What changes: position, counts, and the plot."""
-    bus = world.bus
-    now = world.clock.now()
-    topic = bus.topic(record.topic)
-    commits = world.commits.of(record.subscription_id)
-    none_yet = record.committed is None
-    if none_yet:  # before the first commit, or forgotten by STOP
-        commits = []
-    window = [now - _WINDOW_S + _WINDOW_S * n / (_POINTS - 1) for n in range(_POINTS)]
-    # Behind the oldest position that the plot needs; the newest of them if there are too many.
-    first = min((position for at, position in commits if at >= window[0]), default=0)
-    earlier = [position for at, position in commits if at < window[0]]
-    first = earlier[-1] if earlier else (0 if none_yet or not commits else first)
-    published = bus.times_after(topic, first if earlier else 0, COUNTED)
-    lags = series(published, commits, window)
-    count = bus.tally.of_managed(record.subscription_id)
+    bus, key = world.bus, record.subscription_id
+    lags = _lags(world, record)
+    count = bus.tally.of_managed(key)
     behind = f"{lags[-1].events:,}" + (" or more" if lags[-1].events >= COUNTED else "")
-    if none_yet and record.default_replay == "LATEST":
+    committed: object = "nothing yet"
+    if record.committed is not None:
+        committed = tag("code", bus.ids.mint(record.committed).hex())
+    elif record.default_replay == "LATEST":
         behind = "unknown: nothing is committed, and it begins at LATEST"
-    committed = (
-        "nothing yet"
-        if record.committed is None
-        else tag("code", bus.ids.mint(record.committed).hex())
+    read = ", being read" if world.managed.is_active(key) else ""
+    shown = facts(
+        state=f"{record.state}{read}",
+        committed=committed,
+        events_behind=behind,
+        delivered=f"{count.delivered:,}",
+        commits=f"{count.commits_accepted:,} accepted, {count.commits_refused:,} refused",
     )
-    return joined(
-        [
-            facts(
-                state=record.state
-                + (", being read" if world.managed.is_active(record.subscription_id) else ""),
-                committed=committed,
-                events_behind=behind,
-                delivered=f"{count.delivered:,}",
-                commits=f"{count.commits_accepted:,} accepted, {count.commits_refused:,} refused",
-            ),
-            plot(record.developer_name, lags),
-        ]
-    )
+    return joined([shown, plot(record.developer_name, lags)])
+
+
+def _lags(world: World, record: ManagedSubscription) -> list[Lag]:
+    now = world.clock.now()
+    times = [now - _WINDOW_S + _WINDOW_S * number / (_POINTS - 1) for number in range(_POINTS)]
+    # STOP has forgotten what was committed before.
+    commits = [] if record.committed is None else world.commits.of(record.subscription_id)
+    before = [position for at, position in commits if at < times[0]]
+    start = before[-1] if before else 0
+    published = world.bus.times_after(world.bus.topic(record.topic), start, COUNTED)
+    return series(published, commits, times)
 
 
 def _id(record: ManagedSubscription) -> str:
