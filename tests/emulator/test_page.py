@@ -368,14 +368,14 @@ def test_the_clock_jumps_only_on(org, text):
 
 
 def test_records(org):
-    """A record is made, changed and deleted by its forms; a change writes what was changed and no
-    more, which its event shows."""
+    """A record is made, changed and deleted by its forms; the event of a change has what was changed
+    and no more."""
     status, place, _ = send(org, "/ui/records", **{"form-object": "Account", "Name": "Burlington"})
     assert status == 303
     key = urllib.parse.parse_qs(place)["id"][0]
     assert 'value="Burlington"' in load(org, place)
     given = {"form-object": "Account", "form-id": key}
-    # A checkbox that nobody ever set is shown as false, and is not written by saving the form.
+    # A field that nobody ever set is in the form, too: false.
     fields = {"Name": "Burlington", "Active__c": "false", "Phone": "+43 1 2"}
     assert send(org, "/ui/record", **given, **fields)[0] == 303
     event = last(org, ACCOUNTS)

@@ -83,7 +83,6 @@ def change(visit: Visit) -> Answer:
     entered = visit.guard.form(visit.call)
     of = _describe(visit, entered.get(_OBJECT, ""))
     key = entered.get(_ID, "")
-    before = _get(visit, of, key)
     try:
         if entered.get("form-do") == "delete":
             visit.world.records.delete(of.name, key, _user(visit), _ORIGIN)
@@ -91,8 +90,7 @@ def change(visit: Visit) -> Answer:
         given = {
             field.name: entered[field.name] or None
             for field in _asked(of, new=False)
-            # What was not touched is not written: the change event has what did change.
-            if field.name in entered and entered[field.name] != _shown(before.get(field.name))
+            if field.name in entered
         }
         visit.world.records.update(of.name, key, given, _user(visit), _ORIGIN)
     except RecordProblem as problem:
