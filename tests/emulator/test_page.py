@@ -153,6 +153,7 @@ def test_what_events_say_is_text(org, updates):
         ({}, {"form-token": "guessed"}),
         ({"Origin": "https://example.com"}, {}),
         ({"Origin": "null"}, {}),
+        ({"Origin": "http://[::1"}, {}),
         ({"Sec-Fetch-Site": "cross-site"}, {}),
         ({"Sec-Fetch-Site": "same-site"}, {}),
         ({"Content-Type": "text/plain"}, {}),
@@ -166,7 +167,7 @@ def test_a_form_of_another_site_changes_nothing(org, headers, fields):
     assert org.bus.tip() == before
 
 
-@pytest.mark.parametrize("host", ["evil.example.com", "127.0.0.1.example.com", ""])
+@pytest.mark.parametrize("host", ["evil.example.com", "127.0.0.1.example.com", "", "[::1"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_name_bent_to_this_address_is_refused(org, method, host):
     """DNS rebinding: under a name that anybody can register, nothing is shown or changed."""
@@ -368,7 +369,7 @@ def test_the_clock_jumps_only_on(org, text):
 
 
 def test_records(org):
-    """A record is made, changed and deleted by its forms; the event of a change has what was changed
+    """A record is made, changed and deleted by its forms; the event of a change has what did change
     and no more."""
     status, place, _ = send(org, "/ui/records", **{"form-object": "Account", "Name": "Burlington"})
     assert status == 303

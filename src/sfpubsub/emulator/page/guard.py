@@ -15,7 +15,7 @@ import hmac
 import ipaddress
 import secrets
 from http import HTTPStatus
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from sfpubsub.emulator.http.exchange import Call, Problem
 from sfpubsub.emulator.page.markup import Markup, tag
@@ -42,7 +42,7 @@ class Guard:
         Raises:
             Problem: The name has a dot in it and is not the emulator's own.
         """
-        host = urlsplit(call.named).hostname or ""
+        host = _parts(call.named).hostname or ""
         if host != urlsplit(call.url).hostname and not _is_ours(host):
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
@@ -58,8 +58,8 @@ class Guard:
         """
         site = call.headers.get("Sec-Fetch-Site", "same-origin")
         # Without the scheme: a proxy in front may add TLS.
-        origin = urlsplit(call.headers.get("Origin", call.named)).netloc
-        if site != "same-origin" or origin != urlsplit(call.named).netloc:
+        origin = _parts(call.headers.get("Origin", call.named)).netloc
+        if site != "same-origin" or origin != _parts(call.named).netloc:
             raise Problem(HTTPStatus.FORBIDDEN, "this form was sent by another site")
         if call.headers.get_content_type() != "application/x-www-form-urlencoded":
             raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a form")
@@ -74,6 +74,14 @@ class Guard:
                 "this form is of a page from before the emulator was started: load it again",
             )
         return fields
+
+
+def _parts(url: str) -> SplitResult:
+    """A URL that a browser sent, in parts; blank ones if it cannot be one."""
+    try:
+        return urlsplit(url)
+    except ValueError:  # half an IPv6 address
+        return urlsplit("")
 
 
 def _is_ours(host: str) -> bool:
