@@ -66,3 +66,29 @@ def test_admin_requests_are_documented():
         if route.path.pattern.startswith("/admin/"):
             for method in route.methods:
                 assert f"`{method} {route.path.pattern}`" in PAGE
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+RECORDS = (DOCS / "emulator-records.md").read_text(encoding="utf-8")
+EVIDENCE = (DOCS / "emulator-evidence.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_records_holds(tmp_path, monkeypatch):
+    """Its example runs, and its object is one."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"^```python\n(.*?)^```", RECORDS, re.DOTALL | re.MULTILINE)
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    (text,) = re.findall(r"^```toml\n(.*?)^```", RECORDS, re.DOTALL | re.MULTILINE)
+    seed = tmp_path / "seed.toml"
+    seed.write_text(text, encoding="utf-8")
+    (ticket,) = seeds.load(seed).objects
+    assert ticket.field("SiteCity") is not None
+
+
+def test_evidence_names_tests_that_exist():
+    """Every behaviour of the page names its tests by file and name, and these are there."""
+    named = re.findall(r"`(\w+)::(\w+)`", EVIDENCE)
+    assert len(named) > 40
+    for file, name in named:
+        path = Path(__file__).parent / "records" / f"test_{file}.py"
+        assert f"def test_{name}(" in path.read_text(encoding="utf-8"), (file, name)

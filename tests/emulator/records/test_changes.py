@@ -114,6 +114,35 @@ def test_formulas_are_in_no_event(org, user):
     assert org.records.query("SELECT Total__c FROM Order__c", user).rows == [{"Total__c": 6}]
 
 
+def test_formulas_are_in_events_if_asked_for(make):
+    """With the setting, a formula has a place in the schema and its value in events."""
+    org, user = make(change_event_formulas=True)
+    record = org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
+    org.records.update("Order__c", record, {"Quantity__c": 4}, user)
+    org.records.update("Order__c", record, {"Name": "2"}, user)
+    assert [event["Total__c"] for event in events(org, ORDERS)] == [6.0, 12.0, None]
+
+
+def test_a_record_has_one_event_a_transaction(org, user):
+    """Of the first kind of change, with what the record is at the end."""
+    kept = org.records.create("Order__c", {"Name": "kept"}, user)
+    gone = org.records.create("Order__c", {"Name": "gone"}, user)
+    with org.records.transaction(user) as changing:
+        made = changing.create("Order__c", {"Name": "1", "Quantity__c": 1})
+        changing.update("Order__c", made, {"Name": "2"})
+        changing.update("Order__c", kept, {"Quantity__c": 5})
+        changing.update("Order__c", kept, {"Quantity__c": 6, "Price__c": 1})
+        changing.update("Order__c", gone, {"Name": "x"})
+        changing.delete("Order__c", gone)
+        changing.delete("Order__c", changing.create("Order__c", {"Name": "never"}))
+    found = events(org, ORDERS)[2:]
+    told = [(h["changeType"], h["recordIds"]) for h in headers(org, ORDERS)[2:]]
+    assert told == [("CREATE", [made]), ("UPDATE", [kept]), ("DELETE", [gone])]
+    created, updated, _ = found
+    assert (created["Name"], created["Quantity__c"]) == ("2", 1.0)
+    assert (updated["Quantity__c"], updated["Price__c"]) == (6.0, 1.0)
+
+
 def test_a_deleted_record_has_no_values_and_an_undeleted_one_all(org, user):
     """DELETE carries the header alone, UNDELETE every field that is not empty."""
     record = org.records.create("Account", {"Name": "A", "Phone": "1"}, user)

@@ -9,9 +9,10 @@ import pytest
 
 from sfpubsub.emulator.server import EmulatorServer
 from tests.emulator.records.support import events, select
-from tests.emulator.web import ask
+from tests.emulator.web import APP, ask, token
 
 BASE = "/services/data/v67.0"
+ADMIN = "/admin"
 ORDERS = "/data/Order__ChangeEvent"
 
 
@@ -37,7 +38,7 @@ def rest(shared):
         data = None
         if body is not None:
             data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
-        start = "" if path.startswith("/services") else BASE
+        start = "" if path.startswith(("/services", ADMIN)) else BASE
         return ask(shared, method, start + path, data, headers)
 
     return call
@@ -285,3 +286,40 @@ def test_soql(shared, where, names):
 def test_soql_that_is_refused(rest, soql, code):
     """What does not fit, or is not understood, is refused rather than guessed at."""
     assert find(rest, soql).code == (400, code)
+
+
+def test_an_administrator_changes_objects_and_undeletes(shared, rest):
+    """Over the admin endpoint: a field more, a field less, a record out of the Recycle Bin."""
+    field = {"name": "Colour__c", "type": "string"}
+    added = rest("POST", f"{ADMIN}/objects", {"object": "Order__c", "add_field": field})
+    assert added.json["object"] == "Order__c"
+    made = rest("POST", "/sobjects/Order__c", {"Name": "1", "Colour__c": "red"}).json["id"]
+    assert events(shared, ORDERS)[0]["Colour__c"] == "red"
+    removed = {"object": "Order__c", "remove_field": "Colour__c"}
+    assert rest("POST", f"{ADMIN}/objects", removed).status == 200
+    assert rest("GET", f"/sobjects/Order__c/{made}?fields=Colour__c").status == 400
+    for bad in (removed, {"object": "Nothing"}, {"object": "Order__c", "add_field": {"name": "x"}}):
+        assert rest("POST", f"{ADMIN}/objects", bad).status == 400
+    rest("DELETE", f"/sobjects/Order__c/{made}")
+    record = {"object": "Order__c", "id": made}
+    assert rest("POST", f"{ADMIN}/undelete", record).json == {"id": made}
+    assert rest("GET", f"/sobjects/Order__c/{made}").status == 200
+    assert rest("POST", f"{ADMIN}/undelete", record).status == 400
+
+
+def test_a_user_is_told_apart_by_the_token(shared, rest):
+    """Who has no View All finds only own records, and owns what was made with the token."""
+    user = {"username": "clerk@example.com", "password": "word", "view_all": False}
+    assert rest("POST", f"{ADMIN}/users", user).status == 200
+    theirs = rest("POST", "/sobjects/Order__c", {"Name": "theirs"}).json["id"]
+    fields = {**APP, "username": "clerk@example.com", "password": "word"}
+    clerk = token(shared, "password", **fields).json["access_token"]
+    headers = {"Authorization": f"Bearer {clerk}"}
+    assert ask(shared, "GET", f"{BASE}/sobjects/Order__c/{theirs}", None, headers).status == 404
+    count = f"{BASE}/query?q={quote('SELECT COUNT() FROM Order__c')}"
+    assert ask(shared, "GET", count, None, headers).json["totalSize"] == 0
+    headers["Content-Type"] = "application/json"
+    made = ask(shared, "POST", f"{BASE}/sobjects/Order__c", b'{"Name": "own"}', headers).json["id"]
+    assert ask(shared, "GET", count, None, headers).json["totalSize"] == 1
+    clerk_id = shared.accounts.user("clerk@example.com").user_id
+    assert rest("GET", f"/sobjects/Order__c/{made}").json["OwnerId"] == clerk_id

@@ -36,7 +36,7 @@ _MEMBERS = {
 _PLACE_DIGITS = 12
 """More than any number of rows has."""
 
-_HIDDEN = ("user", "origin", "delimiter", "query", "assignmentRuleId")
+_HIDDEN = ("user", "origin", "delimiter", "query", "columns", "assignmentRuleId")
 _NUMBERS = ("numberRecordsProcessed", "numberRecordsFailed", "retries", "totalProcessingTime")
 """Of a job, what is not told, and what is told of one that is asked for."""
 
@@ -120,8 +120,7 @@ def results(call: Call) -> Answer:
     start, wish = _start(asked.get("locator", [""])[0]), asked.get("maxRecords", [""])[0]
     most = call.world.settings.bulk_result_records
     count = min(int(wish), most) if 0 < len(wish) < 10 and wish.isdecimal() else most
-    plan = call.world.records.plan(job.facts["query"], user_of(call))
-    file = call.world.jobs.result(job, "results", [field.name for field in plan.fields])
+    file = call.world.jobs.result(job, "results", job.facts["columns"])
     there = max(0, min(count, file.count - start))
     following = start + there
     more = following < file.count

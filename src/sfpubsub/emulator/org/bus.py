@@ -11,12 +11,11 @@ while waiting. Streams learn of news through the bells of the positions.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.batch import Batch, Draft, Published, Topic, event_id
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.positions import Positions
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
@@ -24,105 +23,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event, Store
 from sfpubsub.emulator.org.tally import Tally
 
-_EVENT_ID_CHARS = 36
-"""A longer or blank event id is replaced by a UUID. Documented."""
-
-
-@dataclass(frozen=True)
-class Topic:
-    """A topic, or a channel made of topics.
-
-    Attributes:
-        number: Key of its log in the store.
-        schema_id: Current schema; blank for a channel.
-        published: Events ever published to it.
-    """
-
-    number: int
-    name: str
-    schema_id: str
-    can_publish: bool
-    can_subscribe: bool
-    published: int = 0
-
-
-@dataclass(frozen=True)
-class Draft:
-    """An event as its publisher made it."""
-
-    payload: bytes
-    schema_id: str
-    event_id: str = ""
-
-
-@dataclass(frozen=True)
-class Published:
-    """What became of one published event.
-
-    Attributes:
-        event_id: The publisher's, or the one made here. Also set when the event was refused.
-        replay_id: Its position as clients see it; empty when refused.
-        problem: Why it was refused; None when it was published.
-    """
-
-    event_id: str
-    replay_id: bytes
-    schema_id: str
-    problem: str | None = None
-
-
-class Batch:
-    """Events that become durable together; made and ended by `Bus.together`.
-
-    Args:
-        bus: Where they go.
-        store: Holds the transaction that is open.
-        tip: The newest position before.
-        at: When they are made, in seconds since 1970 UTC.
-
-    Attributes:
-        tip: The newest position so far.
-        at: As given.
-        added: Events so far, by topic and channel.
-    """
-
-    def __init__(self, bus: Bus, store: Store, tip: int, at: float) -> None:
-        self._bus = bus
-        self._store = store
-        self.tip = tip
-        self.at = at
-        self.added: dict[str, int] = {}
-
-    def add(
-        self,
-        name: str,
-        drafts: Sequence[Draft],
-        *,
-        skip: int = 0,
-        only: Sequence[Topic] | None = None,
-    ) -> list[Published]:
-        """Publish without any check, even bytes that no schema can read.
-
-        Args:
-            name: A topic; the channels that carry it have the events too.
-            drafts: One or more.
-            skip: Leave so many positions out before.
-            only: Where the events go instead.
-
-        Raises:
-            Refused: The topic is unknown.
-        """
-        carriers = self._bus.carriers(name) if only is None else only
-        events = [
-            Event(position, _event_id(draft), draft.schema_id, draft.payload)
-            for position, draft in enumerate(drafts, start=self.tip + skip + 1)
-        ]
-        self._store.append([item.number for item in carriers], events, self.at)
-        self.tip = events[-1].position
-        for item in carriers:
-            self.added[item.name] = self.added.get(item.name, 0) + len(events)
-        mint = self._bus.ids.mint
-        return [Published(e.event_id, mint(e.position), e.schema_id) for e in events]
+__all__ = ["Batch", "Bus", "Draft", "Published", "Topic"]
 
 
 class Bus(Positions):
@@ -275,7 +176,7 @@ class Bus(Positions):
         return [
             next(done)
             if problem is None
-            else Published(_event_id(draft), b"", draft.schema_id, problem)
+            else Published(event_id(draft), b"", draft.schema_id, problem)
             for draft, problem in zip(drafts, problems, strict=True)
         ]
 
@@ -314,7 +215,7 @@ class Bus(Positions):
         with self._lock:
             at = self._clock.now()
             with self._store.transaction():
-                batch = Batch(self, self._store, self._tip, at)
+                batch = Batch(self.carriers, self.ids, self._store, self._tip, at)
                 yield batch
                 if batch.tip != self._tip:
                     self._store.set_meta("tip", str(batch.tip))
@@ -413,8 +314,3 @@ class Bus(Positions):
         except SchemaProblem as problem:
             return f"The event can't be decoded: {problem}."
         return None
-
-
-def _event_id(draft: Draft) -> str:
-    fits = 0 < len(draft.event_id) <= _EVENT_ID_CHARS
-    return draft.event_id if fits else str(uuid.uuid4())

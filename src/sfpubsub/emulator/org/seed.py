@@ -168,8 +168,10 @@ def apply(
         accounts.put_user(**arguments)
     for arguments in seed.apps:
         accounts.put_app(**arguments)
+    made_from = {item.topic for item in seed.objects}
     for name, schema, can_publish, can_subscribe in seed.topics:
-        bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
+        if name not in made_from:  # the others are made with their objects
+            bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
     for item in seed.objects:
         records.put_object(item)
     for name, members in seed.channels:

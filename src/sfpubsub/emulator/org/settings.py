@@ -158,6 +158,10 @@ class Settings:
     """Records that one change event names, at most: the same change of several records in one
     transaction is one event. The most seen in a capture: 20. 1 gives each an event of its own."""
 
+    change_event_formulas: bool = False
+    """Whether change events have custom formula fields. Documented both ways, in guides of
+    different releases."""
+
     overflow_changes: int = 100_000
     """Changes of one transaction that become change events; those beyond become one overflow event
     an object. Documented: 100,000."""

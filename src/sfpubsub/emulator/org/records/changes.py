@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfpubsub.emulator.org.records import values
@@ -102,6 +102,24 @@ class ChangeEvent:
         lists: dict[str, Any] = {"nulledFields": [], "diffFields": [], "changedFields": []}
         header = {**self.header, **lists, "changeType": f"GAP_{self.header['changeType']}"}
         return ChangeEvent(self.of, header, {}, self.rows, self.weight)
+
+
+def settled(changes: Sequence[Change]) -> list[Change]:
+    """The changes of a transaction with one for each record: of its first kind, with what the
+    record is at the end. A record that ends deleted was deleted; one that was made and deleted
+    makes no event."""
+    found: dict[str, Change] = {}
+    for change in changes:
+        first = found.get(change.record_id)
+        if first is None:
+            found[change.record_id] = change
+        elif change.kind != "DELETE":
+            found[change.record_id] = replace(first, new=change.new)
+        elif first.kind == "CREATE":
+            del found[change.record_id]
+        else:
+            found[change.record_id] = change
+    return list(found.values())
 
 
 def events(

@@ -29,11 +29,6 @@ _CHUNK = 200
 _NULL = "#N/A"
 """What empties a field; an empty value leaves it as it is. Documented."""
 
-_LONGEST_VALUE = 200_000
-"""Characters of one value in a file; more than the longest field has."""
-
-csv.field_size_limit(_LONGEST_VALUE)
-
 
 def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> None:
     """Write the rows of a query to its file.
@@ -47,7 +42,9 @@ def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> N
             "FUNCTIONALITY_NOT_ENABLED",
             "COUNT(), OFFSET and compound address fields are not supported in a bulk query",
         )
-    file = jobs.result(job, "results", [field.name for field in plan.fields])
+    columns = [field.name for field in plan.fields]
+    jobs.change(job, columns=columns)
+    file = jobs.result(job, "results", columns)
     file.remove()
     snapshot = store.snapshot()
     try:

@@ -25,7 +25,7 @@ from sfpubsub.emulator.org.records.late import LateEvents
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.records.publishing import Publishing
 from sfpubsub.emulator.org.records.reading import Past, Reading
-from sfpubsub.emulator.org.records.schemas import change_schema
+from sfpubsub.emulator.org.records.schemas import ChangeSchema, change_schema
 from sfpubsub.emulator.org.records.table import Catalog, Table
 from sfpubsub.emulator.org.records.writing import Transaction
 from sfpubsub.emulator.org.schemas import Schema
@@ -64,6 +64,7 @@ class Records(Reading):
         super().__init__(store, Past(store, clock, settings.rest_lag_s))
         self._bus = bus
         self.publishing = Publishing(store, bus, settings, faults, channels, late)
+        self._settings = settings
         self._faults = faults
         self._accounts = accounts
         self._catalog = Catalog(store)
@@ -90,7 +91,7 @@ class Records(Reading):
         """Make the topic of an object's change events, if the name is that of one."""
         of = self._by_event(event_name)
         if of is not None and not self._has_topic(of):
-            self._bus.put_topic(of.topic, Schema(change_schema(of).text), can_publish=False)
+            self._bus.put_topic(of.topic, Schema(self._layout(of).text), can_publish=False)
 
     def check_member(self, member: Member) -> None:
         """Pass only if a member's filter and enriched fields fit its object.
@@ -234,6 +235,9 @@ class Records(Reading):
 
     # Inside.
 
+    def _layout(self, of: SObject) -> ChangeSchema:
+        return change_schema(of, formulas=self._settings.change_event_formulas)
+
     def _by_event(self, event_name: str) -> SObject | None:
         for table in self._tables.values():
             if table.of.event_name.lower() == event_name.lower():
@@ -247,7 +251,7 @@ class Records(Reading):
         """Make the tables and the topic of an object ready, and use it from now on."""
         table = Table(self._store, of)
         number = table.prepare()
-        layout = change_schema(of)
+        layout = self._layout(of)
         schema = self._topic(of, layout.text)
         with self._bus.together():  # no change is under way
             self._numbers[of.name] = max(number, self._numbers.get(of.name, 0))

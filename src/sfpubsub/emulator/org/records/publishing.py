@@ -129,6 +129,7 @@ class Publishing:
         self, batch: Batch, made: Sequence[changes.Change], user: User, origin: str
     ) -> None:
         """Put the events of a transaction on the bus."""
+        made = changes.settled(made)
         base = int(self._store.meta("commit_base", str(_COMMIT_BASE)))
         commit = changes.Commit(
             batch.at, base + batch.tip + 1, user.user_id, origin, str(uuid.uuid4())

@@ -1,7 +1,7 @@
 """The Avro schema of an object's change events, and where each field stands in it.
 
-The header comes first, then a nullable field for each field of the object, in its order. Formula
-fields, the id and what only the database knows are left out.
+The header comes first, then a nullable field for each field of the object, in its order. The id and
+what only the database knows are left out, and formula fields unless they are asked for.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class ChangeSchema:
     parts: Mapping[str, tuple[int, int]]
 
 
-def change_schema(of: SObject) -> ChangeSchema:
-    """The schema of an object's change events."""
+def change_schema(of: SObject, *, formulas: bool = False) -> ChangeSchema:
+    """The schema of an object's change events; with `formulas` it has custom formula fields too."""
     rows: list[dict[str, Any]] = [
         {"name": "ChangeEventHeader", "type": _HEADER, "doc": "Data:ComplexValueType"}
     ]
@@ -129,7 +129,8 @@ def change_schema(of: SObject) -> ChangeSchema:
     parts: dict[str, tuple[int, int]] = {}
     written: set[str] = set()  # named types may be written once, and are then named
     for field in of.fields:
-        if field.name in _LEFT_OUT or field.calculated or field.compound:
+        is_left_out = field.calculated and not (formulas and field.is_custom)
+        if field.name in _LEFT_OUT or field.compound or is_left_out:
             continue
         place = len(rows)
         places[field.name] = place

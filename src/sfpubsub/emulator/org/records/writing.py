@@ -96,8 +96,6 @@ class Transaction:
         self._complete(table, row, set(row))
         number = self._org.number(of)
         row["Id"] = eighteen(f"{of.key_prefix}SB{number:010d}")
-        if of.field("Name") is None:
-            row.pop("Name", None)
         table.insert(number, row)
         new = {item.name: row.get(item.name) for item in of.stored}
         self.changes.append(Change(of, row["Id"], "CREATE", None, new))
