@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from sfpubsub.emulator.faults.plan import FaultPlan
-from sfpubsub.emulator.grpc.servicer import PubSubServicer
+from sfpubsub.emulator.grpc.servicer import PubSubServicer, add_to_server
 from sfpubsub.emulator.grpc.standard import add_standard_services
 from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.http import HttpServer
@@ -44,7 +44,6 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
 from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.tls import Credentials, credentials
-from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 
 DEFAULT_HOST = "127.0.0.1"
 """Loopback: an emulator's token is printed and its admin endpoint jumps the clock."""
@@ -259,7 +258,7 @@ class EmulatorServer:
             # Any executor will do, whatever the annotation says: it is asked for `submit` alone.
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
-            pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
+            add_to_server(servicer, self._grpc)
             add_standard_services(self._grpc)
             self._ports = (self._bind(self._grpc), self._http.port)
         except BaseException:
@@ -272,7 +271,7 @@ class EmulatorServer:
     def stop(self) -> None:
         """End all calls and give the ports and the directory back. Can be repeated."""
         if self._grpc is not None:
-            self._grpc.stop(grace=None).wait(_STOP_S)
+            self._grpc.stop(grace=0).wait(_STOP_S)  # with None it would wait in `stop`, for ever
         if self._http is not None:
             self.cometd.sessions.stop()
             self._http.stop()
