@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def test_the_seed_starts(tmp_path):
     with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
         mine = {"client_id": "my-app", "client_secret": "my-secret"}
         assert token(emulator, **mine).status == 200
+
+
+def test_the_seed_of_the_recipes_starts():
+    """The settings that a recipe gives are ones."""
+    page = (Path(__file__).parents[2] / "docs" / "emulator-clients.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert Settings.from_mapping(tomllib.loads(text)["settings"]).headers_at_once
 
 
 def test_default_credentials():

@@ -10,7 +10,6 @@ Holds the pieces together and decides nothing. Invariant: one living emulator pe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 import grpc
 
 from sfpubsub.emulator.faults.plan import FaultPlan
-from sfpubsub.emulator.grpc.servicer import PubSubServicer
+from sfpubsub.emulator.grpc.servicer import PubSubServicer, add_to_server
 from sfpubsub.emulator.grpc.standard import add_standard_services
 from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.http import HttpServer
@@ -32,6 +31,7 @@ from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
+from sfpubsub.emulator.org.directory import claim, open_store
 from sfpubsub.emulator.org.event_channels import EventChannels
 from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
@@ -44,11 +44,9 @@ from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
-from sfpubsub.emulator.org.store import Store, StoreProblem
 from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.page import Pages
 from sfpubsub.emulator.tls import Credentials, credentials
-from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 
 DEFAULT_HOST = "127.0.0.1"
 """Loopback: an emulator's token is printed and its admin endpoint jumps the clock."""
@@ -146,11 +144,11 @@ class EmulatorServer:
         self._http: HttpServer | None = None
         self._closing = contextlib.ExitStack()  # what ends before the store is closed
         self._pool: Workers | None = None
-        self._lock_file = _claim(self.data_dir)
+        self._lock_file = claim(self.data_dir)
         try:
             names = [host, *tls_names, *([self._told[0]] if self._told else [])]
             self._tls: Credentials | None = credentials(self.data_dir, names) if tls else None
-            self._store = _open(self.data_dir)
+            self._store = open_store(self.data_dir)
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -269,7 +267,7 @@ class EmulatorServer:
             # Any executor will do, whatever the annotation says: it is asked for `submit` alone.
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
-            pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
+            add_to_server(servicer, self._grpc)
             add_standard_services(self._grpc)
             self._ports = (self._bind(self._grpc), self._http.port)
         except BaseException:
@@ -282,7 +280,7 @@ class EmulatorServer:
     def stop(self) -> None:
         """End all calls and give the ports and the directory back. Can be repeated."""
         if self._grpc is not None:
-            self._grpc.stop(grace=None).wait(_STOP_S)
+            self._grpc.stop(grace=0).wait(_STOP_S)  # with None it would wait in `stop`, for ever
         if self._http is not None:
             self.cometd.sessions.stop()
             self._http.stop()
@@ -394,33 +392,6 @@ class EmulatorServer:
         if port == 0:  # older grpcio says it this way
             raise EmulatorProblem(_in_use(address))
         return port
-
-
-def _claim(data_dir: Path) -> int:
-    """Make the directory and lock it for this process; the lock dies with the process."""
-    try:
-        # 0o700: it holds an access token and the key of an authority.
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise EmulatorProblem(
-            f"data directory {data_dir} cannot be written ({error.strerror}): choose another"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise EmulatorProblem(
-            f"data directory {data_dir} is in use by another emulator: stop it or choose another"
-        ) from error
-    return handle
-
-
-def _open(data_dir: Path) -> Store:
-    try:
-        return Store(data_dir / "bus.sqlite3")
-    except StoreProblem as error:
-        raise EmulatorProblem(f"{error}: choose another data directory") from error
 
 
 def _in_use(address: str) -> str:

@@ -7,38 +7,22 @@ outside of the tree.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sfpubsub.emulator.server import EmulatorServer
 from tests.emulator.records.support import events, select
+from tests.emulator.test_foreign_clients import run
 from tests.streaming.test_foreign import CACHE, needs_node, node_packages
 
 pytestmark = pytest.mark.foreign
 
 HERE = Path(__file__).parent
 SIMPLE_SALESFORCE = "simple-salesforce==1.12.10"
-LONGEST_S = 600
-"""With the download of packages; a run without it takes seconds."""
 
 ORDERS = "/data/Order__ChangeEvent"
-
-
-def run(*command: str, **environment: str) -> Any:
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
 
 
 def changed(emulator: EmulatorServer) -> dict[str, int]:
@@ -59,7 +43,7 @@ def test_jsforce(tmp_path):
     with EmulatorServer(tmp_path) as emulator:
         select(emulator, "Order__c")
         program = str(HERE / "jsforce_records.cjs")
-        seen = run("node", program, emulator.http_url, NODE_PATH=modules)
+        seen = json.loads(run("node", program, emulator.http_url, NODE_PATH=modules))
         assert seen == {
             "created": True,
             "total": 6,
@@ -90,7 +74,8 @@ def test_simple_salesforce(tmp_path):
     with EmulatorServer(tmp_path, tls=True) as emulator:
         select(emulator, "Order__c")
         program = str(HERE / "simple_salesforce_records.py")
-        assert run(python, program, emulator.http_url, str(emulator.ca_file)) == {
+        seen = json.loads(run(python, program, emulator.http_url, str(emulator.ca_file)))
+        assert seen == {
             "created": True,
             "updated": 204,
             "total": 6,

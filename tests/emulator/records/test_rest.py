@@ -267,6 +267,13 @@ def test_soql(shared, where, names):
         shared.records.delete("Order__c", one, user)
 
 
+def test_a_condition_can_be_long(shared):
+    """Thousands of conditions in a row are as good as one, as loaders write them."""
+    user = shared.accounts.holder("")
+    where = " OR ".join(f"Name = 'n{n}'" for n in range(4000))
+    assert shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", user).total == 0
+
+
 @pytest.mark.parametrize(
     ("soql", "code"),
     [

@@ -222,10 +222,12 @@ class Dropped(Exception):  # noqa: N818 - as Refused
 
     Args:
         status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
+        text: What is said; blank for what proxies say.
     """
 
-    def __init__(self, status: str) -> None:
+    def __init__(self, status: str, text: str = "") -> None:
         self.status = status
+        self.text = text
         super().__init__(status)
 
 

@@ -11,9 +11,10 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from sfpubsub.emulator.faults.refusals import PREFIX, Dropped, Refused
 from sfpubsub.emulator.grpc.managed_stream import Commit, ManagedFetch, ManagedStream
@@ -220,7 +221,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             context.abort(grpc.StatusCode[status], f"{refused.text} rpcId: {rpc_id}")
         except Dropped as dropped:
             _log.debug("%s %s dropped: %s", rpc, rpc_id, dropped.status)
-            _drop(context, dropped.status)
+            _drop(context, dropped.status, dropped.text or _PROXY_TEXT)
 
     def _admit(self, context: grpc.ServicerContext, full: bool) -> None:
         if full:
@@ -260,6 +261,52 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             bells.forget(_DELAYED, mailbox.wake)
 
 
+class _Malformed:
+    """Stands for bytes that are no message of the method that they came for."""
+
+
+_STREAMS: dict[str, tuple[type[Message], type[Message]]] = {
+    "Subscribe": (pb.FetchRequest, pb.FetchResponse),
+    "PublishStream": (pb.PublishRequest, pb.PublishResponse),
+    "ManagedSubscribe": (pb.ManagedFetchRequest, pb.ManagedFetchResponse),
+}
+_UNARY: dict[str, tuple[type[Message], type[Message]]] = {
+    "GetSchema": (pb.SchemaRequest, pb.SchemaInfo),
+    "GetTopic": (pb.TopicRequest, pb.TopicInfo),
+    "Publish": (pb.PublishRequest, pb.PublishResponse),
+}
+
+
+def add_to_server(servicer: PubSubServicer, server: grpc.Server) -> None:
+    """Serve the six RPCs.
+
+    Not by the generated function: when bytes in a stream cannot be read, grpc ends the call by
+    itself and the handler ends it once more, and now and then the server then cannot be stopped. So
+    a request that cannot be read comes to the handler, which ends the call.
+    """
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for name, (request, response) in _STREAMS.items():
+        handlers[name] = grpc.stream_stream_rpc_method_handler(
+            getattr(servicer, name), _reader(request), response.SerializeToString
+        )
+    for name, (request, response) in _UNARY.items():
+        handlers[name] = grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name), request.FromString, response.SerializeToString
+        )
+    service = pb.DESCRIPTOR.services_by_name["PubSub"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def _reader(request: type[Message]) -> Callable[[bytes], Message | _Malformed]:
+    def read(data: bytes) -> Message | _Malformed:
+        try:
+            return request.FromString(data)
+        except DecodeError:
+            return _Malformed()
+
+    return read
+
+
 def _token(context: grpc.ServicerContext) -> str:
     headers = dict(context.invocation_metadata())
     return str(headers.get("accesstoken", ""))
@@ -281,6 +328,9 @@ def _feed(
     def read() -> None:
         try:
             for request in requests:
+                if isinstance(request, _Malformed):
+                    mailbox.fail(Dropped("INTERNAL", "the request is not a message of this method"))
+                    return
                 mailbox.put(convert(request))
         except grpc.RpcError:
             return  # cancelled, or the connection was lost: `ended` says so
@@ -292,14 +342,14 @@ def _feed(
     threading.Thread(target=read, name="emulator-requests", daemon=True).start()
 
 
-def _drop(context: grpc.ServicerContext, status: str) -> None:
+def _drop(context: grpc.ServicerContext, status: str, text: str) -> None:
     """End a call as the infrastructure would: without trailers of the service."""
     if status == "OK":
         return  # a stream just ends; faults allow this to streams only
     if status == "RESET":
         context.cancel()
         status = "CANCELLED"
-    context.abort(grpc.StatusCode[status], _PROXY_TEXT)
+    context.abort(grpc.StatusCode[status], text)
 
 
 def _rpc_id() -> str:

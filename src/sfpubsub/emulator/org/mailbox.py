@@ -35,6 +35,7 @@ class Mailbox(Generic[R]):
         self._news = False
         self._half_closed = False
         self._gone = False
+        self._failure: Exception | None = None
 
     @property
     def gone(self) -> bool:
@@ -53,6 +54,12 @@ class Mailbox(Generic[R]):
             self._half_closed = True
             self._stir()
 
+    def fail(self, failure: Exception) -> None:
+        """The client has sent what is no request: the next `collect` raises this."""
+        with self._condition:
+            self._failure = failure
+            self._stir()
+
     def hang_up(self) -> None:
         """The call is over."""
         with self._condition:
@@ -67,6 +74,8 @@ class Mailbox(Generic[R]):
     def collect(self) -> tuple[list[Arrival[R]], bool]:
         """Take the requests that came, and whether no more will come."""
         with self._condition:
+            if self._failure is not None:
+                raise self._failure
             arrivals, self._arrivals = self._arrivals, []
             self._news = False
             return arrivals, self._half_closed

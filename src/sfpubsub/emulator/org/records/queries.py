@@ -145,7 +145,7 @@ def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
             given += more
         if asked.by == "NOT":
             return f"NOT {texts[0]}", given
-        return f" {asked.by} ".join(texts), given
+        return _joined(texts, asked.by), given
     field = _named(of, asked.field)
     if not field.is_stored or (field.type == "textarea" and field.length > _LONG_TEXT):
         raise _bad(f"field '{field.name}' can not be filtered in a query call")
@@ -163,6 +163,15 @@ def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
         return f"coalesce({column} {asked.sign} ({marks}), {int(asked.sign != 'IN')})", given
     escape = " ESCAPE '\\'" if asked.sign == "LIKE" else ""
     return f"coalesce({column} {asked.sign} ?{escape}, {int(asked.sign == '!=')})", given
+
+
+def _joined(texts: Sequence[str], by: str) -> str:
+    """Conditions joined in halves: SQLite takes an expression that is 1,000 deep, and in a row each
+    would lie one deeper than the one before."""
+    if len(texts) == 1:
+        return texts[0]
+    half = len(texts) // 2
+    return f"({_joined(texts[:half], by)} {by} {_joined(texts[half:], by)})"
 
 
 def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
