@@ -1,8 +1,10 @@
-"""scripts/parity.sh does nothing to anybody's org unless it is told all of which one."""
+"""scripts/parity.sh does nothing to anybody's org unless it is told all of which one; and what it
+replays is on the page of evidence."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 
 from .conftest import NAMES
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "parity.sh"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "parity.sh"
 SETTINGS = {f"PARITY_{name}": "x" for name in NAMES}
 
 
@@ -35,3 +38,19 @@ def test_it_refuses_without_its_settings(settings, said):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert f"nothing was done: {said}" in done.stderr
+
+
+def test_the_evidence_names_each_test():
+    """Every behaviour that both must have has its source on the page, and no other is there."""
+    page = (ROOT / "docs" / "emulator-evidence.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`parity/(\w+)::(\w+)`", page))
+    there = {
+        (file, name)
+        for file in ("pubsub", "rest")
+        for name in re.findall(
+            r"^def test_(\w+)\(",
+            (Path(__file__).parent / f"test_{file}.py").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    }
+    assert named == there
