@@ -290,6 +290,26 @@ def test_a_member_enriches_and_filters(org, user, clock):
             org.event_channels.add("Bad", "Big__chn", "AccountChangeEvent", filter_expression=bad)
 
 
+def test_a_filter_that_fits_no_longer_stops_nothing(tmp_path, clock):
+    """Neither one of a platform event, which nobody reads, nor one whose field is gone."""
+    org = EmulatorServer(tmp_path, clock=clock)
+    user = org.accounts.holder("")
+    org.event_channels.create("Ev__chn", "event", "Events")
+    odd = "anything ~ goes"
+    org.event_channels.add("Odd", "Ev__chn", "Order_Event__e", filter_expression=odd)
+    org.event_channels.create("Big__chn", "data", "Big")
+    with_field = org.records.describe("Account").with_field({"name": "X__c", "type": "int"})
+    org.records.put_object(with_field)
+    filtered = "X__c > 5"
+    org.event_channels.add("Big", "Big__chn", "AccountChangeEvent", filter_expression=filtered)
+    org.records.put_object(with_field.without_field("X__c"))
+    org.stop()
+    again = EmulatorServer(tmp_path, clock=clock)
+    again.records.create("Account", {"Name": "A"}, user)
+    assert [event["Name"] for event in events(again, "/data/Big__chn")] == ["A"]
+    again.stop()
+
+
 # PushTopics.
 
 ACCOUNT_TOPIC = "SELECT Id, Name FROM Account WHERE Phone LIKE '1%'"

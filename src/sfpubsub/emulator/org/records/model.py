@@ -114,7 +114,7 @@ class Records(Reading):
             if of is not None and of.change_events != (name in events):
                 self.put_object(SObject({**of.definition, "change_events": name in events}))
         with self._bus.together():  # no change is under way
-            self.publishing.select(members)
+            self.publishing.select([one for one in members if self._by_event(one.entity)])
 
     # Records.
 
