@@ -172,6 +172,26 @@ def test_the_schema_changes_with_the_object(org, user):
         org.records.query("SELECT Colour__c FROM Order__c", user)
 
 
+def test_a_field_that_is_removed_takes_its_values_along(org, user):
+    """Made again, with another type, it is empty; a formula that is added has values at once."""
+    of = org.records.describe("Order__c")
+    shoe = {"name": "Size__c", "type": "string", "external_id": True}
+    org.records.put_object(of.with_field(shoe))
+    values = {"Name": "1", "Size__c": "XL", "Quantity__c": 2}
+    record = org.records.create("Order__c", values, user)
+    with pytest.raises(ValueError, match=r"Order__c.Size__c: string cannot become int"):
+        org.records.put_object(of.with_field({"name": "Size__c", "type": "int"}))
+    org.records.put_object(of)
+    org.records.put_object(of.with_field({"name": "Size__c", "type": "int"}))
+    assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": None}
+    double = {"name": "Size__c", "type": "double", "formula": "Quantity__c * 2"}
+    org.records.put_object(of)
+    org.records.put_object(of.with_field(double))
+    assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": 4}
+    org.records.put_object(of.with_field({**double, "formula": "Quantity__c * 3"}))
+    assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": 6}
+
+
 def test_the_same_change_of_several_records_is_one_event(make):
     """Records of one transaction that change alike share an event, up to a number of them."""
     org, user = make(change_event_records=2)
