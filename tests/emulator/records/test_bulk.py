@@ -181,6 +181,27 @@ def test_jobs_that_are_refused(shared):
     assert listed[-1]["id"] == made["id"]
 
 
+def test_a_job_that_is_aborted_keeps_what_it_did(shared):
+    """Rows that were taken stay, the others are unprocessed, and the state stays Aborted."""
+    made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
+    path = f"/ingest/{made['id']}"
+    text = "Name\n" + "".join(f"aborted {n}\n" for n in range(20_000))
+    call(shared, "PUT", f"{path}/batches", text, "text/csv")
+    call(shared, "PATCH", path, {"state": "UploadComplete"})
+    assert call(shared, "PATCH", path, {"state": "Aborted"}).json["state"] == "Aborted"
+    job = shared.jobs.job(made["id"], queries=False)
+    # The next job begins when this one has stopped.
+    following = load(shared, {"operation": "insert"}, "Name\nnext\n")
+    assert following["numberRecordsProcessed"] == 1
+    assert call(shared, "GET", path).json["state"] == "Aborted"
+    done = job.facts["numberRecordsProcessed"]
+    assert done < 20_000
+    left = rows(call(shared, "GET", f"{path}/unprocessedrecords"))
+    assert [row["Name"] for row in left] == [f"aborted {n}" for n in range(done, 20_000)]
+    soql = "SELECT COUNT() FROM Order__c WHERE Name LIKE 'aborted%'"
+    assert shared.records.query(soql, shared.accounts.holder("")).total == done
+
+
 def test_a_job_goes_on_after_a_restart(tmp_path):
     """A job that was under way takes each row once, whatever its files held beyond its counts."""
     with EmulatorServer(tmp_path) as emulator:

@@ -172,6 +172,26 @@ def test_the_schema_changes_with_the_object(org, user):
         org.records.query("SELECT Colour__c FROM Order__c", user)
 
 
+def test_a_field_that_is_removed_takes_its_values_along(org, user):
+    """Made again, with another type, it is empty; a formula that is added has values at once."""
+    of = org.records.describe("Order__c")
+    shoe = {"name": "Size__c", "type": "string", "external_id": True}
+    org.records.put_object(of.with_field(shoe))
+    values = {"Name": "1", "Size__c": "XL", "Quantity__c": 2}
+    record = org.records.create("Order__c", values, user)
+    with pytest.raises(ValueError, match=r"Order__c.Size__c: string cannot become int"):
+        org.records.put_object(of.with_field({"name": "Size__c", "type": "int"}))
+    org.records.put_object(of)
+    org.records.put_object(of.with_field({"name": "Size__c", "type": "int"}))
+    assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": None}
+    double = {"name": "Size__c", "type": "double", "formula": "Quantity__c * 2"}
+    org.records.put_object(of)
+    org.records.put_object(of.with_field(double))
+    assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": 4}
+    org.records.put_object(of.with_field({**double, "formula": "Quantity__c * 3"}))
+    assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": 6}
+
+
 def test_the_same_change_of_several_records_is_one_event(make):
     """Records of one transaction that change alike share an event, up to a number of them."""
     org, user = make(change_event_records=2)
@@ -288,6 +308,26 @@ def test_a_member_enriches_and_filters(org, user, clock):
     for bad in ("Nothing__c = 1", "Quantity__c = 'x'", "Quantity__c"):
         with pytest.raises(BadValue):
             org.event_channels.add("Bad", "Big__chn", "AccountChangeEvent", filter_expression=bad)
+
+
+def test_a_filter_that_fits_no_longer_stops_nothing(tmp_path, clock):
+    """Neither one of a platform event, which nobody reads, nor one whose field is gone."""
+    org = EmulatorServer(tmp_path, clock=clock)
+    user = org.accounts.holder("")
+    org.event_channels.create("Ev__chn", "event", "Events")
+    odd = "anything ~ goes"
+    org.event_channels.add("Odd", "Ev__chn", "Order_Event__e", filter_expression=odd)
+    org.event_channels.create("Big__chn", "data", "Big")
+    with_field = org.records.describe("Account").with_field({"name": "X__c", "type": "int"})
+    org.records.put_object(with_field)
+    filtered = "X__c > 5"
+    org.event_channels.add("Big", "Big__chn", "AccountChangeEvent", filter_expression=filtered)
+    org.records.put_object(with_field.without_field("X__c"))
+    org.stop()
+    again = EmulatorServer(tmp_path, clock=clock)
+    again.records.create("Account", {"Name": "A"}, user)
+    assert [event["Name"] for event in events(again, "/data/Big__chn")] == ["A"]
+    again.stop()
 
 
 # PushTopics.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfpubsub.emulator.org import seed as seeds
-from sfpubsub.emulator.org.problems import SeedError
+from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
 from sfpubsub.emulator.org.records import formulas
 from sfpubsub.emulator.org.records.fields import SObject
 from sfpubsub.emulator.org.records.result_file import ResultFile
@@ -66,6 +66,15 @@ def test_a_seed_with_objects_is_applied_twice(tmp_path):
         rows = emulator.records.query("SELECT Name, X__c FROM A__c", user).rows
         assert rows == [{"Name": "1", "X__c": None}, {"Name": "2", "X__c": 7}]
         assert len(emulator.bus.read(emulator.bus.topic("/data/ChangeEvents"), 0, 10)[0]) == 2
+
+
+def test_a_seed_that_does_not_fit_the_directory_is_refused(tmp_path):
+    """A field cannot change its type under records that have it; one line says so."""
+    seed = seed_of(tmp_path / "seed.toml", fields="{name = 'X__c', type = 'string'}")
+    EmulatorServer(tmp_path / "data", seed=seed).stop()
+    seed_of(seed, fields="{name = 'X__c', type = 'int'}")
+    with pytest.raises(EmulatorProblem, match=r"A__c.X__c: string cannot become int"):
+        EmulatorServer(tmp_path / "data", seed=seed)
 
 
 @pytest.mark.parametrize(

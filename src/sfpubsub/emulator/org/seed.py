@@ -16,9 +16,7 @@
     [[objects]]                         # whose records can be changed over REST
     name = "Order__c"
     key_prefix = "a00"                  # what the ids of its records begin with
-    label = "Order"                     # optional, as is plural
-    change_events = true                # optional; whether changes are published, to a topic
-    fields = [{name = "Name", type = "string"}]  # see docs/emulator.md
+    fields = [{name = "Name", type = "string"}]  # and more: docs/emulator-records.md
 
     [[channels]]                        # a topic made of other topics
     name = "/data/ChangeEvents"
@@ -51,9 +49,9 @@
     payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
     payload_json = '{"City__c": null}'  # JSON text
 
-A seed is checked completely before anything is stored. Applying it twice changes nothing: topics
-and channels are put as they stand in the file (another schema is a new version of the topic's),
-users and apps too, managed subscriptions and events are made once in the life of a data directory.
+A seed is checked completely before anything is stored. Applying it twice changes nothing: topics,
+objects, channels, users and apps are put as they stand in the file, managed subscriptions and
+events are made once in the life of a data directory.
 """
 
 from __future__ import annotations
@@ -163,7 +161,11 @@ def apply(
     accounts: Accounts,
     records: Records,
 ) -> None:
-    """Put a seed into an emulator; what is there already stays."""
+    """Put a seed into an emulator; what is there already stays.
+
+    Raises:
+        EmulatorProblem: An object cannot become what the seed says.
+    """
     for arguments in seed.users:
         accounts.put_user(**arguments)
     for arguments in seed.apps:
@@ -173,7 +175,10 @@ def apply(
         if name not in made_from:  # the others are made with their objects
             bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
     for item in seed.objects:
-        records.put_object(item)
+        try:
+            records.put_object(item)
+        except ValueError as error:
+            raise EmulatorProblem(f"the seed does not fit this data directory: {error}") from error
     for name, members in seed.channels:
         bus.put_channel(name, members)
     seeded = set(json.loads(store.meta("seeded", "[]")))

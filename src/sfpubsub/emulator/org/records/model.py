@@ -27,10 +27,13 @@ from sfpubsub.emulator.org.records.publishing import Publishing
 from sfpubsub.emulator.org.records.reading import Past, Reading
 from sfpubsub.emulator.org.records.schemas import ChangeSchema, change_schema
 from sfpubsub.emulator.org.records.table import Catalog, Table
-from sfpubsub.emulator.org.records.writing import Transaction
+from sfpubsub.emulator.org.records.writing import Transaction, computed
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
+
+_ROWS = 1000
+"""Rows of one transaction where all are gone through."""
 
 
 class Records(Reading):
@@ -78,14 +81,30 @@ class Records(Reading):
     def put_object(self, of: SObject) -> None:
         """Make an object, or change its fields; its change events have the new schema from now on.
 
+        What a field held that is gone is gone with it.
+
         Raises:
-            ValueError: Its key prefix belongs to another object.
+            ValueError: Its key prefix belongs to another object, or a field has another type than
+                before.
         """
         other = self.by_prefix(of.key_prefix)
         if other is not None and other.name != of.name:
             raise ValueError(f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}")
+        known = self._tables.get(of.name.lower())
+        old = {} if known is None else {field.name: field for field in known.of.fields}
+        for field in of.fields:
+            if field.name in old and field.type != old[field.name].type:
+                raise ValueError(
+                    f"{of.name}.{field.name}: {old[field.name].type} cannot become"
+                    f" {field.type}: remove the field first"
+                )
         self._catalog.put(of.name, json.dumps(of.definition))
         self._take(of)
+        if known is not None and any(
+            field.name not in old or field.formula != old[field.name].formula
+            for field in of.calculated
+        ):
+            self._compute(of)
 
     def offer(self, event_name: str) -> None:
         """Make the topic of an object's change events, if the name is that of one."""
@@ -114,7 +133,7 @@ class Records(Reading):
             if of is not None and of.change_events != (name in events):
                 self.put_object(SObject({**of.definition, "change_events": name in events}))
         with self._bus.together():  # no change is under way
-            self.publishing.select(members)
+            self.publishing.select([one for one in members if self._by_event(one.entity)])
 
     # Records.
 
@@ -234,6 +253,14 @@ class Records(Reading):
             self._purged[full] = cause
 
     # Inside.
+
+    def _compute(self, of: SObject) -> None:
+        """Compute the formulas of all rows anew; no event comes of it."""
+        table = self.table(of.name)
+        for start in range(0, self._numbers[of.name], _ROWS):
+            with self._bus.together():
+                for row in table.where("n > ? AND n <= ?", [start, start + _ROWS]):
+                    table.update(row["Id"], computed(of, row))
 
     def _layout(self, of: SObject) -> ChangeSchema:
         return change_schema(of, formulas=self._settings.change_event_formulas)

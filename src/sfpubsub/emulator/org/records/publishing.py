@@ -178,7 +178,10 @@ class Publishing:
             holds = special.condition is None or is_gap or row is None
             if not holds and special.condition is not None:
                 asked = _without_header(special.condition, event.header)
-                holds = self._holds(of, record_id, asked)
+                try:
+                    holds = self._holds(of, record_id, asked)
+                except RecordProblem:
+                    holds = True  # a field of it is gone: rather one event more than one less
             if not holds:
                 continue
             added = changes.body(of, row, names) if enriches and row else {}

@@ -51,7 +51,7 @@ class Table:
         self._insert = f"INSERT INTO {self._name} (n, {listed}) VALUES ({marks})"  # noqa: S608
 
     def prepare(self) -> int:
-        """Make the table, or give it the columns that it lacks.
+        """Make the table, or give it the columns that it lacks and take those that are gone.
 
         Returns:
             The highest number that a row ever had.
@@ -62,6 +62,9 @@ class Table:
             f" (n INTEGER PRIMARY KEY AUTOINCREMENT, {columns})"
         )
         there = {row[1] for row in self._store.rows(f"PRAGMA table_info({self._name})")}
+        for name in there - {"n", *self._columns}:
+            self._store.run(f'DROP INDEX IF EXISTS "by_{self.of.name}_{name}"')
+            self._store.run(f'ALTER TABLE {self._name} DROP COLUMN "{name}"')
         for field in self.of.stored:
             if field.name not in there:
                 added = f"{column_of(field)} {_kind(field)}"

@@ -248,9 +248,7 @@ class Transaction:
             if item.type == "name":
                 parts = {part: row.get(holder.name) for part, holder in of.parts(item.name).items()}
                 row[item.name] = values.full_name(parts) or None
-        for item in of.calculated:
-            computed = formulas.compute(item.formula, row)
-            row[item.name] = None if computed is None else _computed(item, computed)
+        row |= computed(of, row)
         missing = [
             item.name
             for item in of.stored
@@ -302,7 +300,16 @@ class Transaction:
         }
 
 
-def _computed(item: Field, value: Any) -> Any:
+def computed(of: SObject, row: Row) -> Row:
+    """The values of an object's formulas for a row."""
+    return {
+        item.name: _fitting(item, formulas.compute(item.formula, row)) for item in of.calculated
+    }
+
+
+def _fitting(item: Field, value: Any) -> Any:
+    if value is None:
+        return None
     if item.is_number:
         return value if isinstance(value, (int, float)) else None
     return str(value)[: item.length]
