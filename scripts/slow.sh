@@ -12,7 +12,7 @@ prepare all,dev
 # Spark Connect's own requirements; only its slow test needs them.
 install "${SFPUBSUB_VENV:-.venv}" --constraint constraints.txt 'pyspark[connect]'
 python -m pytest -m slow -s
-python -m pytest -m foreign tests/streaming
+python -m pytest -m foreign tests/streaming tests/emulator tests/plugin
 PYTHON=python scripts/kill_ingest.sh "${1:-20}"
 PYTHON=python scripts/crash_matrix.sh
 scripts/test_iceberg.sh -m "slow or not slow" tests/spark/raw/test_logged.py \

@@ -9,10 +9,12 @@
         ...
 
 `EmulatorServer` needs the extra ``sfpubsub[emulator]``.
+`RemoteEmulator` is one that runs elsewhere.
 """
 
 from sfpubsub.emulator.faults import Fault, FaultPlan
 from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
+from sfpubsub.emulator.remote import RemoteEmulator
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.transports.memory import MemoryCall, MemoryTransport
 
@@ -23,4 +25,5 @@ __all__ = [
     "FaultPlan",
     "MemoryCall",
     "MemoryTransport",
+    "RemoteEmulator",
 ]

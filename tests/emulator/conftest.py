@@ -52,14 +52,14 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Start `sfpubsub emulator` as a process; all are ended with the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(*options: str, data_dir: Path | None = None) -> Process:
-            process = Process(data_dir or tmp_path / "data", *options)
+        def make(*options: str, data_dir: Path | None = None, stdin: bool = False) -> Process:
+            process = Process(data_dir or tmp_path / "data", *options, stdin=stdin)
 
             def end() -> None:
                 if process.popen.poll() is None:
                     process.popen.kill()
                     process.popen.communicate(timeout=WAIT_S)
-                for pipe in (process.popen.stdout, process.popen.stderr):
+                for pipe in (process.popen.stdin, process.popen.stdout, process.popen.stderr):
                     if pipe is not None:
                         pipe.close()
 

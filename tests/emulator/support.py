@@ -107,8 +107,16 @@ class Stream:
 class Client:
     """The generated stub, with the headers of one emulator."""
 
-    def __init__(self, target: str, metadata: Any, ca_file: Path | None = None) -> None:
-        if ca_file is None:
+    def __init__(
+        self,
+        target: str,
+        metadata: Any,
+        ca_file: Path | None = None,
+        channel: grpc.Channel | None = None,
+    ) -> None:
+        if channel is not None:
+            self.channel = channel
+        elif ca_file is None:
             self.channel = grpc.insecure_channel(target)
         else:
             trust = grpc.ssl_channel_credentials(ca_file.read_bytes())
@@ -186,11 +194,12 @@ def until(condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:
 class Process:
     """`sfpubsub emulator` as a process of its own."""
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
+    def __init__(self, data_dir: Path, *options: str, stdin: bool = False) -> None:
         code = "from sfpubsub.cli.emulator import emulator; emulator()"
         ports = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]
         self.popen = subprocess.Popen(
             [sys.executable, "-c", code, *ports, *options],
+            stdin=subprocess.PIPE if stdin else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

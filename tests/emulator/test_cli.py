@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import ssl
@@ -40,6 +41,48 @@ def test_tls_adds_the_authority(spawn):
     client = process.client()
     assert client.subscribe().silent()
     client.close()
+
+
+def test_what_a_container_needs(spawn, tmp_path):
+    """The certificate and the URLs have the name that clients know it by; the ready file is
+    complete, for its owner only, and gone at the end."""
+    file = tmp_path / "ready.json"
+    options = ["--host", "0.0.0.0", "--tls", "--tls-name", "other.test", "--tls-name", "10.1.2.3"]
+    process = spawn(*options, "--advertise", "salesforce.test:8443", "--ready-file", str(file))
+    process.wait_ready()
+    assert json.loads(file.read_text()) == process.ready
+    assert file.stat().st_mode & 0o077 == 0
+    assert process.ready["instance_url"] == "https://salesforce.test:8443"
+    assert process.ready["grpc"].startswith("salesforce.test:")
+    port = int(process.ready["grpc"].rpartition(":")[2])
+    trust = ssl.create_default_context(cafile=process.ready["ca_file"])
+    trust.set_alpn_protocols(["h2"])
+    for name in ("salesforce.test", "other.test", "10.1.2.3", "localhost"):
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as connection,
+            trust.wrap_socket(connection, server_hostname=name),
+        ):
+            pass
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.result() == (0, "", "")
+    assert list(tmp_path.glob("ready*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--advertise", "http://x"], "http://x"),
+        (["--advertise", "x:port"], "x:port"),
+        (["--tls", "--tls-name", "a" * 300], "a" * 300),
+        (["--ready-file", "/no/such/directory/ready"], "/no/such/directory/ready"),
+    ],
+)
+def test_names_that_are_none(spawn, options, named):
+    """What cannot be told to clients is one line and exit 1."""
+    code, out, err = spawn(*options).result()
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: ")
+    assert named in err
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -406,7 +406,7 @@ def test_a_wrong_pushtopic_is_refused(emulator, body, code):
 @pytest.mark.parametrize(
     ("query", "code"),
     [
-        ("SELECT+Id+FROM+Account", "INVALID_TYPE"),
+        ("SELECT+Id+FROM+Lead", "INVALID_TYPE"),
         ("SELECT+Colour+FROM+PushTopic", "INVALID_FIELD"),
         ("SELECT", "MALFORMED_QUERY"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -42,6 +43,13 @@ def test_the_seed_starts(tmp_path):
         assert token(emulator, **mine).status == 200
 
 
+def test_the_seed_of_the_recipes_starts():
+    """The settings that a recipe gives are ones."""
+    page = (Path(__file__).parents[2] / "docs" / "emulator-clients.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert Settings.from_mapping(tomllib.loads(text)["settings"]).headers_at_once
+
+
 def test_default_credentials():
     """The page has the default credentials, each in a row of its own."""
     for value in (*DEFAULT_USER.values(), *DEFAULT_APP.values()):
@@ -66,3 +74,29 @@ def test_admin_requests_are_documented():
         if route.path.pattern.startswith("/admin/"):
             for method in route.methods:
                 assert f"`{method} {route.path.pattern}`" in PAGE
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+RECORDS = (DOCS / "emulator-records.md").read_text(encoding="utf-8")
+EVIDENCE = (DOCS / "emulator-evidence.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_records_holds(tmp_path, monkeypatch):
+    """Its example runs, and its object is one."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"^```python\n(.*?)^```", RECORDS, re.DOTALL | re.MULTILINE)
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    (text,) = re.findall(r"^```toml\n(.*?)^```", RECORDS, re.DOTALL | re.MULTILINE)
+    seed = tmp_path / "seed.toml"
+    seed.write_text(text, encoding="utf-8")
+    (ticket,) = seeds.load(seed).objects
+    assert ticket.field("SiteCity") is not None
+
+
+def test_evidence_names_tests_that_exist():
+    """Every behaviour of the page names its tests by file and name, and these are there."""
+    named = re.findall(r"`(\w+)::(\w+)`", EVIDENCE)
+    assert len(named) > 40
+    for file, name in named:
+        path = Path(__file__).parent / "records" / f"test_{file}.py"
+        assert f"def test_{name}(" in path.read_text(encoding="utf-8"), (file, name)

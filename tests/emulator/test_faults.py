@@ -267,7 +267,7 @@ def test_keeps_working_after_a_hundred_faults(emulator, client):
 
 def test_every_kind_is_tested():
     """A kind without a test in one of the files of faults is not finished."""
-    files = Path(__file__).parent.glob("test_faults*.py")
+    files = Path(__file__).parent.rglob("test_faults*.py")
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     assert [kind for kind in KINDS if f'Fault("{kind}"' not in text] == []
 

@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from xml.etree import ElementTree
 
 import jwt
 import pytest
@@ -521,3 +522,74 @@ def test_soap_login(emulator):
     assert between(late.text, "sf:exceptionCode") == "UNSUPPORTED_API_VERSION"
     for nonsense in ("", "<login/>", "<logout/>", "\0"):
         assert between(soap(emulator, nonsense).text, "faultcode") == "soapenv:Client"
+
+
+def test_soap_reads_xml_as_a_parser_does(emulator):
+    """CDATA, prefixes, comments and another encoding, as clients send them, sign in."""
+    emulator.accounts.put_user("müller@example.com", "a<b&c")
+    name, word = "<![CDATA[müller@example.com]]>", "a<![CDATA[<b]]>&#38;<!-- - -->c"
+    prefixed = (
+        "<soapenv:Envelope xmlns:soapenv='http://schemas.xmlsoap.org/soap/envelope/' "
+        "xmlns:urn='urn:partner.soap.sforce.com'><soapenv:Body>"
+        f"<urn:login><urn:username>{name}</urn:username><urn:password>{word}</urn:password>"
+        "</urn:login></soapenv:Body></soapenv:Envelope>"
+    )
+    assert soap(emulator, prefixed).status == 200
+    headers = {"Content-Type": "text/xml", "SOAPAction": "login"}
+    latin = f'<?xml version="1.0" encoding="ISO-8859-1"?>{prefixed}'.encode("latin-1")
+    path = "/services/Soap/u/57.0/"
+    assert ask(emulator, "POST", path, latin, headers).status == 200
+
+
+def test_soap_user_info_by_number(emulator):
+    """Clients read serverUrl, sessionId and userInfo, and the organisation's id in it, by their
+    numbers."""
+    reply = soap(emulator, SOAP.format(*USER.values()))
+    ((answer,),) = [list(body) for body in ElementTree.fromstring(reply.text)]
+    (result,) = answer
+    assert [child.tag.partition("}")[2] for child in result][3:] == [
+        "serverUrl",
+        "sessionId",
+        "userId",
+        "userInfo",
+    ]
+    assert result[6][8].tag.endswith("}organizationId")
+    assert result[6][8].text == emulator.tenant_id
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]>' + SOAP,
+        '<!DOCTYPE x SYSTEM "file:///etc/passwd">' + SOAP,
+        SOAP.replace("{}", "&who;", 1),
+        SOAP.replace("{}", "<a>" * 10_000 + "</a>" * 10_000, 1),
+        '<?xml version="1.0" encoding="no-such-encoding"?>' + SOAP,
+        SOAP.replace("partner", "enterprise"),
+        SOAP.replace("login", "query"),
+        SOAP.replace("password", "pass"),
+        SOAP[:-5],
+    ],
+)
+def test_soap_refuses_what_is_no_call(emulator, evil):
+    """No document type, no entity, no depth, and no other call gets anywhere: a fault each."""
+    reply = soap(emulator, evil.replace("{}", "x"))
+    assert (reply.status, between(reply.text, "faultcode")) == (500, "soapenv:Client")
+
+
+def test_soap_logout(emulator):
+    """A session ends with logout, once; and the resources of a version say who one is."""
+    session = between(soap(emulator, SOAP.format(*USER.values())).text, "sessionId")
+    resources = ask(emulator, "GET", "/services/data/v60.0", headers=bearer(session)).json
+    identity = resources["identity"].removeprefix(emulator.http_url)
+    assert ask(emulator, "GET", f"{identity}?format=json", headers=bearer(session)).status == 200
+    goodbye = (
+        '<se:Envelope xmlns:se="http://schemas.xmlsoap.org/soap/envelope/"><se:Header>'
+        f'<SessionHeader xmlns="urn:partner.soap.sforce.com"><sessionId>{session}</sessionId>'
+        "</SessionHeader></se:Header><se:Body>"
+        '<logout xmlns="urn:partner.soap.sforce.com"/></se:Body></se:Envelope>'
+    )
+    assert soap(emulator, goodbye, version="67.0").status == 200
+    assert ask(emulator, "GET", USERINFO, headers=bearer(session)).status == 403
+    again = soap(emulator, goodbye)
+    assert (again.status, between(again.text, "faultcode")) == (500, "sf:INVALID_SESSION_ID")

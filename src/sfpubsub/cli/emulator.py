@@ -1,14 +1,19 @@
 """`sfpubsub emulator`: runs the local emulator until it is told to stop.
 
 Options in, one JSON line out, signals to exit codes. What the emulator does is in
-sfpubsub.emulator, imported only when the command runs.
+sfpubsub.emulator, imported only when the command runs. Its commands, for one that runs already, are
+in emulator_admin and emulator_records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,7 +32,28 @@ _HTTP_PORT = 7012
 """Default of --http-port: the next one."""
 
 
-@click.command()
+_COMMANDS = ("clock", "faults", "publish", "records", "subscriptions", "topics")
+
+
+class _Commands(click.Group):
+    """Imports the commands when one of them is used: a start should not wait for them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return every command's name."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported now."""
+        if cmd_name not in _COMMANDS:
+            return None
+        from sfpubsub.cli import emulator_admin, emulator_records
+
+        module = emulator_records if cmd_name == "records" else emulator_admin
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, invoke_without_command=True)
 @click.option(
     "--grpc-port",
     type=click.IntRange(0, 65535),
@@ -59,18 +85,57 @@ _HTTP_PORT = 7012
     "--tls", is_flag=True, help="Serve both ports with TLS; clients trust the ca_file printed."
 )
 @click.option(
+    "--tls-name",
+    "tls_names",
+    multiple=True,
+    metavar="NAME",
+    help="A name or address that the certificate is good for too; can be repeated.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="What clients are told instead of --host: in containers, with --host 0.0.0.0."
+    " PORT is that of HTTP, if it is another outside.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="Write the ready line to this file too, when it is ready; removed at the end.",
+)
+@click.option(
     "--seed",
     type=click.Path(path_type=Path),
     help="TOML file with topics, managed subscriptions, users and more.  [default: one of each]",
 )
+@click.option(
+    "--until-stdin-closes",
+    is_flag=True,
+    help="End when stdin does, so that it cannot outlive the program that started it.",
+)
+@click.pass_context
 def emulator(
-    grpc_port: int, http_port: int, data_dir: Path, host: str, tls: bool, seed: Path | None
+    context: click.Context,
+    grpc_port: int,
+    http_port: int,
+    data_dir: Path,
+    host: str,
+    tls: bool,
+    tls_names: tuple[str, ...],
+    advertise: str | None,
+    ready_file: Path | None,
+    seed: Path | None,
+    until_stdin_closes: bool,
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
     Prints one JSON line when it is ready, with what a client needs to connect. Ends cleanly on
     SIGTERM and Ctrl-C; killed any other way it loses nothing that it has acknowledged.
+
+    With a command it runs none, and does something to one that runs already.
     """
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return
     try:
         from sfpubsub.emulator.org.problems import EmulatorProblem
         from sfpubsub.emulator.server import EmulatorServer
@@ -84,9 +149,18 @@ def emulator(
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         server = EmulatorServer(
-            data_dir, host=host, grpc_port=grpc_port, http_port=http_port, tls=tls, seed=seed
+            data_dir,
+            host=host,
+            grpc_port=grpc_port,
+            http_port=http_port,
+            tls=tls,
+            tls_names=tls_names,
+            advertise=advertise,
+            seed=seed,
         )
-        with server:
+        with server, _told_in(ready_file, json.dumps(_ready(server))):
+            if until_stdin_closes:
+                threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
             click.echo(json.dumps(_ready(server)))
             received = signal.sigwait(signals)
     except EmulatorProblem as problem:
@@ -95,6 +169,45 @@ def emulator(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     if received == signal.SIGINT:
         sys.exit(INTERRUPTED)
+
+
+def _refuse_options(context: click.Context) -> None:
+    """Options in front of a command would be those of another start, and do nothing."""
+    for name in context.params:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(
+                f"{option} is for starting an emulator; {context.invoked_subcommand} is for one"
+                " that runs: say which by --url behind it"
+            )
+
+
+def _end_with_stdin() -> None:
+    with contextlib.suppress(OSError):  # it was closed from the first
+        while os.read(0, 4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
+    """Keep the ready line in a file; whoever sees the file sees all of it."""
+    if ready_file is None:
+        yield
+        return
+    beside = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+    try:
+        # 0o600: it holds an access token.
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w") as file:
+            file.write(line + "\n")
+        beside.replace(ready_file)
+    except OSError as error:
+        _fail(f"the ready file {ready_file} cannot be written ({error.strerror}): choose another")
+    try:
+        yield
+    finally:
+        ready_file.unlink(missing_ok=True)
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:

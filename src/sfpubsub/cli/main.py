@@ -30,6 +30,7 @@ INTERRUPTED = 130
 
 # Module of each command, and the line that --help shows.
 COMMANDS = {
+    "channel": ("sfpubsub.cli.event_channels", "Administer channels of events."),
     "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
     "upgrade": ("sfpubsub.cli.upgrade", "Give an older raw table the columns of a new one."),
     "derive": ("sfpubsub.cli.tables", "Another name of tables."),
@@ -46,6 +47,8 @@ COMMANDS = {
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
     "tables": ("sfpubsub.cli.tables", "Decode a raw table into tables for queries, with PySpark."),
     "topic": ("sfpubsub.cli.lookup", "Show what the service says of a topic."),
+    "topics": ("sfpubsub.cli.event_channels", "List all that one can subscribe to."),
+    "usage": ("sfpubsub.cli.event_channels", "Show what of the org's allocation is used."),
 }
 
 

@@ -24,9 +24,19 @@ ENVIRONMENT_PREFIX = "SFPUBSUB_"
 # Variables that choose a file and a table in it, and are no settings themselves.
 CONFIG, PROFILE = "config", "profile"
 
-# Variables of the project's scripts and tests, which run in the same environment, and the directory
-# of status files, which is needed where there are no settings.
-NOT_SETTINGS = ("VENV", "ICEBERG_VENV", "PROTO_ENV", "WALK_SEED", "STATE_DIR")
+# Variables of the project's scripts and tests, which run in the same environment, the directory of
+# status files, which is needed where there are no settings, and the emulator that commands about
+# one mean.
+NOT_SETTINGS = (
+    "VENV",
+    "ICEBERG_VENV",
+    "PROTO_ENV",
+    "WALK_SEED",
+    "STATE_DIR",
+    "EMULATOR_URL",
+    "EMULATOR_TOKEN",
+    "EMULATOR_CA_FILE",
+)
 
 
 class Given(NamedTuple):

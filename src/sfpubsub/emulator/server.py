@@ -9,10 +9,10 @@ Holds the pieces together and decides nothing. Invariant: one living emulator pe
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
-from concurrent import futures
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,9 @@ from typing import Any
 import grpc
 
 from sfpubsub.emulator.faults.plan import FaultPlan
-from sfpubsub.emulator.grpc.servicer import PubSubServicer
+from sfpubsub.emulator.grpc.servicer import PubSubServicer, add_to_server
+from sfpubsub.emulator.grpc.standard import add_standard_services
+from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.http import HttpServer
 from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.accounts import Accounts
@@ -29,22 +31,37 @@ from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.channels import Channels
 from sfpubsub.emulator.org.cometd.sessions import Cometd, CometdSessions
+from sfpubsub.emulator.org.directory import claim, open_store
+from sfpubsub.emulator.org.event_channels import EventChannels
+from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.open_streams import OpenStreams
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.records.jobs import Jobs
+from sfpubsub.emulator.org.records.late import LateEvents
+from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.schemas import Schema
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
-from sfpubsub.emulator.org.store import Store, StoreProblem
 from sfpubsub.emulator.org.world import World
+from sfpubsub.emulator.page import Pages
 from sfpubsub.emulator.tls import Credentials, credentials
-from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 
 DEFAULT_HOST = "127.0.0.1"
 """Loopback: an emulator's token is printed and its admin endpoint jumps the clock."""
 
 _STOP_S = 5.0
 """Longest time that `stop` waits for calls to end; they are cancelled, so it takes milliseconds."""
+
+_HOST_AND_PORT = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)|\[(?P<address>[0-9a-fA-F:.]+)\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+
+_SPARE_THREADS = 32
+"""Threads for unary calls, and for refusing streams, when all streams are open. Each takes
+milliseconds, so that more would not make them faster; only a `delay_call` holds one for long."""
 
 _GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second server on the port would be silently accepted
@@ -69,6 +86,11 @@ class EmulatorServer:
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
+        tls_names: Names and addresses that the certificate is good for, beside those of this
+            machine and `advertise`.
+        advertise: The host that clients are told, if it is not the one to listen on: of a container
+            its name in the network. A port behind it, such as `localhost:8443`, is that of HTTP as
+            clients reach it.
         settings: Times and sizes. None is those of the seed, else the defaults; given ones take
             the place of the seed's altogether.
         seed: A checked seed or the path of one; None is the default seed, for a fresh directory
@@ -79,8 +101,11 @@ class EmulatorServer:
     Attributes:
         bus: The model: topics, events, positions.
         managed: Managed subscriptions: create, stop, delete, look at.
+        event_channels: Custom channels and what is selected for them: make, change.
         cometd: The Streaming API: its channels, and who is connected.
         accounts: Users and connected apps: make, change.
+        records: Objects and their records: make, change, delete, query.
+        jobs: Jobs of the Bulk API.
         faults: Add faults here, and ask `faults.assert_consumed()` at the end.
         clock: `clock.jump(seconds)` makes time pass.
         settings: What is in force.
@@ -99,6 +124,8 @@ class EmulatorServer:
         grpc_port: int = 0,
         http_port: int = 0,
         tls: bool = False,
+        tls_names: Sequence[str] = (),
+        advertise: str | None = None,
         settings: Settings | None = None,
         seed: seeds.Seed | str | os.PathLike[str] | None = None,
         faults: FaultPlan | None = None,
@@ -111,14 +138,17 @@ class EmulatorServer:
         self.clock = clock if clock is not None else Clock()
         self.settings = settings or Settings.from_mapping(seed.settings if seed else {})
         self._host = host
+        self._told = _told(advertise)
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
-        self._pool: futures.ThreadPoolExecutor | None = None
-        self._lock_file = _claim(self.data_dir)
+        self._closing = contextlib.ExitStack()  # what ends before the store is closed
+        self._pool: Workers | None = None
+        self._lock_file = claim(self.data_dir)
         try:
-            self._tls: Credentials | None = credentials(self.data_dir, host) if tls else None
-            self._store = _open(self.data_dir)
+            names = [host, *tls_names, *([self._told[0]] if self._told else [])]
+            self._tls: Credentials | None = credentials(self.data_dir, names) if tls else None
+            self._store = open_store(self.data_dir)
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -135,6 +165,7 @@ class EmulatorServer:
             seed = seeds.load(seeds.DEFAULT_SEED)
         if seed is not None and fresh and seed.org_id:
             store.set_meta("org_id", seed.org_id)
+        self._streams = OpenStreams()
         self._sessions = Sessions(store, self.clock, self.settings)
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
         self.accounts = Accounts(store)
@@ -144,25 +175,50 @@ class EmulatorServer:
             channels, CometdSessions(self.bus, channels, self.clock, self.settings)
         )
         self.managed = ManagedSubscriptions(store, self.bus, self.clock, self.settings, self.faults)
+        late = LateEvents(store, self.bus, self.clock)
+        self._closing.callback(late.stop)
+        self.records = Records(
+            store,
+            self.bus,
+            self.clock,
+            self.settings,
+            self.faults,
+            self.accounts,
+            channels,
+            late,
+        )
         self.clock.on_jump(self.bus.bells.ring_all)
         self.faults.on_add(self.bus.bells.ring_all)
         if seed is not None:
-            seeds.apply(seed, store, self.bus, self.managed, self.accounts)
+            seeds.apply(seed, store, self.bus, self.managed, self.accounts, self.records)
         self.accounts.fill()
-        self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions))
+        self._commits = CommitHistory(
+            {item.subscription_id: item.committed for item in self.managed.all()}
+        )
+        self.jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk")
+        self._closing.callback(self.jobs.stop)
+        self.event_channels = EventChannels(store, self.bus)
+        self.event_channels.adopt()
+        self.event_channels.feed(self.records)
+        self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions, self.records))
 
     # Addresses and secrets.
 
     @property
     def grpc_target(self) -> str:
-        """Where gRPC listens: host and port."""
-        return f"{_reachable(self._host)}:{self._ports[0]}"
+        """Where clients reach gRPC: host and port."""
+        return f"{self._shown_host}:{self._ports[0]}"
 
     @property
     def http_url(self) -> str:
-        """Where HTTP listens."""
+        """Where clients reach HTTP."""
         scheme = "https" if self._tls else "http"
-        return f"{scheme}://{_reachable(self._host)}:{self._ports[1]}"
+        port = self._told[1] if self._told and self._told[1] else self._ports[1]
+        return f"{scheme}://{self._shown_host}:{port}"
+
+    @property
+    def _shown_host(self) -> str:
+        return _bracketed(self._told[0]) if self._told else _reachable(self._host)
 
     @property
     def instance_url(self) -> str:
@@ -204,11 +260,15 @@ class EmulatorServer:
         """
         try:
             context = self._tls.context if self._tls else None
-            self._http = HttpServer(self._world, self._host, self._ports[1], context)
-            self._pool = futures.ThreadPoolExecutor(self.settings.max_streams, "emulator")
-            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)
+            self._http = HttpServer(
+                self._world, self._host, self._ports[1], context, Pages().routes
+            )
+            self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
+            # Any executor will do, whatever the annotation says: it is asked for `submit` alone.
+            self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
-            pb_grpc.add_PubSubServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
+            add_to_server(servicer, self._grpc)
+            add_standard_services(self._grpc)
             self._ports = (self._bind(self._grpc), self._http.port)
         except BaseException:
             self.stop()
@@ -220,13 +280,14 @@ class EmulatorServer:
     def stop(self) -> None:
         """End all calls and give the ports and the directory back. Can be repeated."""
         if self._grpc is not None:
-            self._grpc.stop(grace=None).wait(_STOP_S)
+            self._grpc.stop(grace=0).wait(_STOP_S)  # with None it would wait in `stop`, for ever
         if self._http is not None:
             self.cometd.sessions.stop()
             self._http.stop()
         if self._pool is not None:
             self._pool.shutdown(wait=True)
         self._grpc = self._http = self._pool = None
+        self._closing.close()
         if self._lock_file >= 0:
             self._store.close()
             os.close(self._lock_file)
@@ -310,6 +371,12 @@ class EmulatorServer:
             self.accounts,
             SignIn(self.accounts, self._sessions, self.clock, self.settings, self.faults),
             self.cometd,
+            self._streams,
+            self._commits,
+            self.records,
+            self.jobs,
+            self._store,
+            self.event_channels,
         )
 
     def _bind(self, server: grpc.Server) -> int:
@@ -327,35 +394,20 @@ class EmulatorServer:
         return port
 
 
-def _claim(data_dir: Path) -> int:
-    """Make the directory and lock it for this process; the lock dies with the process."""
-    try:
-        # 0o700: it holds an access token and the key of an authority.
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise EmulatorProblem(
-            f"data directory {data_dir} cannot be written ({error.strerror}): choose another"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise EmulatorProblem(
-            f"data directory {data_dir} is in use by another emulator: stop it or choose another"
-        ) from error
-    return handle
-
-
-def _open(data_dir: Path) -> Store:
-    try:
-        return Store(data_dir / "bus.sqlite3")
-    except StoreProblem as error:
-        raise EmulatorProblem(f"{error}: choose another data directory") from error
-
-
 def _in_use(address: str) -> str:
     return f"cannot listen on {address}: the port is in use or not allowed; choose another"
+
+
+def _told(advertise: str | None) -> tuple[str, int] | None:
+    """Host and port of what clients are told; port 0 if it has none."""
+    if advertise is None:
+        return None
+    found = _HOST_AND_PORT.fullmatch(advertise)
+    if found is None:
+        raise EmulatorProblem(
+            f"{advertise!r} is not a host to tell clients: write NAME, NAME:PORT or [ADDRESS]:PORT"
+        )
+    return found["name"] or found["address"], int(found["port"] or 0)
 
 
 def _bracketed(host: str) -> str:

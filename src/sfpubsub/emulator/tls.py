@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +26,13 @@ class Credentials(NamedTuple):
     ca_file: Path
 
 
-def credentials(data_dir: Path, host: str) -> Credentials:
-    """A certificate for `host` (and localhost, 127.0.0.1 and ::1), signed by the directory's
+def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
+    """A certificate for `names` (and localhost, 127.0.0.1 and ::1), signed by the directory's
     authority.
 
     Raises:
-        EmulatorProblem: The extra is not installed, or the kept authority cannot be read.
+        EmulatorProblem: The extra is not installed, a name cannot be in a certificate, or the kept
+            authority cannot be read.
     """
     try:
         import trustme
@@ -51,10 +53,13 @@ def credentials(data_dir: Path, host: str) -> Credentials:
         key_file.touch(mode=0o600)
         key_file.write_bytes(authority.private_key_pem.bytes())
         ca_file.write_bytes(authority.cert_pem.bytes())
-    names = {"localhost", "127.0.0.1", "::1"}
-    if not _is_any(host):
-        names.add(host)
-    server = authority.issue_cert(*sorted(names))
+    good_for = {"localhost", "127.0.0.1", "::1", *(name for name in names if not _is_any(name))}
+    try:
+        server = authority.issue_cert(*sorted(good_for))
+    except ValueError as error:  # includes UnicodeError
+        raise EmulatorProblem(
+            f"a certificate cannot be for {', '.join(sorted(good_for))} ({error}): correct the name"
+        ) from error
     chain = b"".join(part.bytes() for part in server.cert_chain_pems)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # as the service

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,14 +20,12 @@ from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, Stat
 from sfpubsub.config import Settings
 from sfpubsub.errors import (
     ConfigurationError,
-    PermissionDeniedError,
     QuotaExceededError,
-    RemoteProtocolError,
-    RequestRefusedError,
     StreamUnavailableError,
     SubscriptionNotFoundError,
 )
 from sfpubsub.tooling import records
+from sfpubsub.tooling.asking import TO_CHANGE, Queries, explaining
 from sfpubsub.tooling.records import ManagedEventSubscription
 
 __all__ = ["ManagedEventSubscription", "Tooling", "wait_until"]
@@ -46,23 +43,7 @@ PROPAGATION = 300.0
 # Seconds between two checks; each takes the slot of the subscription for a moment.
 CHECK_EVERY = 10.0
 
-# Answers that one query may be spread over; an org's 200 records fit into one.
-_MOST_PAGES = 20
-
 _VERSION = re.compile(r"[1-9]\d{1,2}\.0")
-
-# What the org answers about a record that is not there any longer.
-_GONE = frozenset({"NOT_FOUND", "ENTITY_IS_DELETED", "INVALID_CROSS_REFERENCE_KEY"})
-
-# What to do about other answers, by Salesforce's code.
-_CURES = {
-    "INVALID_TYPE": "the org has no managed subscriptions, or the user may not see its setup",
-    "NOT_FOUND": "check the instance URL, and whether the org serves this API version",
-    "DUPLICATE_DEVELOPER_NAME": "choose another name",
-    "INVALID_INPUT": "check the name of the topic, which is case-sensitive",
-}
-_TO_READ = "View Setup and Configuration"
-_TO_CHANGE = "Customize Application"
 
 
 class Tooling:
@@ -96,8 +77,8 @@ class Tooling:
         self.sessions = CurrentSession(provider)
         """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
         self._org = OrgClient(self.sessions, http or HttpClient())
-        self._data = f"/services/data/v{api_version}/"
-        self._records = f"{self._data}tooling/sobjects/ManagedEventSubscription"
+        self._queries = Queries(self._org, api_version)
+        self._records = f"{self._queries.data}tooling/sobjects/ManagedEventSubscription"
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None) -> Tooling:
@@ -184,7 +165,7 @@ class Tooling:
             error_recovery_replay=error_recovery_replay,
             state="RUN",
         )
-        with _explaining(_TO_CHANGE):
+        with explaining(TO_CHANGE):
             answer = self._org.post(self._records, records.body_of(record))
         made = answer.get("id") if isinstance(answer, dict) else None
         records.check_id(made)
@@ -235,7 +216,7 @@ class Tooling:
         Its name should not be used again soon: the service may still know the old one by it.
         """
         record = self.show(name_or_id)
-        with _explaining(_TO_CHANGE, name_or_id):
+        with explaining(TO_CHANGE, _missing(name_or_id)):
             self._org.delete(f"{self._records}/{record.id}")
         return record
 
@@ -243,7 +224,7 @@ class Tooling:
         # The whole record is sent, as documented. Whoever else changes it in the same moment is
         # overwritten; the API has no way to notice.
         record = replace(self.show(name_or_id), **cast("dict[str, Any]", changes))
-        with _explaining(_TO_CHANGE, name_or_id):
+        with explaining(TO_CHANGE, _missing(name_or_id)):
             self._org.patch(f"{self._records}/{record.id}", records.body_of(record))
         return record
 
@@ -266,34 +247,13 @@ class Tooling:
     def _heads(self) -> Sequence[tuple[str, str]]:
         """Return the id and the name of every record, by name."""
         # Without the column Metadata, which comes one row at a time only.
-        rows = self._query("SELECT Id, DeveloperName FROM ManagedEventSubscription")
+        rows = self._queries.rows("SELECT Id, DeveloperName FROM ManagedEventSubscription")
         return sorted(map(records.head_of, rows), key=lambda head: head[1])
 
     def _find(self, column: str, value: str) -> ManagedEventSubscription | None:
         found = "SELECT Id, DeveloperName, Metadata FROM ManagedEventSubscription"
-        rows = self._query(f"{found} WHERE {column} = {records.quoted(value)} LIMIT 1")
+        rows = self._queries.rows(f"{found} WHERE {column} = {records.quoted(value)} LIMIT 1")
         return records.record_of(rows[0]) if rows else None
-
-    def _query(self, soql: str) -> Sequence[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        path, query = f"{self._data}tooling/query", {"q": soql}
-        for _ in range(_MOST_PAGES):
-            with _explaining(_TO_READ):
-                answer = self._org.get(path, query)
-            found, goes_on = records.page_of(answer)
-            rows += found
-            if goes_on is None:
-                return rows
-            path, query = self._continuation(goes_on), {}
-        raise RemoteProtocolError(f"the org spreads one query over more than {_MOST_PAGES} answers")
-
-    def _continuation(self, given: Any) -> str:
-        # The host of the session is put before it, and the token goes with it.
-        if isinstance(given, str) and given.startswith(self._data):
-            rest = given[len(self._data) :]
-            if re.fullmatch(r"(tooling/)?query/[\w-]+", rest, re.ASCII):
-                return given
-        raise RemoteProtocolError("the org says that a query goes on where no query of it can be")
 
 
 def wait_until(
@@ -337,23 +297,3 @@ def _missing(name_or_id: str) -> SubscriptionNotFoundError:
     return SubscriptionNotFoundError(
         f"the org has no managed subscription {name_or_id}: see sfpubsub managed list"
     )
-
-
-@contextmanager
-def _explaining(permission: str, name_or_id: str | None = None) -> Iterator[None]:
-    """Add to a refusal what to do about it; of a record that is gone, say so."""
-    try:
-        yield
-    except PermissionDeniedError as error:
-        raise PermissionDeniedError(
-            f"{error}; the user needs the permission {permission}", error_code=error.error_code
-        ) from error
-    except RequestRefusedError as error:
-        code = error.error_code or ""
-        if name_or_id is not None and code in _GONE:
-            raise _missing(name_or_id) from error
-        if code not in _CURES:
-            raise
-        raise RequestRefusedError(
-            f"{error}; {_CURES[code]}", status=error.status, error_code=code
-        ) from error

@@ -26,6 +26,9 @@ BAYEUX = tuple(
 )
 """Not RPCs: the messages of the Streaming API."""
 
+CHANGE = "Change"
+"""Not an RPC: a change of a record, where its event is made."""
+
 _POLL = ("/meta/connect",)
 _STREAMS = ("Subscribe", "ManagedSubscribe")
 _MANAGED = ("ManagedSubscribe",)
@@ -182,6 +185,17 @@ _COMETD: dict[str, Kind] = {
     ),
 }
 
+_CHANGES: dict[str, Kind] = {
+    "gap_event": Kind(
+        (CHANGE,), {}, "The next change of a record is told by a gap event: header only."
+    ),
+    "delay_event": Kind(
+        (CHANGE,),
+        {"seconds": 5.0},
+        "The next change event comes that much later than its change, behind those of later ones.",
+    ),
+}
+
 _ORG: dict[str, Kind] = {
     "expire_token": Kind(
         (),
@@ -212,7 +226,13 @@ _ORG: dict[str, Kind] = {
         (),
         {},
         "All retained events get new replay ids and keep event.id; old ids are invalid; open "
-        "streams are dropped.",
+        "streams are dropped; commit numbers begin anew.",
+        acts=True,
+    ),
+    "purge_record": Kind(
+        (),
+        {"record_id": ""},
+        "A record is gone for good, without an event, as from an emptied Recycle Bin.",
         acts=True,
     ),
     "stop_managed": Kind(
@@ -226,5 +246,13 @@ _ORG: dict[str, Kind] = {
     ),
 }
 
-KINDS: dict[str, Kind] = {**_CALLS, **_DELIVERY, **_COMMITS, **_SIGN_IN, **_COMETD, **_ORG}
+KINDS: dict[str, Kind] = {
+    **_CALLS,
+    **_DELIVERY,
+    **_COMMITS,
+    **_SIGN_IN,
+    **_COMETD,
+    **_CHANGES,
+    **_ORG,
+}
 """The kinds, by name."""

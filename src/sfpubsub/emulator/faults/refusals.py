@@ -175,7 +175,7 @@ FAILURES: dict[str, Failure] = {
         "INVALID_ARGUMENT", "The number of requested events can't be below 0."
     ),
     "managed.subscription.fetch.request.invalid": Failure(
-        "INVALID_ARGUMENT", "The request asks for nothing, or names another managed subscription."
+        "INVALID_ARGUMENT", "The request asks for no events, commits nothing and refreshes nothing."
     ),
     "managed.subscription.fetch.request.commit.request.restricted": Failure(
         "INVALID_ARGUMENT", "The first request can't commit."
@@ -199,13 +199,21 @@ class Refused(Exception):  # noqa: N818 - the service's own word for what it doe
     Args:
         suffix: Key of `FAILURES`.
         status: Status name instead of the row's; for faults.
+        text: Instead of the row's, where one suffix stands for several causes.
         **names: What the row's text mentions.
     """
 
-    def __init__(self, suffix: str, *, status: str | None = None, **names: object) -> None:
+    def __init__(
+        self,
+        suffix: str,
+        *,
+        status: str | None = None,
+        text: str | None = None,
+        **names: object,
+    ) -> None:
         self.suffix = suffix
         self.status = status
-        self.text = FAILURES[suffix].text.format_map(_Names(names))
+        self.text = text or FAILURES[suffix].text.format_map(_Names(names))
         super().__init__(self.text)
 
 
@@ -214,10 +222,12 @@ class Dropped(Exception):  # noqa: N818 - as Refused
 
     Args:
         status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
+        text: What is said; blank for what proxies say.
     """
 
-    def __init__(self, status: str) -> None:
+    def __init__(self, status: str, text: str = "") -> None:
         self.status = status
+        self.text = text
         super().__init__(status)
 
 

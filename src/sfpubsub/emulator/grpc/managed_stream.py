@@ -108,7 +108,10 @@ class ManagedStream(EventStream[ManagedFetch]):
         fetch = arrival.request
         self._check_request(fetch)
         if not self._is_ours(fetch):
-            raise Refused(_PREFIX + "fetch.request.invalid")
+            raise Refused(
+                _PREFIX + "fetch.request.invalid",
+                text="The request names another managed subscription than the stream's first one.",
+            )
         self.ask(fetch.num_requested)
         if fetch.commit is not None:
             self._commit(fetch.commit, arrival.at)
@@ -198,6 +201,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         else:
             if position is not None:  # None: the committed one again, aged out by now
                 world.managed.commit(record.subscription_id, position)
+                world.commits.note(record.subscription_id, position, at)
                 del self._shown[: bisect.bisect_right(self._shown, position)]
             self.count.commits_accepted += 1
             fault = world.faults.take("drop_before_commit_answer", self.rpc, self.target)

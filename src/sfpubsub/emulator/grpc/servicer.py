@@ -11,9 +11,10 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from sfpubsub.emulator.faults.refusals import PREFIX, Dropped, Refused
 from sfpubsub.emulator.grpc.managed_stream import Commit, ManagedFetch, ManagedStream
@@ -48,12 +49,14 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._lock = threading.Lock()  # guards _streams
+        self._streams = 0  # calls of streams that are served now
 
     def Subscribe(  # noqa: N802 - the proto's name, as below
         self, request_iterator: Iterator[pb.FetchRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.FetchResponse]:
         """Events of one topic; the client keeps the position."""
-        with self._call("Subscribe", context):
+        with self._stream("Subscribe", context):
             mailbox: Mailbox[Fetch] = Mailbox(self._world.clock)
             stream = PlainStream(self._world, mailbox, _token(context))
             _feed(mailbox, request_iterator, _fetch, context)
@@ -111,7 +114,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         self, request_iterator: Iterator[pb.PublishRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.PublishResponse]:
         """Publishes over a stream of requests."""
-        with self._call("PublishStream", context):
+        with self._stream("PublishStream", context):
             mailbox: Mailbox[pb.PublishRequest] = Mailbox(self._world.clock)
             stream = PublishStream(
                 self._world, mailbox, lambda request: request.topic_name, _token(context)
@@ -124,7 +127,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         self, request_iterator: Iterator[pb.ManagedFetchRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ManagedFetchResponse]:
         """Events of one managed subscription; the service keeps the position."""
-        with self._call("ManagedSubscribe", context):
+        with self._stream("ManagedSubscribe", context):
             mailbox: Mailbox[ManagedFetch] = Mailbox(self._world.clock)
             stream = ManagedStream(self._world, mailbox, _token(context))
             _feed(mailbox, request_iterator, _managed_fetch, context, stream.release)
@@ -186,10 +189,27 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         raise AssertionError("a call that was ended raises")
 
     @contextlib.contextmanager
-    def _call(self, rpc: str, context: grpc.ServicerContext, target: str = "") -> Iterator[str]:
+    def _stream(self, rpc: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """A call that keeps its thread: one of so many, so that unary calls find one free."""
+        with self._lock:
+            full = self._streams >= self._world.settings.max_streams
+            self._streams += not full
+        try:
+            with self._call(rpc, context, full=full):
+                if self._world.settings.headers_at_once:
+                    context.send_initial_metadata(())
+                yield
+        finally:
+            with self._lock:
+                self._streams -= not full
+
+    @contextlib.contextmanager
+    def _call(
+        self, rpc: str, context: grpc.ServicerContext, target: str = "", *, full: bool = False
+    ) -> Iterator[str]:
         rpc_id = _rpc_id()
         try:
-            self._authorise(context)
+            self._admit(context, full)
             self._begin(rpc, target, context)
             yield rpc_id
         except Refused as refused:
@@ -201,9 +221,11 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             context.abort(grpc.StatusCode[status], f"{refused.text} rpcId: {rpc_id}")
         except Dropped as dropped:
             _log.debug("%s %s dropped: %s", rpc, rpc_id, dropped.status)
-            _drop(context, dropped.status)
+            _drop(context, dropped.status, dropped.text or _PROXY_TEXT)
 
-    def _authorise(self, context: grpc.ServicerContext) -> None:
+    def _admit(self, context: grpc.ServicerContext, full: bool) -> None:
+        if full:
+            raise Refused("service.protection.triggered")
         sessions = self._world.sessions
         try:
             sessions.check({key: str(value) for key, value in context.invocation_metadata()})
@@ -239,6 +261,52 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             bells.forget(_DELAYED, mailbox.wake)
 
 
+class _Malformed:
+    """Stands for bytes that are no message of the method that they came for."""
+
+
+_STREAMS: dict[str, tuple[type[Message], type[Message]]] = {
+    "Subscribe": (pb.FetchRequest, pb.FetchResponse),
+    "PublishStream": (pb.PublishRequest, pb.PublishResponse),
+    "ManagedSubscribe": (pb.ManagedFetchRequest, pb.ManagedFetchResponse),
+}
+_UNARY: dict[str, tuple[type[Message], type[Message]]] = {
+    "GetSchema": (pb.SchemaRequest, pb.SchemaInfo),
+    "GetTopic": (pb.TopicRequest, pb.TopicInfo),
+    "Publish": (pb.PublishRequest, pb.PublishResponse),
+}
+
+
+def add_to_server(servicer: PubSubServicer, server: grpc.Server) -> None:
+    """Serve the six RPCs.
+
+    Not by the generated function: when bytes in a stream cannot be read, grpc ends the call by
+    itself and the handler ends it once more, and now and then the server then cannot be stopped. So
+    a request that cannot be read comes to the handler, which ends the call.
+    """
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for name, (request, response) in _STREAMS.items():
+        handlers[name] = grpc.stream_stream_rpc_method_handler(
+            getattr(servicer, name), _reader(request), response.SerializeToString
+        )
+    for name, (request, response) in _UNARY.items():
+        handlers[name] = grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name), request.FromString, response.SerializeToString
+        )
+    service = pb.DESCRIPTOR.services_by_name["PubSub"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def _reader(request: type[Message]) -> Callable[[bytes], Message | _Malformed]:
+    def read(data: bytes) -> Message | _Malformed:
+        try:
+            return request.FromString(data)
+        except DecodeError:
+            return _Malformed()
+
+    return read
+
+
 def _token(context: grpc.ServicerContext) -> str:
     headers = dict(context.invocation_metadata())
     return str(headers.get("accesstoken", ""))
@@ -260,6 +328,9 @@ def _feed(
     def read() -> None:
         try:
             for request in requests:
+                if isinstance(request, _Malformed):
+                    mailbox.fail(Dropped("INTERNAL", "the request is not a message of this method"))
+                    return
                 mailbox.put(convert(request))
         except grpc.RpcError:
             return  # cancelled, or the connection was lost: `ended` says so
@@ -271,14 +342,14 @@ def _feed(
     threading.Thread(target=read, name="emulator-requests", daemon=True).start()
 
 
-def _drop(context: grpc.ServicerContext, status: str) -> None:
+def _drop(context: grpc.ServicerContext, status: str, text: str) -> None:
     """End a call as the infrastructure would: without trailers of the service."""
     if status == "OK":
         return  # a stream just ends; faults allow this to streams only
     if status == "RESET":
         context.cancel()
         status = "CANCELLED"
-    context.abort(grpc.StatusCode[status], _PROXY_TEXT)
+    context.abort(grpc.StatusCode[status], text)
 
 
 def _rpc_id() -> str:

@@ -25,6 +25,9 @@ from sfpubsub.emulator.org.world import World
 
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
 
+_SILENT = "first request"
+"""Key for the bells; no topic has this name."""
+
 _EVENT_OVERHEAD_BYTES = 128
 """What an event needs in a response besides its payload: ids and the framing of three messages."""
 
@@ -106,11 +109,13 @@ class EventStream(ABC, Generic[R]):
         keys = self.keys()
         for key in keys:
             self.world.bus.bells.listen(key, self.mailbox.wake)
+        self.world.streams.add(self, self._last_sent)
         try:
             for arrival in arrivals[1:]:
                 self.accept(arrival)
             yield from self._serve(half_closed)
         finally:
+            self.world.streams.remove(self)
             for key in keys:
                 self.world.bus.bells.forget(key, self.mailbox.wake)
 
@@ -150,11 +155,26 @@ class EventStream(ABC, Generic[R]):
         self.pending = min(limit, self.pending + num_requested)
 
     def _first(self) -> tuple[list[Arrival[R]], bool]:
-        while True:
-            arrivals, half_closed = self.mailbox.collect()
-            if arrivals or half_closed or self.mailbox.gone:
-                return arrivals, half_closed
-            self.mailbox.wait(None)
+        """The first requests, and whether no more will come; none if the stream is to end."""
+        clock, bells, sessions = self.world.clock, self.world.bus.bells, self.world.sessions
+        patience = self.world.settings.first_request_s
+        due = clock.now() + patience
+        bells.listen(_SILENT, self.mailbox.wake)  # a jump of the clock rings everything
+        try:
+            while True:
+                arrivals, half_closed = self.mailbox.collect()
+                if arrivals or half_closed or self.mailbox.gone:
+                    return arrivals, half_closed
+                if sessions.has_expired(self._token):
+                    self.world.faults.met(sessions.ended_by(self._token))
+                    raise Refused("service.auth.error")
+                if clock.now() >= due:
+                    self._close_idle(patience)
+                    return [], False
+                expiry = sessions.expires_at(self._token)
+                self.mailbox.wait(due if expiry is None else min(due, expiry))
+        finally:
+            bells.forget(_SILENT, self.mailbox.wake)
 
     def _serve(self, half_closed: bool) -> Iterator[Reply]:
         while not self.mailbox.gone:
@@ -208,6 +228,7 @@ class EventStream(ABC, Generic[R]):
             return None
         self.pending -= len(events)
         self.count.sent(self.position, [event.position for event in events])
+        bus.tally.usage.delivered(now, events)
         return self._reply(events, events[-1].position)
 
     def _keepalive(self, now: float, position: int) -> Reply | None:
@@ -267,6 +288,8 @@ class EventStream(ABC, Generic[R]):
         if sessions.has_expired(self._token):
             faults.met(sessions.ended_by(self._token))
             raise Refused("service.auth.error")
+        if not bus.has(self.topic):  # a channel that was deleted
+            raise Refused("topic.not.found", tenant=bus.tenant, topic=self.topic.name)
         fault = faults.take("drop_stream", self.rpc, self.target, responses=self.responses)
         if fault:
             raise Dropped(fault.params["status"])
@@ -275,12 +298,16 @@ class EventStream(ABC, Generic[R]):
             raise Refused(fault.params["error_code"], status=fault.params["status"] or None)
 
     def _idle_is_over(self, now: float) -> bool:
-        settings = self.world.settings
-        if self.pending or now < self._idle_since + settings.idle_close_s:
+        patience = self.world.settings.idle_close_s
+        if self.pending or now < self._idle_since + patience:
             return False
-        if settings.idle_close == "error":
-            raise Refused("subscription.fetch.idle.timeout", seconds=f"{settings.idle_close_s:g}")
+        self._close_idle(patience)
         return True
+
+    def _close_idle(self, seconds: float) -> None:
+        """Raise if a stream that asks for nothing ends with an error; else it just ends."""
+        if self.world.settings.idle_close == "error":
+            raise Refused("subscription.fetch.idle.timeout", seconds=f"{seconds:g}")
 
     def _next_deadline(self) -> float:
         settings = self.world.settings
@@ -342,7 +369,10 @@ class PlainStream(EventStream[Fetch]):
         if fetch.preset == "EARLIEST":
             return 0
         if fetch.preset is None:
-            raise Refused("subscription.fetch.request.invalid")
+            raise Refused(
+                "subscription.fetch.request.invalid",
+                text="The replay preset is not LATEST, EARLIEST or CUSTOM.",
+            )
         if not fetch.replay_id:
             raise Refused("subscription.fetch.replayid.validation.failed")
         position = bus.position(fetch.replay_id)

@@ -1,16 +1,18 @@
-"""The HTTP port: the health page, sign-in, the Tooling API, and the admin endpoint.
+"""The HTTP port: health, sign-in, the Tooling API, and the admin endpoint.
 
-    GET  /, /health                                    page
+    GET  /health                                       summary
     /admin/…                                           admin
     /services/oauth2/…, /id/…, /services/Soap/u/…      oauth, soap
-    /services/data/…                                   rest, tooling, streaming, soql
+    /services/data/…                                   rest, events, tooling, channels,
+                                                       discovery, streaming, tables, soql
     /cometd/…                                          cometd
 
-`listener` speaks HTTP and holds its limits, `routing` finds who answers, the others answer. None
-decides anything about events, subscriptions or credentials.
+`listener` speaks HTTP and holds its limits, `routing` finds who answers, the others answer; the
+room `page` adds the routes of the page for people. None decides anything about events,
+subscriptions or credentials.
 """
 
 from sfpubsub.emulator.http.listener import HttpServer
-from sfpubsub.emulator.http.page import health
+from sfpubsub.emulator.http.summary import health
 
 __all__ = ["HttpServer", "health"]

@@ -2,11 +2,15 @@
 
     GET  /admin/faults   the fault plan and what happened
     POST /admin/faults   add a fault: {"kind": …, "times": …, …}
+    GET  /admin/clock    what time it is
     POST /admin/clock    jump: {"jump_s": …}
+    POST /admin/publish  events as the org itself: {"topic": …, "events": [values, …]}
     POST /admin/token    one more access token: {}; or the end of one: {"expire": token}
     POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
     POST /admin/schema   another schema for a topic: {"topic": …, "schema": Avro}
     POST /admin/streaming events of a PushTopic or generic channel: {"channel": …, "events": …}
+    POST /admin/objects  a field more or less: {"object": …, "add_field": {…}} or "remove_field"
+    POST /admin/undelete a record out of the Recycle Bin: {"object": …, "id": …}
     POST /admin/users    make or change one: {"username": …, "password": …, "active": …}
     POST /admin/apps     make or change one: {"client_id": …, "public_key": PEM, …}
 
@@ -25,13 +29,19 @@ from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
 from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
 """Some 30 years; more would leave the range of dates."""
 
-_USER: dict[str, type] = {"username": str, "password": str, "active": bool}
+_USER: dict[str, type] = {
+    "username": str,
+    "password": str,
+    "active": bool,
+    "view_all": bool,
+}
 _APP: dict[str, type] = {
     "client_id": str,
     "client_secret": str,
@@ -70,6 +80,30 @@ def add_fault(world: World, body: Any) -> dict[str, Any]:
         return {"number": world.faults.add(Fault.from_json(body))}
     except (ValueError, TypeError) as error:
         raise _bad(str(error)) from error
+
+
+def clock(call: Call) -> Answer:
+    """GET /admin/clock."""
+    _authorise(call)
+    return json_answer({"now": call.world.clock.now()})
+
+
+def publish(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/publish; all events or none."""
+    events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
+    if not isinstance(events, list) or not isinstance(body.get("topic"), str):
+        raise _bad('send {"topic": …, "events": […]}')
+    if not all(isinstance(event, dict) for event in events):
+        raise _bad("an event is an object")
+    try:
+        done = world.bus.publish_values(body["topic"], events)
+    except SchemaProblem as error:
+        raise _bad(str(error)) from error
+    except Refused as error:
+        raise _bad(error.text) from error
+    return {
+        "results": [{"event_id": item.event_id, "replay_id": item.replay_id.hex()} for item in done]
+    }
 
 
 def jump(world: World, body: Any) -> dict[str, Any]:
@@ -136,6 +170,38 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
         return {"replay_ids": world.cometd.channels.publish(body["channel"], events)}
     except EmulatorProblem as error:
         raise _bad(str(error)) from error
+
+
+def change_object(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/objects; the change events have another schema from then on."""
+    members = dict(body) if isinstance(body, dict) else {}
+    name = members.pop("object", None)
+    if not isinstance(name, str) or len(members) != 1:
+        raise _bad('send {"object": …, "add_field": {…}} or {"object": …, "remove_field": …}')
+    try:
+        of = world.records.describe(name)
+        match members:
+            case {"add_field": dict(field)}:
+                of = of.with_field(field)
+            case {"remove_field": str(field)}:
+                of = of.without_field(field)
+            case _:
+                raise _bad("a field that is added is an object, one that is removed a name")
+        world.records.put_object(of)
+    except (ValueError, RecordProblem) as error:
+        raise _bad(str(error)) from error
+    return {"object": of.name, "fields": [item.name for item in of.fields]}
+
+
+def undelete(world: World, body: Any) -> dict[str, Any]:
+    """POST /admin/undelete."""
+    if not isinstance(body, dict) or set(body) != {"object", "id"}:
+        raise _bad('send {"object": …, "id": …}')
+    try:
+        world.records.undelete(str(body["object"]), str(body["id"]), world.accounts.holder(""))
+    except RecordProblem as error:
+        raise _bad(str(error)) from error
+    return {"id": body["id"]}
 
 
 def user(world: World, body: Any) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from sfpubsub.emulator.org.world import World
 
@@ -47,13 +48,25 @@ class Call:
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 
 
+class Stream(Protocol):
+    """A body that has no end yet."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Its parts, each sent as it comes."""
+
+    def end(self) -> None:
+        """Let it end, from any thread."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What is sent back; a blank `kind` is an answer without a body.
 
     Attributes:
+        stream: A body that goes on until one of both ends it; instead of `text`.
         drip_s: Send the second half of the body so long after the first.
         reset: Cut the connection instead.
+        pieces: The body instead of `text`, in pieces; `length` is its bytes.
     """
 
     status: HTTPStatus
@@ -62,6 +75,25 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     drip_s: float = 0.0
     reset: bool = False
+    stream: Stream | None = None
+    pieces: Iterator[bytes] | None = None
+    length: int = 0
+
+
+Handler = Callable[[Call], Answer]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Who answers requests of a path, by method."""
+
+    path: re.Pattern[str]
+    methods: Mapping[str, Handler]
+
+
+def route(path: str, **methods: Handler) -> Route:
+    """A route, from a pattern that the whole path must match."""
+    return Route(re.compile(path), methods)
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug

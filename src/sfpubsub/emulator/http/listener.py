@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import ssl
 import string
@@ -16,12 +17,13 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sfpubsub.emulator.http import routing
-from sfpubsub.emulator.http.exchange import Answer, Call, Problem
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem, Route, Stream
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.world import World
 
@@ -29,6 +31,12 @@ _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
 """Largest body that is read: a wide schema for the admin endpoint is some 50 kB."""
+
+_LARGER_BODIES = (
+    (re.compile(r"/services/data/v\d+\.0/jobs/ingest/\w+/batches/?"), 150_000_000),
+    (re.compile(r"/services/data/v\d+\.0/(composite/)?sobjects\b.*"), 50_000_000),
+)
+"""Paths that take more. Documented: 150 MB of a job's rows, 50 MB of a request."""
 
 _LINE_BYTES = 1024
 _TRAILERS = 10
@@ -47,6 +55,12 @@ _REQUEST_S = 30.0
 _CONNECTIONS = 128
 """Connections at a time; one more is closed at once. Some tests open dozens."""
 
+_STREAMS = 32
+"""Answers without an end at a time, so that pages left open take no connection from clients."""
+
+_STREAM_END_S = 2.0
+"""Longest wait for the end of a stream; it takes milliseconds."""
+
 _POLL_S = 0.05
 """How often overdue connections, and the wish to stop, are looked for."""
 
@@ -59,13 +73,19 @@ class HttpServer:
         host: Address to listen on.
         port: 0 picks a free one.
         tls: Certificate to serve with; None is plain HTTP.
+        pages: Routes that come before those of this room.
 
     Raises:
         EmulatorProblem: The port is in use.
     """
 
     def __init__(
-        self, world: World, host: str, port: int, tls: ssl.SSLContext | None = None
+        self,
+        world: World,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        pages: Sequence[Route] = (),
     ) -> None:
         server_class = _Server6 if ":" in host else _Server
         try:
@@ -78,6 +98,7 @@ class HttpServer:
         self.port = int(self._server.server_address[1])
         self._server.world = world
         self._server.tls = tls
+        self._server.pages = pages
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="emulator-http", daemon=True
         )
@@ -93,21 +114,26 @@ class HttpServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+        self._server.end_streams()
         self._server.cut_all()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    # Of the default, 5, a burst of clients fills the queue, and each that finds it full waits 1 s.
+    request_queue_size = _CONNECTIONS
     block_on_close = False  # threads may sit in a kept-alive connection; they are daemons
     # The default of http.server would let two emulators share a port on some systems.
     allow_reuse_port = False
     world: World
     tls: ssl.SSLContext | None
+    pages: Sequence[Route]
     url: str
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
-        self._lock = threading.Lock()  # guards _due
+        self._lock = threading.Lock()  # guards _due and _streams
         self._due: dict[socket.socket, float] = {}  # open connections and when they are overdue
+        self._streams: dict[Stream, threading.Thread] = {}
         self._own = threading.local()  # the connection of each thread
         super().__init__(address, handler)
 
@@ -146,6 +172,28 @@ class _Server(ThreadingHTTPServer):
         with self._lock:
             if self._own.request in self._due:
                 self._due[self._own.request] = time.monotonic() + _REQUEST_S + held_s
+
+    def begin_stream(self, stream: Stream) -> bool:
+        """Note that the calling thread sends a stream; False if there are too many."""
+        with self._lock:
+            if len(self._streams) >= _STREAMS:
+                return False
+            self._streams[stream] = threading.current_thread()
+            return True
+
+    def forget_stream(self, stream: Stream) -> None:
+        """It has ended."""
+        with self._lock:
+            self._streams.pop(stream, None)
+
+    def end_streams(self) -> None:
+        """End every stream, and wait until none looks at the org any more."""
+        with self._lock:
+            streams = dict(self._streams)
+        for stream in streams:
+            stream.end()
+        for thread in streams.values():
+            thread.join(_STREAM_END_S)
 
     def cut_all(self) -> None:
         """Cut every connection, so that none outlives the emulator."""
@@ -199,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_GET  # noqa: N815 - http.server's names
+    do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_OPTIONS = do_GET  # noqa: N815 - http.server's names
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server says of a request that it cannot read; in our shape, and the end."""
@@ -231,7 +279,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = self.unread = True
             self._send(routing.problem(path, found.status, str(found)))
             return
-        self._send(routing.answer(call))
+        answer = routing.answer(call, self.server.pages)
+        if answer.stream is not None and self.command != "HEAD":
+            self._send_stream(answer, answer.stream)
+        else:
+            self._send(answer)
 
     def _body(self) -> bytes:
         coding = self.headers.get("Transfer-Encoding", "").strip().lower()
@@ -255,8 +307,10 @@ class _Handler(BaseHTTPRequestHandler):
         raise Problem(HTTPStatus.BAD_REQUEST, f"a body has at most {_TRAILERS} trailers")
 
     def _read(self, size: int, before: int = 0) -> bytes:
-        if before + size > _BODY_BYTES:
-            text = f"a body has at most {_BODY_BYTES} bytes"
+        path = self.path.partition("?")[0]
+        most = next((most for one, most in _LARGER_BODIES if one.fullmatch(path)), _BODY_BYTES)
+        if before + size > most:
+            text = f"a body has at most {most} bytes"
             raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         data = self.rfile.read(size)
         if len(data) < size:
@@ -269,6 +323,33 @@ class _Handler(BaseHTTPRequestHandler):
             raise Problem(HTTPStatus.BAD_REQUEST, "the body ends too early, or has too long a line")
         return line.strip().decode("latin-1")
 
+    def _send_stream(self, answer: Answer, stream: Stream) -> None:
+        self.close_connection = True  # its end is the end of the body
+        if not self.server.begin_stream(stream):
+            text = f"at most {_STREAMS} pages can be looked at at a time"
+            self._send(routing.problem("", HTTPStatus.SERVICE_UNAVAILABLE, text))
+            return
+        try:
+            self._send_head(answer)
+            for part in stream:
+                self.server.expect_request()
+                self.wfile.write(part.encode())
+        finally:
+            self.server.forget_stream(stream)
+
+    def _send_head(self, answer: Answer, length: int | None = None) -> None:
+        self.send_response(answer.status)
+        if answer.kind:
+            self.send_header("Content-Type", answer.kind)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.send_header("Cache-Control", "no-store")
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
     def _send(self, answer: Answer) -> None:
         if answer.reset:
             self.close_connection = True
@@ -277,18 +358,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             return
         data = answer.text.encode()
-        self.send_response(answer.status)
-        if answer.kind:
-            self.send_header("Content-Type", answer.kind)
-        if answer.status != HTTPStatus.NO_CONTENT:
-            self.send_header("Content-Length", str(len(data)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.send_header("Cache-Control", "no-store")
-        for name, value in answer.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
+        length = len(data) if answer.pieces is None else answer.length
+        self._send_head(answer, None if answer.status == HTTPStatus.NO_CONTENT else length)
+        if self.command != "HEAD" and answer.pieces is not None:
+            for piece in answer.pieces:
+                self.server.expect_request()  # a slow reader has its time for each piece
+                self.wfile.write(piece)
+        elif self.command != "HEAD":
             half = len(data) // 2 if answer.drip_s else 0
             self.wfile.write(data[:half])
             time.sleep(answer.drip_s)

@@ -61,7 +61,7 @@ def refusal(refused: RestRefused) -> Answer:
 def problem(status: HTTPStatus, text: str) -> Answer:
     """An error that has nothing to do with what was asked, in this area's shape."""
     if status == HTTPStatus.NOT_FOUND:
-        text = _NOWHERE
+        text = f"{_NOWHERE}: {text}" if text else _NOWHERE
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
 
 
@@ -87,7 +87,20 @@ def versions(call: Call) -> Answer:
 def resources(call: Call) -> Answer:
     """GET /services/data/vNN.0: what there is below."""
     base = f"/services/data/v{authorised(call)}.0"
-    return json_answer({"tooling": f"{base}/tooling", "query": f"{base}/query"})
+    sessions = call.world.sessions
+    user = call.world.accounts.holder(sessions.user_of(call.bearer) or "")
+    return json_answer(
+        {
+            "identity": f"{call.url}/id/{sessions.org_id}/{user.user_id}",
+            "limits": f"{base}/limits",
+            "tooling": f"{base}/tooling",
+            "query": f"{base}/query",
+            "queryAll": f"{base}/queryAll",
+            "sobjects": f"{base}/sobjects",
+            "composite": f"{base}/composite",
+            "jobs": f"{base}/jobs",
+        }
+    )
 
 
 def authorised(call: Call) -> int:

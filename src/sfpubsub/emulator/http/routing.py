@@ -3,52 +3,63 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 
-from sfpubsub.emulator.http import admin, cometd, oauth, page, rest, soap, streaming, tooling
-from sfpubsub.emulator.http.exchange import Answer, Call, Problem
+from sfpubsub.emulator.http import (
+    admin,
+    bulk,
+    channels,
+    collections,
+    cometd,
+    cors,
+    describe,
+    discovery,
+    events,
+    oauth,
+    rest,
+    soap,
+    sobjects,
+    streaming,
+    summary,
+    tooling,
+)
+from sfpubsub.emulator.http.exchange import Answer, Call, Handler, Problem, Route
+from sfpubsub.emulator.http.exchange import route as _route
 from sfpubsub.emulator.http.rest import RestRefused
+from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.signin import SignInRefused
 
 _log = logging.getLogger(__name__)
 
-_Handler = Callable[[Call], Answer]
-
-
-@dataclass(frozen=True)
-class _Route:
-    path: re.Pattern[str]
-    methods: dict[str, _Handler]
-
-
-def _route(path: str, **methods: _Handler) -> _Route:
-    return _Route(re.compile(path), methods)
-
-
 _VERSION = r"/services/data/v(?P<version>\d{1,3})\.0"
 _RECORDS = _VERSION + r"/tooling/sobjects/ManagedEventSubscription"
 
+_OBJECT = _VERSION + r"/sobjects/(?P<object>\w+)"
+_COLLECTION = _VERSION + r"/composite/sobjects"
+_CHANNELS = r"(?P<object>PlatformEventChannel|PlatformEventChannelMember)"
+
 _ROUTES = (
-    _route(r"/", GET=page.page),
-    _route(r"/health", GET=page.as_json),
+    _route(r"/", GET=summary.as_json),
+    _route(r"/health", GET=summary.as_json),
     _route(r"/admin/faults", GET=admin.faults, POST=admin.changing(admin.add_fault)),
-    _route(r"/admin/clock", POST=admin.changing(admin.jump)),
+    _route(r"/admin/clock", GET=admin.clock, POST=admin.changing(admin.jump)),
+    _route(r"/admin/publish", POST=admin.changing(admin.publish)),
     _route(r"/admin/token", POST=admin.changing(admin.token)),
     _route(r"/admin/managed", POST=admin.changing(admin.managed)),
     _route(r"/admin/schema", POST=admin.changing(admin.schema)),
     _route(r"/admin/streaming", POST=admin.changing(admin.streaming)),
+    _route(r"/admin/objects", POST=admin.changing(admin.change_object)),
+    _route(r"/admin/undelete", POST=admin.changing(admin.undelete)),
     _route(r"/admin/users", POST=admin.changing(admin.user)),
     _route(r"/admin/apps", POST=admin.changing(admin.app)),
     _route(r"/services/oauth2/token", GET=oauth.must_post, POST=oauth.token),
     _route(r"/services/oauth2/revoke", GET=oauth.must_post, POST=oauth.revoke),
     _route(r"/services/oauth2/userinfo", GET=oauth.userinfo, POST=oauth.userinfo),
-    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.login),
+    _route(r"/services/Soap/u/(?P<version>\d{1,3})\.0(/\w*)?", POST=soap.call),
     _route(r"/services/data/?", GET=rest.versions),
     _route(_VERSION + r"/?", GET=rest.resources),
-    _route(_VERSION + r"/query/?", GET=streaming.query),
     _route(_VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/?", POST=streaming.create),
     _route(
         _VERSION + r"/sobjects/(?P<object>PushTopic|StreamingChannel)/(?P<id>\w+)",
@@ -59,6 +70,63 @@ _ROUTES = (
         _VERSION + r"/sobjects/(?P<object>StreamingChannel)/(?P<id>\w+)/push",
         GET=streaming.online,
         POST=streaming.push,
+    ),
+    # Events, their channels and what is used of the org's allocation.
+    _route(_VERSION + r"/sobjects/(?P<event>\w+__e)/?", POST=events.publish),
+    _route(_VERSION + r"/sobjects/(?P<event>\w+)/eventSchema/?", GET=events.schema_of_event),
+    _route(_VERSION + r"/limits/?", GET=discovery.limits),
+    _route(_VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/?", POST=channels.create),
+    _route(
+        _VERSION + r"/tooling/sobjects/" + _CHANNELS + r"/(?P<id>\w+)",
+        GET=channels.read,
+        PATCH=channels.update,
+        DELETE=channels.delete,
+    ),
+    _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
+    # Records; behind the objects that are no records.
+    _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
+    _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
+    _route(_VERSION + r"/sobjects/?", GET=describe.everything),
+    _route(_OBJECT + r"/?", GET=describe.basics, POST=sobjects.create),
+    _route(_OBJECT + r"/describe/?", GET=describe.whole),
+    _route(
+        _OBJECT + r"/(?P<id>\w+)",
+        GET=sobjects.read,
+        PATCH=sobjects.update,
+        DELETE=sobjects.delete,
+    ),
+    _route(
+        _OBJECT + r"/(?P<field>\w+)/(?P<value>.+)",
+        GET=sobjects.read_by,
+        PATCH=sobjects.upsert,
+        DELETE=sobjects.delete_by,
+    ),
+    _route(
+        _COLLECTION + r"/?",
+        POST=collections.create,
+        PATCH=collections.update,
+        DELETE=collections.delete,
+    ),
+    _route(
+        _COLLECTION + r"/(?P<object>\w+)/?",
+        GET=collections.read,
+        POST=collections.read,
+    ),
+    _route(_COLLECTION + r"/(?P<object>\w+)/(?P<field>\w+)/?", PATCH=collections.upsert),
+    _route(_VERSION + r"/jobs/(?P<kind>query|ingest)/?", GET=bulk.every, POST=bulk.create),
+    _route(
+        _VERSION + r"/jobs/(?P<kind>query|ingest)/(?P<id>\w+)/?",
+        GET=bulk.read,
+        PATCH=bulk.change,
+        DELETE=bulk.delete,
+    ),
+    _route(_VERSION + r"/jobs/(?P<kind>query)/(?P<id>\w+)/results/?", GET=bulk.results),
+    _route(_VERSION + r"/jobs/ingest/(?P<id>\w+)/batches/?", PUT=bulk.upload),
+    _route(
+        _VERSION
+        + r"/jobs/ingest/(?P<id>\w+)"
+        + r"/(?P<which>(?i:successfulResults|failedResults|unprocessedrecords))/?",
+        GET=bulk.ingested,
     ),
     # Some clients add the kind of the message to the path.
     _route(r"/cometd(/(?P<version>\d{1,3}\.\d)?(/\w+)?/?)?", POST=cometd.answer),
@@ -79,18 +147,25 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
     ("/id/", oauth.problem),
     ("/services/data", rest.problem),
     ("/services/Soap/", soap.problem),
-    ("", page.problem),
+    ("", summary.problem),
 )
 
 
-def answer(call: Call) -> Answer:
-    """The answer to a request; an error is one too."""
+def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
+    """The answer to a request; an error is one too. The routes of `pages` come first."""
+    return cors.shared(call, _answer(call, pages))
+
+
+def _answer(call: Call, pages: Sequence[Route]) -> Answer:
     try:
-        return _handler(call)(call)
+        return _handler(call, pages)(call)
     except Problem as found:
         return problem(call.path, found.status, str(found))
     except RestRefused as refused:
         return rest.refusal(refused)
+    except RecordProblem as found:
+        status = HTTPStatus(found.status)
+        return rest.refusal(RestRefused(found.code, found.text, *found.fields, status=status))
     except SignInRefused as refused:
         _log.debug("sign-in refused: %s", refused.description)
         return oauth.refusal(refused)
@@ -106,11 +181,16 @@ def problem(path: str, status: HTTPStatus, text: str) -> Answer:
     return shape(status, text)
 
 
-def _handler(call: Call) -> _Handler:
-    for route in _ROUTES:
+def _handler(call: Call, pages: Sequence[Route]) -> Handler:
+    for route in (*pages, *_ROUTES):
         found = route.path.fullmatch(call.path)
         if found is None:
             continue
+        if call.method == "OPTIONS":
+            methods = ["OPTIONS", *(["HEAD"] if "GET" in route.methods else []), *route.methods]
+            return lambda _asked: Answer(
+                HTTPStatus.NO_CONTENT, headers={"Allow": ", ".join(sorted(methods))}
+            )
         handler = route.methods.get("GET" if call.method == "HEAD" else call.method)
         if handler is None:
             raise Problem(

@@ -1,21 +1,23 @@
-"""The SOAP login call of old clients: a username and a password in XML, a session in XML.
+"""The SOAP calls of old clients: login, which makes a session of a username and a password, and
+logout, which ends one.
 
-Reads those two elements of the request and nothing else of it; entities other than XML's own five
-and numbers, CDATA and other calls are not understood.
+Requests are read by an XML parser, so CDATA, character references and any encoding that it knows
+are understood; a document type is refused, and with it every entity that somebody could define.
 """
 
 from __future__ import annotations
 
-import re
-from html import unescape
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 from sfpubsub.emulator.http.exchange import Answer, Call
 from sfpubsub.emulator.org.signin import SignInRefused
 
 _NEWEST_VERSION = 64
-"""API version after which the call was taken away."""
+"""API version after which login was taken away."""
 
 _OLDEST_VERSION = 31
 
@@ -31,40 +33,106 @@ _SESSION_S = 7200
 
 _PROFILE_ID = "00eSB0000000001YAA"
 
+_PARTNER = "urn:partner.soap.sforce.com"
+_SOAP = "http://schemas.xmlsoap.org/soap/envelope/"
 
-def login(call: Call) -> Answer:
+_DEEPEST = 32
+"""Elements inside of each other; a call has five."""
+
+
+@dataclass
+class _Element:
+    """An element: its name as "namespace name", its text, its children."""
+
+    name: str
+    text: str = ""
+    children: list[_Element] = field(default_factory=list)
+
+    def child(self, *names: str) -> _Element | None:
+        """What lies at the end of a path of names; None if it leads nowhere."""
+        found: _Element | None = self
+        for name in names:
+            if found is None:
+                return None
+            found = next((item for item in found.children if item.name == name), None)
+        return found
+
+    def value(self, *names: str) -> str | None:
+        """The text at the end of a path of names of the partner API."""
+        found = self.child(*(f"{_PARTNER} {name}" for name in names))
+        return None if found is None else found.text
+
+
+class _Unreadable(Exception):  # noqa: N818 - an answer, not a bug
+    """A body is not the XML of a call; the text says why."""
+
+
+def call(call: Call) -> Answer:
     """POST /services/Soap/u/<version>."""
     if "SOAPAction" not in call.headers:
         return _fault("soapenv:Client", "SOAPAction HTTP header missing")
+    try:
+        envelope = _parsed(call.body)
+    except _Unreadable as error:
+        return _fault("soapenv:Client", str(error))
+    body = envelope.child(f"{_SOAP} Body")
+    if envelope.name != f"{_SOAP} Envelope" or body is None or not body.children:
+        return _fault("soapenv:Client", "the request must be a SOAP envelope with a call in it")
+    asked = body.children[0]
+    if asked.name == f"{_PARTNER} login":
+        return _login(call, asked)
+    if asked.name == f"{_PARTNER} logout":
+        return _logout(call, envelope)
+    namespace, _, name = asked.name.rpartition(" ")
+    return _fault(
+        "soapenv:Client",
+        f"No operation available for request {{{namespace}}}{name}: login and logout of"
+        f" {{{_PARTNER}}} are served",
+    )
+
+
+def _login(call: Call, asked: _Element) -> Answer:
     if not _OLDEST_VERSION <= int(call.parts["version"]) <= _NEWEST_VERSION:
-        return _login_fault(
+        return _coded_fault(
             "UNSUPPORTED_API_VERSION", f"login is served in versions up to {_NEWEST_VERSION}.0"
         )
-    text = call.body.decode("utf-8", "replace")
-    username, password = _element(text, "username"), _element(text, "password")
-    if not re.search(r"<(?:\w+:)?login\b", text) or username is None or password is None:
-        return _fault("soapenv:Client", "only login with username and password is served")
+    username, password = asked.value("username"), asked.value("password")
+    if username is None or password is None:
+        return _fault("soapenv:Client", "login needs username and password")
     try:
         user, token = call.world.sign_in.login(username, password)
     except SignInRefused:
-        return _login_fault(
+        return _coded_fault(
             "INVALID_LOGIN", "Invalid username, password, security token; or user locked out."
         )
     sessions = call.world.sessions
     server = f"{call.url}/services/Soap/u/{call.parts['version']}.0/{sessions.org_id[:15]}"
+    # In the order of the service: some clients read children by number. None is a nil element.
     info = {
         "accessibilityMode": "false",
+        "chatterExternal": "false",
         "currencySymbol": "$",
+        "orgAttachmentFileSizeLimit": "5242880",
+        "orgDefaultCurrencyIsoCode": "USD",
+        "orgDefaultCurrencyLocale": "en_US",
+        "orgDisallowHtmlAttachments": "false",
+        "orgHasPersonAccounts": "false",
         "organizationId": sessions.org_id,
+        "organizationMultiCurrency": "false",
         "organizationName": "sfpubsub emulator",
         "profileId": _PROFILE_ID,
-        "roleId": "",
+        "roleId": None,
         "sessionSecondsValid": str(_SESSION_S),
+        "userDefaultCurrencyIsoCode": None,
         "userEmail": user.username,
         "userFullName": user.username,
         "userId": user.user_id,
         "userLanguage": "en_US",
+        "userLocale": "en_US",
         "userName": user.username,
+        "userTimeZone": "America/Los_Angeles",
+        "userType": "Standard",
+        "userUiSkin": "Theme3",
     }
     result = {
         "metadataServerUrl": server.replace("/Soap/u/", "/Soap/m/"),
@@ -81,16 +149,25 @@ def login(call: Call) -> Answer:
     )
 
 
+def _logout(call: Call, envelope: _Element) -> Answer:
+    header = envelope.child(f"{_SOAP} Header")
+    token = header.value("SessionHeader", "sessionId") if header else None
+    if not call.world.sessions.revoke(token or ""):
+        return _coded_fault("INVALID_SESSION_ID", "Invalid Session ID found in SessionHeader")
+    return _answer(HTTPStatus.OK, "<logoutResponse/>")
+
+
 def problem(status: HTTPStatus, text: str) -> Answer:
     """An error that has nothing to do with credentials, in this area's shape."""
     return _fault("soapenv:Client", text, status=status)
 
 
-def _login_fault(code: str, text: str) -> Answer:
+def _coded_fault(code: str, text: str) -> Answer:
+    kind = "UnexpectedErrorFault" if code == "INVALID_SESSION_ID" else "LoginFault"
     detail = (
-        f'<detail><sf:LoginFault xsi:type="sf:LoginFault"><sf:exceptionCode>{code}'
+        f'<detail><sf:{kind} xsi:type="sf:{kind}"><sf:exceptionCode>{code}'
         f"</sf:exceptionCode><sf:exceptionMessage>{escape(text)}</sf:exceptionMessage>"
-        "</sf:LoginFault></detail>"
+        f"</sf:{kind}></detail>"
     )
     return _fault(f"sf:{code}", f"{code}: {text}", detail)
 
@@ -112,10 +189,44 @@ def _answer(status: HTTPStatus, body: str) -> Answer:
     return Answer(status, "text/xml; charset=utf-8", _ENVELOPE.format(body))
 
 
-def _xml(values: dict[str, str]) -> str:
-    return "".join(f"<{name}>{escape(value)}</{name}>" for name, value in values.items())
+def _xml(values: Mapping[str, str | None]) -> str:
+    return "".join(
+        f'<{name} xsi:nil="true"/>' if value is None else f"<{name}>{escape(value)}</{name}>"
+        for name, value in values.items()
+    )
 
 
-def _element(text: str, name: str) -> str | None:
-    found = re.search(rf"<(?:\w+:)?{name}(?:\s[^>]*)?>([^<]*)</", text)
-    return None if found is None else unescape(found[1])
+def _parsed(body: bytes) -> _Element:
+    """The root of a document.
+
+    Raises:
+        _Unreadable: It is not XML, is nested too deep, or has a document type.
+    """
+    top = _Element("")
+    path = [top]
+    parser = expat.ParserCreate(namespace_separator=" ")
+    parser.buffer_text = True
+
+    def begin(name: str, _attributes: dict[str, str]) -> None:
+        if len(path) > _DEEPEST:
+            raise _Unreadable(f"the XML has more than {_DEEPEST} elements inside of each other")
+        element = _Element(name)
+        path[-1].children.append(element)
+        path.append(element)
+
+    def text(data: str) -> None:
+        path[-1].text += data
+
+    def refuse(*_declaration: object) -> None:
+        # Entities that expand without end need one, and no SOAP request may have one.
+        raise _Unreadable("the XML has a document type, which SOAP does not allow")
+
+    parser.StartElementHandler = begin
+    parser.EndElementHandler = lambda _name: path.pop()
+    parser.CharacterDataHandler = text
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(body, True)
+    except (expat.ExpatError, ValueError, LookupError) as error:  # the others: of its encoding
+        raise _Unreadable(f"the XML cannot be read: {error}") from error
+    return top.children[0]

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs
 
-from sfpubsub.emulator.http import soql
+from sfpubsub.emulator.http import discovery, tables
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
 from sfpubsub.emulator.org.cometd.channels import Record
@@ -117,16 +116,14 @@ def push(call: Call) -> Answer:
 
 def query(call: Call) -> Answer:
     """GET …/query?q=SELECT … FROM PushTopic or StreamingChannel."""
-    authorised(call)
-    try:
-        texts = parse_qs(call.query, max_num_fields=10, errors="strict").get("q", [""])
-        asked = soql.parse(texts[0])
-    except (soql.Malformed, ValueError) as error:
-        raise RestRefused("MALFORMED_QUERY", str(error)) from error
+    version = authorised(call)
+    asked = tables.parsed(call)
+    table = tables.find((discovery.ENTITIES, discovery.METRICS), asked, version)
+    if table is not None:
+        return table.answer(call, version, asked)
     kind = next((name for name in _DEFAULTS if name.lower() == asked.of.lower()), None)
     if kind is None:
-        text = f"sObject type '{asked.of[:80]}' is not supported."
-        raise RestRefused("INVALID_TYPE", text)
+        raise tables.unsupported(asked.of)
     columns = {name.lower(): name for name in ("Id", "Name", *_DEFAULTS[kind])}
 
     def column(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The Tooling API, as far as managed subscriptions go: records and queries. Decides about no event.
+"""The Tooling API: queries, and the records of managed subscriptions. Decides about no event.
 
 The records are those that ManagedSubscribe uses. A PATCH replaces the whole Metadata, as the
 Metadata column of the real API does: what it leaves out goes back to its default, but for the
@@ -11,12 +11,12 @@ import re
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs
 
 from sfpubsub.emulator.faults.refusals import Refused
-from sfpubsub.emulator.http import soql
+from sfpubsub.emulator.http import channels, discovery, soql, tables
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import NEWEST_VERSION, RestRefused, authorised, body_of, missing
+from sfpubsub.emulator.http.tables import Table
 from sfpubsub.emulator.org.managed import LimitReached, ManagedSubscription, NameTaken
 from sfpubsub.emulator.org.sessions import eighteen
 
@@ -103,7 +103,7 @@ def create(call: Call) -> Answer:
 def read(call: Call) -> Answer:
     """GET …/sobjects/ManagedEventSubscription/<Id>."""
     version = _of_this_version(call)
-    return json_answer(_row(_record(call), version, _COLUMNS))
+    return json_answer(TABLE.shown(_values(_record(call)), version))
 
 
 def update(call: Call) -> Answer:
@@ -144,35 +144,11 @@ def delete(call: Call) -> Answer:
 def query(call: Call) -> Answer:
     """GET …/tooling/query?q=SELECT …"""
     version = authorised(call)
-    asked = _parsed(call)
-    if asked.of.lower() != _OBJECT.lower() or version < _FIRST_VERSION:
-        raise _unsupported(asked.of)
-    columns = [_column(name, _COLUMNS) for name in asked.fields]
-    where = [(_column(item.field, _COMPARABLE), item) for item in asked.where]
-    order = [(_column(name, _COMPARABLE), down) for name, down in asked.order]
-    records = [
-        record
-        for record in call.world.managed.all()
-        if all(_holds(column, item, record) for column, item in where)
-    ]
-    for column, down in reversed(order):
-        records.sort(key=lambda item: _value(item, column).casefold(), reverse=down)
-    records = records[: asked.limit]
-    if len(records) > 1 and set(columns) & set(_SINGLE):
-        raise RestRefused(
-            "MALFORMED_QUERY", "a query for Metadata or FullName must find one row at most"
-        )
-    rows = [_row(record, version, columns) for record in records]
-    return json_answer(
-        {
-            "size": len(rows),
-            "totalSize": len(rows),
-            "done": True,
-            "queryLocator": None,
-            "entityTypeName": _OBJECT,
-            "records": rows,
-        }
-    )
+    asked = tables.parsed(call)
+    table = tables.find((TABLE, *channels.TABLES, *discovery.TABLES), asked, version)
+    if table is None:
+        raise tables.unsupported(asked.of)
+    return table.answer(call, version, asked)
 
 
 def _of_this_version(call: Call) -> int:
@@ -222,32 +198,6 @@ def _members(given: dict[str, Any], known: dict[str, tuple[type, ...]]) -> dict[
     return given
 
 
-def _parsed(call: Call) -> soql.Query:
-    try:
-        texts = parse_qs(call.query, max_num_fields=10, errors="strict").get("q", [""])
-        return soql.parse(texts[0])
-    except (soql.Malformed, ValueError) as error:
-        raise RestRefused("MALFORMED_QUERY", str(error)) from error
-
-
-def _column(name: str, known: tuple[str, ...]) -> str:
-    for column in known:
-        if column.lower() == name.lower():
-            return column
-    raise RestRefused("INVALID_FIELD", f"No such column '{name[:_NAME_CHARS]}' on {_OBJECT} here")
-
-
-def _holds(column: str, condition: soql.Condition, record: ManagedSubscription) -> bool:
-    if column == "Id" and not condition.like:  # both forms, and letters count
-        given = condition.text
-        return record.subscription_id == (eighteen(given) if len(given) == 15 else given)
-    return condition.holds(_value(record, column))
-
-
-def _value(record: ManagedSubscription, column: str) -> str:
-    return str(_values(record)[column])
-
-
 def _values(record: ManagedSubscription) -> dict[str, Any]:
     created = datetime.fromtimestamp(record.created_at, UTC)
     return {
@@ -269,13 +219,14 @@ def _values(record: ManagedSubscription) -> dict[str, Any]:
     }
 
 
-def _row(record: ManagedSubscription, version: int, columns: Any) -> dict[str, Any]:
-    path = f"/services/data/v{version}.0/tooling/sobjects/{_OBJECT}/{record.subscription_id}"
-    values = _values(record)
-    return {
-        "attributes": {"type": _OBJECT, "url": path},
-        **{column: values[column] for column in columns},
-    }
+def _rows(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
+    return [_values(record) for record in call.world.managed.all()]
+
+
+TABLE = Table(
+    _OBJECT, _COLUMNS, _COMPARABLE, _rows, _SINGLE, _FIRST_VERSION, f"tooling/sobjects/{_OBJECT}"
+)
+"""What can be queried of managed subscriptions."""
 
 
 def _required(name: str) -> RestRefused:
@@ -284,7 +235,3 @@ def _required(name: str) -> RestRefused:
 
 def _invalid(name: str, text: str) -> RestRefused:
     return RestRefused("INVALID_INPUT", text, name)
-
-
-def _unsupported(name: str) -> RestRefused:
-    return RestRefused("INVALID_TYPE", f"sObject type '{name[:_NAME_CHARS]}' is not supported.")

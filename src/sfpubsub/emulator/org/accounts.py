@@ -39,12 +39,14 @@ class User:
         password: With the security token behind it, if there is one; blank for none.
         active: Whether the user may sign in.
         user_id: 18 characters.
+        view_all: Whether the user sees the records of others.
     """
 
     username: str
     password: str = field(repr=False)
     active: bool
     user_id: str
+    view_all: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,11 @@ class Accounts:
             self.put_app(**DEFAULT_APP)
 
     def put_user(
-        self, username: str, password: str | None = None, active: bool | None = None
+        self,
+        username: str,
+        password: str | None = None,
+        active: bool | None = None,
+        view_all: bool | None = None,
     ) -> None:
         """Make a user, or change one; what is None stays as it is."""
         with self._lock, self._store.transaction():
@@ -96,6 +102,10 @@ class Accounts:
                 active,
                 made[0] + 1,
             )
+            if view_all is not None:
+                self._store.run("DELETE FROM limited_users WHERE username = ?", username)
+            if view_all is False:
+                self._store.run("INSERT INTO limited_users VALUES (?)", username)
 
     def put_app(
         self,
@@ -138,6 +148,19 @@ class Accounts:
                     client_id,
                 )
 
+    def by_id(self, record_id: str) -> User | None:
+        """The user of an id of 18 characters."""
+        for name, password, active, number in self._store.rows(
+            "SELECT username, password, active, number FROM users"
+        ):
+            if user_id(number) == record_id:
+                return User(name, password, bool(active), record_id, self._sees_all(name))
+        return None
+
+    def _sees_all(self, username: str) -> bool:
+        rows = self._store.rows("SELECT 1 FROM limited_users WHERE username = ?", username)
+        return not rows
+
     def user(self, username: str) -> User | None:
         """The user of that name; upper and lower case are the same, as in an org."""
         rows = self._store.rows(
@@ -148,7 +171,7 @@ class Accounts:
         if not rows:
             return None
         name, password, active, number = rows[0]
-        return User(name, password, bool(active), user_id(number))
+        return User(name, password, bool(active), user_id(number), self._sees_all(name))
 
     def holder(self, username: str) -> User:
         """Whose token it is: a user, or the first one for the emulator's own tokens."""

@@ -10,12 +10,12 @@ while waiting. Streams learn of news through the bells of the positions.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.batch import Batch, Draft, Published, Topic, event_id
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.positions import Positions
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
@@ -23,51 +23,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event, Store
 from sfpubsub.emulator.org.tally import Tally
 
-_EVENT_ID_CHARS = 36
-"""A longer or blank event id is replaced by a UUID. Documented."""
-
-
-@dataclass(frozen=True)
-class Topic:
-    """A topic, or a channel made of topics.
-
-    Attributes:
-        number: Key of its log in the store.
-        schema_id: Current schema; blank for a channel.
-        published: Events ever published to it.
-    """
-
-    number: int
-    name: str
-    schema_id: str
-    can_publish: bool
-    can_subscribe: bool
-    published: int = 0
-
-
-@dataclass(frozen=True)
-class Draft:
-    """An event as its publisher made it."""
-
-    payload: bytes
-    schema_id: str
-    event_id: str = ""
-
-
-@dataclass(frozen=True)
-class Published:
-    """What became of one published event.
-
-    Attributes:
-        event_id: The publisher's, or the one made here. Also set when the event was refused.
-        replay_id: Its position as clients see it; empty when refused.
-        problem: Why it was refused; None when it was published.
-    """
-
-    event_id: str
-    replay_id: bytes
-    schema_id: str
-    problem: str | None = None
+__all__ = ["Batch", "Bus", "Draft", "Published", "Topic"]
 
 
 class Bus(Positions):
@@ -134,6 +90,30 @@ class Bus(Positions):
                 self._store.run("INSERT INTO channel_members VALUES (?, ?)", name, topic)
         self._load()
 
+    def members(self, channel: str) -> list[str]:
+        """The topics that a channel carries, by name."""
+        rows = self._store.rows(
+            "SELECT topic FROM channel_members WHERE channel = ? ORDER BY topic", channel
+        )
+        return [row[0] for row in rows]
+
+    def remove_channel(self, name: str) -> None:
+        """Forget a channel and what it carried; streams that read it end."""
+        topic = self.topic(name)
+        with self._lock, self._store.transaction():
+            # Its number may be given to another topic: nothing of it must be left.
+            self._store.run("DELETE FROM topic_log WHERE topic_id = ?", topic.number)
+            self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
+            self._store.run("DELETE FROM topics WHERE id = ?", topic.number)
+        self._load()
+        self.bells.ring(name)
+
+    def has(self, topic: Topic) -> bool:
+        """Whether a topic is still there."""
+        with self._lock:
+            found = self._topics.get(topic.name)
+            return found is not None and found.number == topic.number
+
     def put_log(self, name: str) -> None:
         """Make a log without a schema, which no stream can read; it may be there already."""
         with self._lock, self._store.transaction():
@@ -171,6 +151,12 @@ class Bus(Positions):
                 raise Refused("schema.not.found", schema_id=schema_id)
             return self._schemas[schema_id]
 
+    def event_of(self, schema_id: str) -> str | None:
+        """Name of the event that a schema is of; None if there is no such schema."""
+        with self._lock:
+            topic = self._schema_topics.get(schema_id)
+        return None if topic is None else topic.rpartition("/")[2]
+
     # Publishing.
 
     def publish(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
@@ -190,7 +176,7 @@ class Bus(Positions):
         return [
             next(done)
             if problem is None
-            else Published(_event_id(draft), b"", draft.schema_id, problem)
+            else Published(event_id(draft), b"", draft.schema_id, problem)
             for draft, problem in zip(drafts, problems, strict=True)
         ]
 
@@ -214,24 +200,40 @@ class Bus(Positions):
         Raises:
             Refused: The topic is unknown.
         """
-        topic = self.topic(name)
         if not drafts:
+            self.topic(name)
             return []
+        with self.together() as batch:
+            return batch.add(name, drafts)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[Batch]:
+        """Everything inside is one transaction: what is run on the store, and events.
+
+        An exception takes all of it back. Streams learn of the events when all is durable.
+        """
         with self._lock:
-            carriers = [topic, *(self._topics[item] for item in self._channels.get(name, ()))]
-            events = [
-                Event(self._tip + number, _event_id(draft), draft.schema_id, draft.payload)
-                for number, draft in enumerate(drafts, start=1)
-            ]
             at = self._clock.now()
             with self._store.transaction():
-                self._store.append([item.number for item in carriers], events, at)
-                self._store.set_meta("tip", str(events[-1].position))
-            self._moved_to(events[-1].position, at)
-        for item in carriers:
-            self.tally.of_topic(item.name).published += len(events)
-            self.bells.ring(item.name)
-        return [Published(e.event_id, self.ids.mint(e.position), e.schema_id) for e in events]
+                batch = Batch(self.carriers, self.ids, self._store, self._tip, at)
+                yield batch
+                if batch.tip != self._tip:
+                    self._store.set_meta("tip", str(batch.tip))
+            if batch.tip != self._tip:
+                self._moved_to(batch.tip, at)
+        for name, count in batch.added.items():
+            self.tally.of_topic(name).published += count
+            self.bells.ring(name)
+
+    def carriers(self, name: str) -> list[Topic]:
+        """A topic and the channels that carry it.
+
+        Raises:
+            Refused: The topic is unknown.
+        """
+        topic = self.topic(name)
+        with self._lock:
+            return [topic, *(self._topics[item] for item in self._channels.get(name, ()))]
 
     # Reading.
 
@@ -244,6 +246,16 @@ class Bus(Positions):
             self._purge()
             events = self._store.events_after(topic.number, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
+
+    def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
+        """The last events of a topic and when they were published, the newest first."""
+        with self._lock:
+            self._purge()
+            return self._store.newest_events(topic.number, limit)
+
+    def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
+        """Positions and times of the last events behind a position, at most `limit`, in order."""
+        return self._store.times_after(topic.number, position, limit)
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
         """Mint positions of other traffic for a reader who has seen all of a topic.
@@ -302,8 +314,3 @@ class Bus(Positions):
         except SchemaProblem as problem:
             return f"The event can't be decoded: {problem}."
         return None
-
-
-def _event_id(draft: Draft) -> str:
-    fits = 0 < len(draft.event_id) <= _EVENT_ID_CHARS
-    return draft.event_id if fits else str(uuid.uuid4())

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.sessions import Sessions
 
 
-def actor(bus: Bus, managed: ManagedSubscriptions, sessions: Sessions) -> Callable[[Fault], None]:
+def actor(
+    bus: Bus, managed: ManagedSubscriptions, sessions: Sessions, records: Records
+) -> Callable[[Fault], None]:
     """What `FaultPlan.carry_out_by` needs: does a fault that acts, or raises ValueError."""
     acts: dict[str, Callable[[Fault], None]] = {
         "expire_token": lambda fault: sessions.end_all(expired=True, cause=fault),
@@ -24,7 +27,8 @@ def actor(bus: Bus, managed: ManagedSubscriptions, sessions: Sessions) -> Callab
             bytes.fromhex(fault.params["replay_id"]) or None, fault
         ),
         "reset_stream": bus.reset,
-        "move_org": bus.move,
+        "move_org": lambda fault: _move(bus, records, fault),
+        "purge_record": lambda fault: records.purge(str(fault.params["record_id"]), fault),
         "stop_managed": lambda fault: managed.set_state(str(fault.target), "STOP", fault),
         "delete_managed": lambda fault: managed.delete(str(fault.target), fault),
     }
@@ -38,3 +42,8 @@ def actor(bus: Bus, managed: ManagedSubscriptions, sessions: Sessions) -> Callab
             ) from error
 
     return act
+
+
+def _move(bus: Bus, records: Records, fault: Fault) -> None:
+    bus.move(fault)
+    records.publishing.move()

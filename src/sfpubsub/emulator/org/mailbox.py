@@ -8,7 +8,7 @@ plan wake it through `Bells`; the loop collects. Nothing polls. Invariant: whate
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -35,6 +35,7 @@ class Mailbox(Generic[R]):
         self._news = False
         self._half_closed = False
         self._gone = False
+        self._failure: Exception | None = None
 
     @property
     def gone(self) -> bool:
@@ -53,6 +54,12 @@ class Mailbox(Generic[R]):
             self._half_closed = True
             self._stir()
 
+    def fail(self, failure: Exception) -> None:
+        """The client has sent what is no request: the next `collect` raises this."""
+        with self._condition:
+            self._failure = failure
+            self._stir()
+
     def hang_up(self) -> None:
         """The call is over."""
         with self._condition:
@@ -67,6 +74,8 @@ class Mailbox(Generic[R]):
     def collect(self) -> tuple[list[Arrival[R]], bool]:
         """Take the requests that came, and whether no more will come."""
         with self._condition:
+            if self._failure is not None:
+                raise self._failure
             arrivals, self._arrivals = self._arrivals, []
             self._news = False
             return arrivals, self._half_closed
@@ -88,12 +97,24 @@ class Mailbox(Generic[R]):
 class Bells:
     """Who is to be woken for what. Thread-safe.
 
-    A key is a topic name or a managed subscription's id; listeners must return at once.
+    A key is a topic name or a managed subscription's id; listeners must return at once. Those that
+    watch are woken as those that listen are, and not counted.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _listeners
+        self._lock = threading.Lock()  # guards both
         self._listeners: dict[Hashable, list[Callable[[], None]]] = {}
+        self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
+
+    def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
+        """Wake `listener`, which watches nothing yet, when one of `keys` rings."""
+        with self._lock:
+            self._watchers[listener] = frozenset(keys)
+
+    def unwatch(self, listener: Callable[[], None]) -> None:
+        """Undo a `watch`."""
+        with self._lock:
+            self._watchers.pop(listener, None)
 
     def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
         """Wake `listener` when `key` rings."""
@@ -116,6 +137,8 @@ class Bells:
         """Wake everyone who listens to `key`."""
         with self._lock:
             listeners = list(self._listeners.get(key, ()))
+            if self._watchers:
+                listeners += [item for item, keys in self._watchers.items() if key in keys]
         for listener in listeners:
             listener()
 

@@ -247,7 +247,13 @@ class ManagedSubscriptions:
         Raises:
             Refused: Not exactly one name, a malformed id, nothing found (yet).
         """
-        if bool(subscription_id) == bool(developer_name):
+        if not (subscription_id or developer_name):
+            raise Refused(
+                _PREFIX + "id.or.developer.name.empty",
+                text="The first request must name the managed subscription, by its ID or its"
+                " developer name.",
+            )
+        if subscription_id and developer_name:
             raise Refused(_PREFIX + "id.or.developer.name.empty")
         if subscription_id and len(subscription_id) not in _ID_LENGTHS:
             raise Refused(_PREFIX + "subscription.id.invalid", subscription=subscription_id)

@@ -9,3 +9,18 @@ class EmulatorProblem(Exception):  # noqa: N818 - a report to a person, not a bu
 
 class SeedError(EmulatorProblem):
     """A seed cannot be used; the text names the file, the item in it, and what to do."""
+
+
+class BadValue(ValueError):  # noqa: N818 - an answer, not a bug
+    """A value that a client gave cannot be.
+
+    Args:
+        code: The REST API's errorCode.
+        text: What is wrong.
+        field: Which member of the request.
+    """
+
+    def __init__(self, code: str, text: str, field: str) -> None:
+        self.code = code
+        self.field = field
+        super().__init__(text)

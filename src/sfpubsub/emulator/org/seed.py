@@ -13,6 +13,11 @@
     can_publish = true                  # optional; default: true for /event/, false for /data/
     can_subscribe = true                # optional; default true
 
+    [[objects]]                         # whose records can be changed over REST
+    name = "Order__c"
+    key_prefix = "a00"                  # what the ids of its records begin with
+    fields = [{name = "Name", type = "string"}]  # and more: docs/emulator-records.md
+
     [[channels]]                        # a topic made of other topics
     name = "/data/ChangeEvents"
     topics = ["/data/AccountChangeEvent"]
@@ -29,6 +34,7 @@
     username = "user@example.com"
     password = "…"                      # optional; with the security token behind it
     active = true                       # optional; default true
+    view_all = true                     # optional; default true: sees the records of others
 
     [[apps]]                            # connected apps
     client_id = "…"
@@ -43,9 +49,9 @@
     payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
     payload_json = '{"City__c": null}'  # JSON text
 
-A seed is checked completely before anything is stored. Applying it twice changes nothing: topics
-and channels are put as they stand in the file (another schema is a new version of the topic's),
-users and apps too, managed subscriptions and events are made once in the life of a data directory.
+A seed is checked completely before anything is stored. Applying it twice changes nothing: topics,
+objects, channels, users and apps are put as they stand in the file, managed subscriptions and
+events are made once in the life of a data directory.
 """
 
 from __future__ import annotations
@@ -62,6 +68,9 @@ from sfpubsub.emulator.org.accounts import Accounts, check_public_key
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
+from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.model import Records
+from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
@@ -79,13 +88,17 @@ _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
         {"name": str},
         {"schema": str, "schema_file": str, "can_publish": bool, "can_subscribe": bool},
     ),
+    "objects": (
+        {"name": str, "key_prefix": str, "fields": list},
+        {"label": str, "plural": str, "change_events": bool},
+    ),
     "channels": ({"name": str, "topics": list}, {}),
     "managed_subscriptions": (
         {"developer_name": str, "topic": str},
         {"label": str, "default_replay": str, "error_recovery_replay": str, "state": str},
     ),
     "events": ({"topic": str}, {"payload": dict, "payload_json": str}),
-    "users": ({"username": str}, {"password": str, "active": bool}),
+    "users": ({"username": str}, {"password": str, "active": bool, "view_all": bool}),
     "apps": (
         {"client_id": str},
         {
@@ -111,7 +124,8 @@ class Seed:
     Attributes:
         org_id: 15 characters; blank for the default.
         settings: Values for `Settings`, checked.
-        topics: Name, schema, may publish, may subscribe.
+        topics: Name, schema, may publish, may subscribe; those of objects too.
+        objects: Whose records the org has.
         channels: Names and members.
         managed: Arguments of `ManagedSubscriptions.create`.
         events: Topic and values.
@@ -127,6 +141,7 @@ class Seed:
     events: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     users: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     apps: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    objects: tuple[SObject, ...] = ()
 
 
 def load(path: Path) -> Seed:
@@ -139,15 +154,31 @@ def load(path: Path) -> Seed:
 
 
 def apply(
-    seed: Seed, store: Store, bus: Bus, managed: ManagedSubscriptions, accounts: Accounts
+    seed: Seed,
+    store: Store,
+    bus: Bus,
+    managed: ManagedSubscriptions,
+    accounts: Accounts,
+    records: Records,
 ) -> None:
-    """Put a seed into an emulator; what is there already stays."""
+    """Put a seed into an emulator; what is there already stays.
+
+    Raises:
+        EmulatorProblem: An object cannot become what the seed says.
+    """
     for arguments in seed.users:
         accounts.put_user(**arguments)
     for arguments in seed.apps:
         accounts.put_app(**arguments)
+    made_from = {item.topic for item in seed.objects}
     for name, schema, can_publish, can_subscribe in seed.topics:
-        bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
+        if name not in made_from:  # the others are made with their objects
+            bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
+    for item in seed.objects:
+        try:
+            records.put_object(item)
+        except ValueError as error:
+            raise EmulatorProblem(f"the seed does not fit this data directory: {error}") from error
     for name, members in seed.channels:
         bus.put_channel(name, members)
     seeded = set(json.loads(store.meta("seeded", "[]")))
@@ -177,6 +208,14 @@ class _Reader:
             raise self._error(f"unknown table {_names(unknown)}", f"known are {known}")
         rows = {name: self._rows(name, document.get(name, [])) for name in _TABLES}
         topics = tuple(self._topic(row) for row in rows["topics"])
+        objects = tuple(self._object(row) for row in rows["objects"])
+        self._unique("object", [item.name for item in objects])
+        self._unique("key prefix", [item.key_prefix for item in objects])
+        topics += tuple(
+            (item.topic, Schema(change_schema(item).text), False, True)
+            for item in objects
+            if item.change_events
+        )
         names = [item[0] for item in topics]
         channels = tuple(self._channel(row, names) for row in rows["channels"])
         names += [item[0] for item in channels]
@@ -204,6 +243,7 @@ class _Reader:
             events,
             users,
             apps,
+            objects,
         )
 
     def _document(self) -> dict[str, Any]:
@@ -250,6 +290,12 @@ class _Reader:
             raise self._error(f"topic {name}: {error}", "correct the schema") from error
         can_publish = row.get("can_publish", name.startswith("/event/"))
         return name, schema, can_publish, row.get("can_subscribe", True)
+
+    def _object(self, row: dict[str, Any]) -> SObject:
+        try:
+            return SObject(row)
+        except ValueError as error:
+            raise self._error(f"object {row['name']}: {error}", "correct the object") from error
 
     def _channel(self, row: dict[str, Any], topics: list[str]) -> tuple[str, tuple[str, ...]]:
         name = self._topic_name(row["name"])

@@ -154,8 +154,48 @@ class Settings:
     streaming_advice: StreamingAdvice = "first"
     """Which answers to connects carry advice."""
 
+    change_event_records: int = 20
+    """Records that one change event names, at most: the same change of several records in one
+    transaction is one event. The most seen in a capture: 20. 1 gives each an event of its own."""
+
+    change_event_formulas: bool = False
+    """Whether change events have custom formula fields. Documented both ways, in guides of
+    different releases."""
+
+    overflow_changes: int = 100_000
+    """Changes of one transaction that become change events; those beyond become one overflow event
+    an object. Documented: 100,000."""
+
+    bulk_result_records: int = 100_000
+    """Rows of a bulk query's results in one answer, at most. On the real service by size."""
+
+    rest_lag_s: float = 0.0
+    """Reads of records show what was there this long ago, while events come at once. On the real
+    service 1 to 3 s have been measured."""
+
     max_streams: int = 400
-    """Calls served at once; each stream holds a thread. Far above what one test opens."""
+    """Streams open at once; one more is refused at once with service.protection.triggered, and
+    unary calls go on. No number is published; each stream holds two threads here."""
+
+    headers_at_once: bool = False
+    """Whether a stream's response headers come as soon as it is open, or with its first message.
+    Not known of the service; a client that waits for them before it goes on (tonic) hangs without
+    them until the first event or keepalive, so the default is the harder case."""
+
+    first_request_s: float = 60.0
+    """A stream that has sent no request is closed after this long, in the way of `idle_close`. Not
+    known of the service; this is its time for a stream that asks for no events."""
+
+    daily_deliveries: int = 50_000
+    """Events that the org may have delivered in 24 hours, as the limits resource tells; nothing is
+    refused beyond. Documented of Performance and Unlimited Edition."""
+
+    hourly_publications: int = 250_000
+    """Platform events that the org may publish in an hour. As above."""
+
+    cors_origins: str = "loopback"
+    """Whose web pages may use the org's HTTP: origins with spaces between; `loopback` stands for
+    any port of this machine, `*` for all. In an org an administrator lists them."""
 
     statuses: Mapping[str, str] = field(default_factory=dict)
     """gRPC status names by error-code suffix, instead of those of `failures.FAILURES`."""
@@ -233,7 +273,14 @@ _LOWEST: dict[str, float] = {
     "streaming_retention_s": 0.001,
     "streaming_id_gap": 0,
     "streaming_reply_events": 1,
-    "max_streams": 4,
+    "change_event_records": 1,
+    "overflow_changes": 1,
+    "bulk_result_records": 1,
+    "rest_lag_s": 0.0,
+    "max_streams": 1,
+    "daily_deliveries": 0,
+    "hourly_publications": 0,
+    "first_request_s": 0.0,
 }
 
 
@@ -242,8 +289,8 @@ def _fits(value: object, kind: object) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if kind is bool:
-        return isinstance(value, bool)
+    if kind in (bool, str):
+        return isinstance(value, kind)
     if get_args(kind) and all(isinstance(item, str) for item in get_args(kind)):
         return value in get_args(kind)
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,8 @@ CREATE TABLE IF NOT EXISTS managed (
 CREATE TABLE IF NOT EXISTS users (
     username TEXT PRIMARY KEY, password TEXT NOT NULL, active INTEGER NOT NULL,
     number INTEGER NOT NULL UNIQUE) WITHOUT ROWID;
+-- Users who see no records of others.
+CREATE TABLE IF NOT EXISTS limited_users (username TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS apps (
     client_id TEXT PRIMARY KEY, client_secret TEXT NOT NULL, run_as TEXT NOT NULL,
     public_key TEXT NOT NULL) WITHOUT ROWID;
@@ -53,6 +56,13 @@ CREATE TABLE IF NOT EXISTS refresh_tokens (
 CREATE TABLE IF NOT EXISTS streaming_records (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL)
     WITHOUT ROWID;
+-- Custom channels, and what is selected for them and the standard one; enriched is JSON.
+CREATE TABLE IF NOT EXISTS event_channels (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, label TEXT NOT NULL)
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS channel_selections (
+    id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, channel TEXT NOT NULL,
+    entity TEXT NOT NULL, filter_expression TEXT NOT NULL, enriched TEXT NOT NULL) WITHOUT ROWID;
 -- Good access tokens; refresh_token is what it was made from, own whether it is the emulator's.
 CREATE TABLE IF NOT EXISTS access_tokens (
     token TEXT PRIMARY KEY, username TEXT NOT NULL, refresh_token TEXT NOT NULL,
@@ -89,6 +99,8 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self._lock = threading.RLock()  # serialises use of the one connection
         try:
             # isolation_level None: transactions are begun and ended here, and only here.
@@ -109,7 +121,9 @@ class Store:
             raise StoreProblem(f"{path} was made by another version (layout {version})")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and all snapshots of it."""
+        for snapshot in list(self._snapshots):
+            snapshot.close()
         with self._lock:
             self._db.close()
 
@@ -134,6 +148,13 @@ class Store:
         """Carry out one statement; durable at once outside a transaction."""
         with self._lock:
             self._db.execute(sql, values)
+
+    def snapshot(self) -> Snapshot:
+        """The database as it is now, to be read beside all changes that come."""
+        with self._lock:
+            made = Snapshot(self._path)
+            self._snapshots.add(made)
+            return made
 
     def meta(self, key: str, default: str = "") -> str:
         """A remembered text."""
@@ -171,6 +192,30 @@ class Store:
             limit,
         )
         return list(map(Event._make, found))
+
+    def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
+        """The last events of a topic and when they were published, the newest first."""
+        found = self.rows(
+            "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"
+            " JOIN events AS e ON e.position = l.position"
+            " WHERE l.topic_id = ? ORDER BY l.position DESC LIMIT ?",
+            topic_id,
+            limit,
+        )
+        return [(Event._make(row[:4]), float(row[4])) for row in found]
+
+    def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
+        """Positions and times of the last events of a topic behind a position, at most `limit`,
+        in order."""
+        found = self.rows(
+            "SELECT e.position, e.at FROM topic_log AS l"
+            " JOIN events AS e ON e.position = l.position"
+            " WHERE l.topic_id = ? AND l.position > ? ORDER BY l.position DESC LIMIT ?",
+            topic_id,
+            position,
+            limit,
+        )
+        return [(int(row[0]), float(row[1])) for row in reversed(found)]
 
     def purge(self, at: float) -> int | None:
         """Forget events and marks made at `at` or before.
@@ -231,3 +276,37 @@ class Store:
             " UNION ALL SELECT * FROM (SELECT at FROM marks ORDER BY position LIMIT 1))"
         )
         return None if found[0][0] is None else float(found[0][0])
+
+
+class Snapshot:
+    """What the database held at one moment. Thread-safe; holds a connection until it is closed.
+
+    Args:
+        path: The database file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()  # serialises use of the connection
+        self._db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        self._db.execute("BEGIN")
+        self._db.execute("SELECT 1 FROM meta").fetchone()  # from here on changes are not seen
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        """All rows of a query."""
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    def stream(self, sql: str, *values: object) -> Iterator[Any]:
+        """The rows of a query, read as they are taken; one query at a time."""
+        with self._lock:
+            yield from self._db.execute(sql, values)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        with self._lock:
+            self._db.close()

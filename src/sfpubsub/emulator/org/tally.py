@@ -11,6 +11,8 @@ import bisect
 import threading
 from collections.abc import Sequence
 
+from sfpubsub.emulator.org.usage import Usage
+
 
 class Count:
     """The counts of one topic or one managed subscription. Thread-safe.
@@ -60,9 +62,14 @@ class Count:
 
 
 class Tally:
-    """The counts of one emulator. Thread-safe."""
+    """The counts of one emulator. Thread-safe.
+
+    Attributes:
+        usage: Deliveries by event and time.
+    """
 
     def __init__(self) -> None:
+        self.usage = Usage()
         self._lock = threading.Lock()  # guards the making of counts
         self._topics: dict[str, Count] = {}
         self._managed: dict[str, Count] = {}

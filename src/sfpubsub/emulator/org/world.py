@@ -9,10 +9,16 @@ from sfpubsub.emulator.org.accounts import Accounts
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.sessions import Cometd
+from sfpubsub.emulator.org.event_channels import EventChannels
+from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.open_streams import OpenStreams
+from sfpubsub.emulator.org.records.jobs import Jobs
+from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.signin import SignIn
+from sfpubsub.emulator.org.store import Store
 
 
 @dataclass(frozen=True)
@@ -28,3 +34,9 @@ class World:
     accounts: Accounts
     sign_in: SignIn
     cometd: Cometd
+    streams: OpenStreams
+    commits: CommitHistory
+    records: Records
+    jobs: Jobs
+    store: Store
+    event_channels: EventChannels

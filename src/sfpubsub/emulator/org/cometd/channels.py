@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
-from sfpubsub.emulator.org.bus import Bus, Draft, Topic
+from sfpubsub.emulator.org.bus import Batch, Bus, Draft, Topic
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.texts import Refusal
 from sfpubsub.emulator.org.problems import EmulatorProblem
@@ -66,7 +66,7 @@ class Channels:
         self._bus = bus
         self._clock = clock
         self._settings = settings
-        self._lock = threading.Lock()  # one record at a time, one event and its gap at a time
+        self._lock = threading.Lock()  # one record at a time
 
     # Records.
 
@@ -134,21 +134,23 @@ class Channels:
         if all(item.name != name for item in self.records(kind)):
             query = {"Query": "SELECT Id, Name FROM Account", "ApiVersion": 67.0}
             self.create(kind, name, query if kind == "PushTopic" else {})
-        return [self._publish(path, kind, dict(event)) for event in events]
+        return [self._publish(path, dict(event)) for event in events]
 
-    def _publish(self, path: str, kind: str, event: dict[str, Any]) -> int:
+    def _publish(self, path: str, event: dict[str, Any]) -> int:
+        with self._bus.together() as batch:
+            self.add(batch, path, event)
+            return batch.tip
+
+    def add(self, batch: Batch, path: str, event: dict[str, Any]) -> None:
+        """Publish one event within a transaction of the bus; its channel is there."""
         created = datetime.fromtimestamp(self._clock.now(), UTC)
         about = {"createdDate": created.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
-        if kind == "PushTopic":
+        if path.startswith("/topic/"):
             about["type"] = event.pop("type", "created")
         payload = json.dumps({"event": about, **event}).encode()
-        with self._lock:
-            scattered = self._bus.tip() * _FACTOR >> 16
-            gap = scattered % (self._settings.streaming_id_gap + 1)
-            if gap:
-                self._bus.skip_positions(gap)
-            self._bus.append(_LOG + path, [Draft(payload, "")])
-            return self._bus.tip()
+        scattered = batch.tip * _FACTOR >> 16
+        gap = scattered % (self._settings.streaming_id_gap + 1)
+        batch.add(_LOG + path, [Draft(payload, "")], skip=gap)
 
     def message(self, path: str, topic: Topic, event: Event) -> dict[str, Any]:
         """An event as a Bayeux message."""
@@ -160,7 +162,7 @@ class Channels:
         schema = self._bus.schema(event.schema_id)
         payload = schema.decode(event.payload)
         if "ChangeEventHeader" in payload:
-            payload = _change(payload, json.loads(schema.text))
+            payload = with_names(payload, json.loads(schema.text))
         elif isinstance(payload.get("CreatedDate"), int):
             made = datetime.fromtimestamp(payload["CreatedDate"] / 1000, UTC)
             text = made.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -251,7 +253,7 @@ def _path(kind: str, name: str) -> str:
     return f"/topic/{name}" if kind == "PushTopic" else name
 
 
-def _change(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """A change event as this API sends it: names for bitmaps, and no field that did not change."""
     header = dict(payload["ChangeEventHeader"])
     names = [str(field["name"]) for field in schema["fields"]]

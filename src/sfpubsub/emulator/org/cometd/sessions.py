@@ -162,6 +162,7 @@ class CometdSessions:
                 if events:
                     item.position = events[-1].position
                 self._bus.tally.of_topic(item.topic.name).delivered += len(events)
+                self._bus.tally.usage.delivered(self._clock.now(), events)
                 found += [
                     (event.position, self._channels.message(item.path, item.topic, event))
                     for event in events

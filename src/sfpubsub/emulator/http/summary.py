@@ -1,8 +1,7 @@
-"""The health page: for people in a browser, for tests as JSON."""
+"""How the org is, as JSON, for tests and scripts; for people there is the room `page`."""
 
 from __future__ import annotations
 
-import html
 from http import HTTPStatus
 from typing import Any
 
@@ -10,16 +9,8 @@ from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.org.world import World
 
 
-def page(call: Call) -> Answer:
-    """GET /: a page if the client wants HTML, else JSON."""
-    answer = health(call.world)
-    if "text/html" in call.headers.get("Accept", ""):
-        return Answer(HTTPStatus.OK, "text/html; charset=utf-8", _page(answer))
-    return json_answer(answer)
-
-
 def as_json(call: Call) -> Answer:
-    """GET /health."""
+    """GET /health, and GET / of what is no browser."""
     return json_answer(health(call.world))
 
 
@@ -29,7 +20,7 @@ def problem(status: HTTPStatus, text: str) -> Answer:
 
 
 def health(world: World) -> dict[str, Any]:
-    """What the health page says; the keys are an interface for tests and the demo."""
+    """What /health says; the keys are an interface for tests and the demo."""
     bus = world.bus
     topics = {}
     for topic in bus.topics():
@@ -63,30 +54,3 @@ def health(world: World) -> dict[str, Any]:
         "topics": topics,
         "managed_subscriptions": managed,
     }
-
-
-def _page(answer: dict[str, Any]) -> str:
-    """The health page for a browser."""
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>sfpubsub emulator</title>",
-        "<style>body{font:16px system-ui;margin:2rem}table{border-collapse:collapse;margin:1rem 0}"
-        "td,th{padding:.3rem .8rem;text-align:left;border-bottom:1px solid #ccc}</style>",
-        f"<h1>sfpubsub emulator</h1><p>{html.escape(answer['tenant'])}: {answer['status']}. ",
-        "The same as JSON: <a href=/health>/health</a></p>",
-        _table("Topics", answer["topics"]),
-        _table("Managed subscriptions", answer["managed_subscriptions"]),
-    ]
-    return "".join(parts)
-
-
-def _table(title: str, rows: dict[str, dict[str, Any]]) -> str:
-    if not rows:
-        return f"<h2>{title}</h2><p>None.</p>"
-    heads = "".join(f"<th>{html.escape(key)}</th>" for key in next(iter(rows.values())))
-    lines = "".join(
-        f"<tr><th>{html.escape(name)}</th>"
-        + "".join(f"<td>{html.escape(str(value))}</td>" for value in row.values())
-        + "</tr>"
-        for name, row in rows.items()
-    )
-    return f"<h2>{title}</h2><table><tr><th>name</th>{heads}</tr>{lines}</table>"

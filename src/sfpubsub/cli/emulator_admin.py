@@ -1,0 +1,212 @@
+"""``sfpubsub emulator publish`` and its neighbours: what one does to an emulator that runs already.
+
+Thin over its admin endpoint. Each prints JSON lines.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+import click
+
+from sfpubsub.cli.params import Topic
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.remote import DEFAULT_URL, RemoteEmulator
+
+_EVENTS = 200
+_BYTES = 128 * 1024
+"""Events of one request, and the bytes after which it is sent; the endpoint takes twice as many
+bytes."""
+
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Duration(click.types.FloatParamType):
+    """Seconds, or a number with one of s, m, h, d."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return *value* in seconds."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is not a duration: write 90, 90s, 5m, 73h or 3d", param, ctx)
+        return float(found[1]) * _UNITS_S[found[2]]
+
+
+def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say which emulator; the command gets it as its first argument."""
+
+    @click.option(
+        "--url",
+        envvar="SFPUBSUB_EMULATOR_URL",
+        show_envvar=True,
+        default=DEFAULT_URL,
+        show_default=True,
+        help="Its HTTP port, `http` of the ready line.",
+    )
+    @click.option(
+        "--ca-file",
+        envvar="SFPUBSUB_EMULATOR_CA_FILE",
+        show_envvar=True,
+        help="The authority to trust, `ca_file` of the ready line; for one with --tls.",
+    )
+    # A secret is no option, because other users of a machine see command lines.
+    @click.option("--token", envvar="SFPUBSUB_EMULATOR_TOKEN", hidden=True, default="")
+    @functools.wraps(command)
+    def run(url: str, ca_file: str | None, token: str, **options: Any) -> None:
+        try:
+            command(RemoteEmulator(url, token, ca_file=ca_file), **options)
+        except EmulatorProblem as problem:
+            raise click.ClickException(str(problem)) from problem
+
+    return run
+
+
+@click.command()
+@click.argument("topic", type=Topic())
+@click.option(
+    "--file",
+    "file",
+    type=click.File(encoding="utf-8"),
+    default="-",
+    help="JSON lines; stdin when left out.",
+)
+@of_an_emulator
+def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
+    """Publish an event for every JSON line, as the org itself.
+
+    A line has the fields of the topic's schema; CreatedDate, CreatedById and the members of a
+    ChangeEventHeader may be left out. So change events can be published, which `sfpubsub publish`
+    may not. Prints event_id and replay_id of each.
+    """
+    for events in _parts(file):
+        for result in emulator.publish(topic, events):
+            show(result)
+
+
+@click.command()
+@of_an_emulator
+def topics(emulator: RemoteEmulator) -> None:
+    """List topics, with what was published, delivered, and who reads."""
+    _show_named(emulator.health()["topics"])
+
+
+@click.command()
+@of_an_emulator
+def subscriptions(emulator: RemoteEmulator) -> None:
+    """List managed subscriptions, with their committed positions."""
+    _show_named(emulator.health()["managed_subscriptions"])
+
+
+class ListFirst(click.Group):
+    """Without a command it is `list`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as every group does, with `list` in front of options of its own."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=ListFirst)
+def faults() -> None:
+    """List the faults that were added, or add one."""
+
+
+@faults.command("list")
+@of_an_emulator
+def list_faults(emulator: RemoteEmulator) -> None:
+    """List the faults that were added, and how often each has happened."""
+    for fault in emulator.faults():
+        show(fault)
+
+
+@faults.command()
+@click.argument("kind")
+@click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
+@of_an_emulator
+def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> None:
+    """Add a fault: it happens at its next occasion, or at once.
+
+    Parameters are times, rpc, target, and what the KIND takes, such as after_responses=3; see
+    `sfpubsub emulator faults kinds`. Prints its number.
+    """
+    show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
+
+
+@faults.command()
+def kinds() -> None:
+    """List the kinds of faults: where each can happen, what it takes, what it does."""
+    from sfpubsub.emulator.faults.kinds import KINDS
+
+    for name, kind in KINDS.items():
+        show({"kind": name, "rpcs": kind.rpcs, "parameters": kind.params, "what": kind.text})
+
+
+@click.command()
+@click.option(
+    "--jump", type=Duration(), metavar="DURATION", help="Move it on: 90, 90s, 5m, 73h or 3d."
+)
+@of_an_emulator
+def clock(emulator: RemoteEmulator, jump: float | None) -> None:
+    """Show the emulator's clock, or move it on.
+
+    A jump makes everything due that the time would have made due: keepalives, deadlines, retention.
+    """
+    now = emulator.now() if jump is None else emulator.jump(jump)
+    shown = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat(timespec="seconds")
+    show({"now": now, "utc": shown})
+
+
+def show(value: Mapping[str, Any]) -> None:
+    """Print a JSON line."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _show_named(rows: dict[str, dict[str, Any]]) -> None:
+    for name, row in rows.items():
+        show({"name": name, **row})
+
+
+def _parts(file: TextIO) -> Iterator[list[dict[str, Any]]]:
+    """Yield the events of one request."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        part.append(_event(line, f"line {number} of {file.name}"))
+        size += len(line)
+        if len(part) == _EVENTS or size >= _BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _event(line: str, where: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise click.ClickException(f"{where} is not JSON: {error}") from error
+    if not isinstance(event, dict):
+        raise click.ClickException(f"{where} is not a JSON object")
+    return event
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """A name and a value: a number or truth value as JSON writes it, else the text itself."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"{text!r} is not a parameter: write NAME=VALUE")
+    if re.fullmatch(r"true|false|\d+(\.\d+)?", value):
+        return name, json.loads(value)
+    return name, value

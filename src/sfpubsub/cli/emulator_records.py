@@ -1,0 +1,106 @@
+"""``sfpubsub emulator records``: looks at the records of an emulator, and changes them.
+
+Thin over its REST API, as any client of it. Each prints JSON lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from sfpubsub.cli.emulator_admin import ListFirst, of_an_emulator, show
+from sfpubsub.emulator.remote import RemoteEmulator
+
+_REST = "/services/data/v62.0"
+
+_values = click.argument("values", nargs=-1, metavar="FIELD=VALUE...", required=True)
+
+
+@click.group(cls=ListFirst)
+def records() -> None:
+    """List the objects of the org; see, make, change and delete records.
+
+    Every change makes its change event.
+    """
+
+
+@records.command("list")
+@of_an_emulator
+def list_(emulator: RemoteEmulator) -> None:
+    """List the objects of the org."""
+    for item in emulator.call("GET", f"{_REST}/sobjects")["sobjects"]:
+        show({"name": item["name"], "label": item["label"]})
+
+
+@records.command()
+@click.argument("soql")
+@of_an_emulator
+def query(emulator: RemoteEmulator, soql: str) -> None:
+    """Print the records of a query, such as "SELECT Id, Name FROM Account LIMIT 10"."""
+    path: str | None = f"{_REST}/query?{urlencode({'q': soql})}"
+    while path:
+        answer = emulator.call("GET", path)
+        for row in answer["records"]:
+            show(_plain(row))
+        path = answer.get("nextRecordsUrl")
+
+
+@records.command("show")
+@click.argument("object_", metavar="OBJECT")
+@click.argument("record_id", metavar="ID")
+@of_an_emulator
+def show_(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
+    """Print one record."""
+    show(_plain(emulator.call("GET", _path(object_, record_id))))
+
+
+@records.command()
+@click.argument("object_", metavar="OBJECT")
+@_values
+@of_an_emulator
+def create(emulator: RemoteEmulator, object_: str, values: tuple[str, ...]) -> None:
+    """Make a record; prints its id."""
+    answer = emulator.call("POST", _path(object_), _given(values))
+    show({"id": answer["id"]})
+
+
+@records.command()
+@click.argument("object_", metavar="OBJECT")
+@click.argument("record_id", metavar="ID")
+@_values
+@of_an_emulator
+def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple[str, ...]) -> None:
+    """Change fields of a record; a blank value empties a field."""
+    emulator.call("PATCH", _path(object_, record_id), _given(values))
+    show({"id": record_id})
+
+
+@records.command()
+@click.argument("object_", metavar="OBJECT")
+@click.argument("record_id", metavar="ID")
+@of_an_emulator
+def delete(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
+    """Put a record into the Recycle Bin."""
+    emulator.call("DELETE", _path(object_, record_id))
+    show({"id": record_id})
+
+
+def _path(*parts: str) -> str:
+    return "/".join((f"{_REST}/sobjects", *(quote(part, safe="") for part in parts)))
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "attributes"}
+
+
+def _given(values: tuple[str, ...]) -> dict[str, str | None]:
+    """Fields and values; the org reads numbers and dates from text."""
+    given = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{text!r} is not a value: write FIELD=VALUE")
+        given[name] = value or None
+    return given

@@ -1,0 +1,85 @@
+"""The services that many gRPC servers have: health, and reflection for tools such as grpcurl.
+
+Both are there when the packages of the extra are, and neither asks for a token. The real service
+is not known to have them. Reflection is imported when it is first asked for: it takes longer than
+the rest of a start.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import grpc
+
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["PubSub"].full_name
+
+_HEALTH = "grpc.health.v1.Health"
+_REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The messages of the two versions differ in their names alone."""
+
+_REFLECTIONS = 16
+"""Streams of reflection at a time, each of which holds a thread; half of those for unary calls."""
+
+
+def add_standard_services(server: grpc.Server) -> None:
+    """Serve health and reflection, as far as their packages are installed."""
+    try:
+        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    except ModuleNotFoundError:
+        _log.debug("no health service: grpcio-health-checking is not installed")
+        return
+    servicer = health.HealthServicer()
+    for name in (SERVICE, _HEALTH):
+        servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if find_spec("grpc_reflection") is None:
+        _log.debug("no reflection: grpcio-reflection is not installed")
+        return
+    server.add_generic_rpc_handlers((_Reflection(),))
+
+
+class _Reflection(grpc.GenericRpcHandler):
+    """Answers for both versions of the reflection service."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # one import
+        self._handler: Any = None
+        self._room = threading.BoundedSemaphore(_REFLECTIONS)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a method; None if it is not one of reflection."""
+        wanted = [f"/{name}/ServerReflectionInfo" for name in _REFLECTION]
+        if handler_call_details.method not in wanted:
+            return None
+        with self._lock:
+            if self._handler is None:
+                self._handler = self._made()
+            return self._handler
+
+    def _made(self) -> Any:
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        servicer = reflection.ReflectionServicer((SERVICE, _HEALTH, *_REFLECTION))
+
+        def info(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+            if not self._room.acquire(blocking=False):
+                text = f"{_REFLECTIONS} streams of reflection are open: close one"
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            try:
+                yield from servicer.ServerReflectionInfo(requests, context)
+            finally:
+                self._room.release()
+
+        return grpc.stream_stream_rpc_method_handler(
+            info,
+            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )

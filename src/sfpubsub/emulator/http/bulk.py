@@ -1,0 +1,224 @@
+"""The Bulk API 2.0 over HTTP: jobs that query and jobs that ingest."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer
+from sfpubsub.emulator.http.rest import RestRefused, body_of
+from sfpubsub.emulator.http.sobjects import origin_of, user_of
+from sfpubsub.emulator.org.records.job_work import columns_of, rows_of
+from sfpubsub.emulator.org.records.jobs import DELIMITERS, ENDED, ENDINGS, INGESTS, QUERIES, Job
+from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.result_file import ResultFile
+
+_CSV = "text/csv; charset=UTF-8"
+_QUERY_API, _INGEST_API = 47, 41
+"""API versions in which the two kinds of jobs came."""
+
+_MEMBERS = {
+    "query": ("operation", "query", "columnDelimiter", "lineEnding", "contentType"),
+    "ingest": (
+        "operation",
+        "object",
+        "externalIdFieldName",
+        "columnDelimiter",
+        "lineEnding",
+        "contentType",
+        "assignmentRuleId",
+    ),
+}
+_PLACE_DIGITS = 12
+"""More than any number of rows has."""
+
+_HIDDEN = ("user", "origin", "delimiter", "query", "columns", "assignmentRuleId")
+_NUMBERS = ("numberRecordsProcessed", "numberRecordsFailed", "retries", "totalProcessingTime")
+"""Of a job, what is not told, and what is told of one that is asked for."""
+
+_RESULTS = {
+    "successfulresults": ("successful", ["sf__Id", "sf__Created"]),
+    "failedresults": ("failed", ["sf__Id", "sf__Error"]),
+}
+
+
+def create(call: Call) -> Answer:
+    """POST …/jobs/query or …/jobs/ingest."""
+    user = user_of(call)
+    kind, version = call.parts["kind"], int(call.parts["version"])
+    facts = _checked(kind, body_of(call))
+    if kind == "query":
+        plan = call.world.records.plan(facts["query"], user)
+        facts["object"] = plan.of.name
+    else:
+        of = call.world.records.describe(facts["object"])
+        facts["object"] = of.name
+    facts |= {
+        "concurrencyMode": "Parallel",
+        "apiVersion": float(version),
+        "origin": origin_of(call),
+        "delimiter": DELIMITERS[facts["columnDelimiter"]],
+    }
+    job = call.world.jobs.create(facts, user)
+    return json_answer(_shown(job, created=True))
+
+
+def every(call: Call) -> Answer:
+    """GET …/jobs/query or …/jobs/ingest: all jobs."""
+    user_of(call)
+    jobs = call.world.jobs.all(queries=call.parts["kind"] == "query")
+    rows = [_shown(job, created=True) for job in jobs]
+    return json_answer({"done": True, "records": rows, "nextRecordsUrl": None})
+
+
+def read(call: Call) -> Answer:
+    """GET …/jobs/<kind>/<Id>."""
+    return json_answer(_shown(_job(call)))
+
+
+def change(call: Call) -> Answer:
+    """PATCH …/jobs/<kind>/<Id>: close an ingest job, or abort one."""
+    job = _job(call)
+    state = body_of(call).get("state")
+    if state == "Aborted":
+        call.world.jobs.abort(job)
+    elif state == "UploadComplete" and not job.is_query:
+        call.world.jobs.close(job)
+    else:
+        raise RestRefused("INVALIDJOBSTATE", f"a job cannot be set to {str(state)[:40]!r}")
+    return json_answer(_shown(job, created=True))
+
+
+def delete(call: Call) -> Answer:
+    """DELETE …/jobs/<kind>/<Id>."""
+    call.world.jobs.delete(_job(call))
+    return Answer(HTTPStatus.NO_CONTENT)
+
+
+def upload(call: Call) -> Answer:
+    """PUT …/jobs/ingest/<Id>/batches."""
+    job = _job(call)
+    if call.headers.get_content_type() != "text/csv":
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send text/csv")
+    call.world.jobs.upload(job, call.body)
+    return Answer(HTTPStatus.CREATED)
+
+
+def results(call: Call) -> Answer:
+    """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…"""
+    job = _job(call)
+    if job.facts["apiVersion"] != int(call.parts["version"]):
+        text = "the job was made by another API version"
+        raise RestRefused("API_ERROR", text, status=HTTPStatus.CONFLICT)
+    if job.state != "JobComplete":
+        return Answer(HTTPStatus.NO_CONTENT)
+    asked = parse_qs(call.query, max_num_fields=10)
+    start, wish = _start(asked.get("locator", [""])[0]), asked.get("maxRecords", [""])[0]
+    most = call.world.settings.bulk_result_records
+    count = min(int(wish), most) if 0 < len(wish) < 10 and wish.isdecimal() else most
+    file = call.world.jobs.result(job, "results", job.facts["columns"])
+    there = max(0, min(count, file.count - start))
+    following = start + there
+    more = following < file.count
+    locator = base64.b64encode(str(following).encode()).decode().rstrip("=") if more else "null"
+    headers = {"Sforce-Locator": locator, "Sforce-NumberOfRecords": str(there)}
+    return _file(file, start, there, headers)
+
+
+def ingested(call: Call) -> Answer:
+    """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords."""
+    job = _job(call)
+    jobs = call.world.jobs
+    path = jobs.upload_path(job)
+    if job.state not in ENDED or not path.exists():
+        return Answer(HTTPStatus.NO_CONTENT)
+    columns = columns_of(path, job.facts["delimiter"])
+    which = call.parts["which"].lower()
+    if which in _RESULTS:
+        name, added = _RESULTS[which]
+        file = jobs.result(job, name, [*added, *columns])
+        return _file(file, 0, file.count)
+    file = jobs.result(job, "unprocessed", columns)
+    if not file.count:
+        rest = rows_of(path, job.facts["delimiter"])
+        for _row in zip(range(job.facts["numberRecordsProcessed"]), rest, strict=False):
+            pass
+        for _count in file.append(rest):
+            pass
+    return _file(file, 0, file.count)
+
+
+def _file(
+    file: ResultFile, start: int, count: int, headers: Mapping[str, str] | None = None
+) -> Answer:
+    length, pieces = file.read(start, count)
+    return Answer(HTTPStatus.OK, _CSV, headers=headers or {}, pieces=pieces, length=length)
+
+
+def _job(call: Call) -> Job:
+    user_of(call)
+    kind = call.parts.get("kind", "ingest")
+    lowest = _QUERY_API if kind == "query" else _INGEST_API
+    if int(call.parts["version"]) < lowest:
+        raise RestRefused(
+            "NOT_FOUND", "The requested resource does not exist", status=HTTPStatus(404)
+        )
+    return call.world.jobs.job(call.parts["id"], queries=kind == "query")
+
+
+def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The members of a new job, with what is left out."""
+    for name, value in body.items():
+        if name not in _MEMBERS[kind] or not isinstance(value, str):
+            raise RestRefused("INVALIDJOB", f"{name[:80]}: unknown, or not a text", name)
+    facts = {"contentType": "CSV", "columnDelimiter": "COMMA", "lineEnding": "LF", **body}
+    choices = {
+        "operation": QUERIES if kind == "query" else INGESTS,
+        "contentType": ("CSV",),
+        "columnDelimiter": tuple(DELIMITERS),
+        "lineEnding": tuple(ENDINGS),
+    }
+    for name, known in choices.items():
+        if facts.get(name) not in known:
+            raise RestRefused("INVALIDJOB", f"{name} must be one of {', '.join(known)}", name)
+    needed = ["query"] if kind == "query" else ["object"]
+    if facts["operation"] == "upsert":
+        needed.append("externalIdFieldName")
+    for name in needed:
+        if not facts.get(name):
+            raise RestRefused("INVALIDJOB", f"{name} is needed", name)
+    return facts
+
+
+def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
+    """What a client is told; the numbers only of a job that it asks for."""
+    facts = {
+        name: value
+        for name, value in job.facts.items()
+        if name not in _HIDDEN and not (created and name in _NUMBERS)
+    }
+    if job.is_query:
+        facts.pop("numberRecordsFailed", None)
+    else:
+        version = job.facts["apiVersion"]
+        facts["contentUrl"] = f"services/data/v{version}/jobs/ingest/{job.job_id}/batches"
+    if not created:
+        facts["jobType"] = "V2Query" if job.is_query else "V2Ingest"
+    return {"id": job.job_id, **facts}
+
+
+def _start(locator: str) -> int:
+    """The row at which a set of results begins."""
+    if not locator:
+        return 0
+    try:
+        text = base64.b64decode(locator + "=" * (-len(locator) % 4), validate=True).decode()
+    except (binascii.Error, ValueError):
+        text = ""
+    if not (text.isascii() and text.isdecimal() and len(text) < _PLACE_DIGITS):
+        raise RecordProblem("INVALID_QUERY_LOCATOR", "invalid query locator")
+    return int(text)

@@ -1,0 +1,184 @@
+"""Collections: up to 200 records in one request and one transaction, each with its own result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.http.rest import RestRefused, body_of
+from sfpubsub.emulator.http.sobjects import origin_of, record, user_of
+from sfpubsub.emulator.org.records.problems import RecordProblem, no_object
+from sfpubsub.emulator.org.records.writing import Transaction
+
+_MOST = 200
+_MOST_READ = 2000
+"""Records of one request that changes, and of one that reads. Documented."""
+
+_ROLLED_BACK = RecordProblem(
+    "ALL_OR_NONE_OPERATION_ROLLED_BACK",
+    "Record rolled back because not all records were valid and the request was using AllOrNone"
+    " header",
+)
+
+_One = Callable[[Transaction, Any], dict[str, Any]]
+
+
+class _RollBack(Exception):  # noqa: N818 - ends a transaction, is not an error
+    pass
+
+
+def create(call: Call) -> Answer:
+    """POST …/composite/sobjects."""
+
+    def one(changing: Transaction, given: Any) -> dict[str, Any]:
+        kind, values = _typed(given)
+        return _saved(changing.create(kind, values))
+
+    return _changed(call, one)
+
+
+def update(call: Call) -> Answer:
+    """PATCH …/composite/sobjects."""
+
+    def one(changing: Transaction, given: Any) -> dict[str, Any]:
+        kind, values = _typed(given)
+        record_id = _taken(values, "id")
+        if not isinstance(record_id, str):
+            raise RecordProblem("MISSING_ARGUMENT", "Id not specified in an update call")
+        changing.update(kind, record_id, values)
+        return _saved(record_id)
+
+    return _changed(call, one)
+
+
+def upsert(call: Call) -> Answer:
+    """PATCH …/composite/sobjects/<object>/<field>."""
+
+    def one(changing: Transaction, given: Any) -> dict[str, Any]:
+        kind, values = _typed(given)
+        if kind.lower() != call.parts["object"].lower():
+            raise RecordProblem("INVALID_TYPE", f"the records must be of {call.parts['object']}")
+        field = call.parts["field"]
+        found, made = changing.upsert(kind, field, _taken(values, field.lower()), values)
+        return {**_saved(found), "created": made}
+
+    return _changed(call, one)
+
+
+def delete(call: Call) -> Answer:
+    """DELETE …/composite/sobjects?ids=…&allOrNone=…"""
+    user = user_of(call)
+    asked = parse_qs(call.query, max_num_fields=20)
+    ids = [one for text in asked.get("ids", []) for one in text.split(",") if one]
+
+    def one(changing: Transaction, record_id: Any) -> dict[str, Any]:
+        of = call.world.records.by_prefix(record_id)
+        if of is None:
+            raise RecordProblem("MALFORMED_ID", f"malformed id {record_id[:80]}")
+        changing.delete(of.name, record_id)
+        return _saved(record_id)
+
+    all_or_none = asked.get("allOrNone", ["false"])[0].lower() == "true"
+    return _carried_out(call, user, ids, one, all_or_none=all_or_none)
+
+
+def read(call: Call) -> Answer:
+    """GET …/composite/sobjects/<object>?ids=…&fields=…, or POST with both in the body."""
+    user = user_of(call)
+    if call.method == "POST":
+        body = body_of(call)
+        ids, fields = body.get("ids"), body.get("fields")
+    else:
+        asked = parse_qs(call.query, max_num_fields=20)
+        ids = [one for text in asked.get("ids", []) for one in text.split(",") if one]
+        fields = [one for text in asked.get("fields", []) for one in text.split(",") if one]
+    ids, fields = _texts("ids", ids), _texts("fields", fields)
+    if len(ids) > _MOST_READ:
+        raise _too_many(_MOST_READ)
+    records = call.world.records
+    try:
+        of = records.describe(call.parts["object"])
+    except RecordProblem as problem:
+        raise RestRefused(problem.code, problem.text) from problem
+    rows: list[dict[str, Any] | None] = []
+    for one in ids:
+        try:
+            rows.append(record(call, of.name, records.get(of.name, one, fields, user), one))
+        except RecordProblem as problem:
+            if problem.code not in ("NOT_FOUND", "ENTITY_IS_DELETED"):
+                raise
+            rows.append(None)
+    return json_answer(rows)
+
+
+def _changed(call: Call, one: _One) -> Answer:
+    user = user_of(call)
+    body = body_of(call)
+    given = body.get("records")
+    if not isinstance(given, list):
+        raise RestRefused("JSON_PARSER_ERROR", "records: a list is needed")
+    return _carried_out(call, user, given, one, all_or_none=body.get("allOrNone") is True)
+
+
+def _carried_out(
+    call: Call, user: Any, given: list[Any], one: _One, *, all_or_none: bool
+) -> Answer:
+    if len(given) > _MOST:
+        raise _too_many(_MOST)
+    results: list[dict[str, Any]] = []
+    try:
+        with call.world.records.transaction(user, origin_of(call)) as changing:
+            for item in given:
+                try:
+                    results.append(one(changing, item))
+                except RecordProblem as problem:
+                    results.append(failed(problem))
+            if all_or_none:
+                _check_all(results)
+    except _RollBack:
+        results = [failed(_ROLLED_BACK) if item["success"] else item for item in results]
+    return json_answer(results)
+
+
+def _check_all(results: list[dict[str, Any]]) -> None:
+    if not all(result["success"] for result in results):
+        raise _RollBack
+
+
+def failed(problem: RecordProblem) -> dict[str, Any]:
+    """What is said of a record that was refused."""
+    error = {"statusCode": problem.code, "message": problem.text, "fields": list(problem.fields)}
+    return {"success": False, "errors": [error]}
+
+
+def _saved(record_id: str) -> dict[str, Any]:
+    return {"id": record_id, "success": True, "errors": []}
+
+
+def _typed(given: Any) -> tuple[str, dict[str, Any]]:
+    """The object and the values of one record."""
+    attributes = given.get("attributes") if isinstance(given, dict) else None
+    kind = attributes.get("type") if isinstance(attributes, dict) else None
+    if not isinstance(kind, str):
+        raise no_object(str(kind))
+    return kind, {name: value for name, value in given.items() if name != "attributes"}
+
+
+def _taken(values: dict[str, Any], name: str) -> Any:
+    """A member by its name in lower case, which is then gone."""
+    for key in list(values):
+        if key.lower() == name:
+            return values.pop(key)
+    return None
+
+
+def _texts(name: str, given: Any) -> list[str]:
+    if not isinstance(given, list) or not given or not all(isinstance(x, str) for x in given):
+        raise RestRefused("MISSING_ARGUMENT", f"{name}: a list of texts is needed", name)
+    return given
+
+
+def _too_many(most: int) -> RestRefused:
+    return RestRefused("INVALID_INPUT", f"a collection has at most {most} records")

@@ -1,0 +1,159 @@
+"""What an object is, as the REST API describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.http.rest import authorised, missing
+from sfpubsub.emulator.org.records.fields import Field, SObject
+from sfpubsub.emulator.org.records.problems import RecordProblem
+
+_SOAP = {
+    "boolean": "xsd:boolean",
+    "int": "xsd:int",
+    "double": "xsd:double",
+    "currency": "xsd:double",
+    "percent": "xsd:double",
+    "date": "xsd:date",
+    "datetime": "xsd:dateTime",
+    "time": "xsd:time",
+    "reference": "tns:ID",
+    "id": "tns:ID",
+    "address": "urn:address",
+}
+_TEXTS = ("string", "picklist", "multipicklist", "email", "phone", "url", "textarea", "name")
+_LONG_TEXT = 255
+
+
+def everything(call: Call) -> Answer:
+    """GET …/sobjects: all objects."""
+    version = authorised(call)
+    records = call.world.records
+    rows = [_brief(records.describe(name), version) for name in records.objects()]
+    return json_answer({"encoding": "UTF-8", "maxBatchSize": 200, "sobjects": rows})
+
+
+def basics(call: Call) -> Answer:
+    """GET …/sobjects/<object>."""
+    version = authorised(call)
+    return json_answer({"objectDescribe": _brief(_found(call), version), "recentItems": []})
+
+
+def whole(call: Call) -> Answer:
+    """GET …/sobjects/<object>/describe."""
+    version = authorised(call)
+    of = _found(call)
+    more = {
+        "fields": [_field(of, field) for field in of.fields],
+        "childRelationships": [],
+        "recordTypeInfos": [],
+        "supportedScopes": [{"label": "All", "name": "everything"}],
+        "compactLayoutable": False,
+        "searchLayoutable": False,
+    }
+    return json_answer({**_brief(of, version), **more})
+
+
+def _found(call: Call) -> SObject:
+    try:
+        return call.world.records.describe(call.parts["object"])
+    except RecordProblem as problem:
+        raise missing() from problem
+
+
+def _brief(of: SObject, version: int) -> dict[str, Any]:
+    url = f"/services/data/v{version}.0/sobjects/{of.name}"
+    able = ("createable", "deletable", "queryable", "replicateable", "retrieveable")
+    return {
+        "name": of.name,
+        "label": of.label,
+        "labelPlural": of.plural,
+        "keyPrefix": of.key_prefix,
+        "custom": of.is_custom,
+        "customSetting": False,
+        **dict.fromkeys((*able, "undeletable", "updateable"), True),
+        "searchable": False,
+        "triggerable": True,
+        "layoutable": True,
+        "mergeable": False,
+        "activateable": False,
+        "deprecatedAndHidden": False,
+        "feedEnabled": False,
+        "hasSubtypes": False,
+        "isSubtype": False,
+        "mruEnabled": True,
+        "urls": {
+            "sobject": url,
+            "describe": f"{url}/describe",
+            "rowTemplate": f"{url}/{{ID}}",
+        },
+    }
+
+
+def _field(of: SObject, field: Field) -> dict[str, Any]:
+    long_text = field.type == "textarea" and field.length > _LONG_TEXT
+    plain = field.is_stored and not long_text
+    kind = {"name": "string"}.get(field.type, field.type)
+    return {
+        "name": field.name,
+        "label": field.label,
+        "type": kind,
+        "soapType": _SOAP.get(field.type, "xsd:string"),
+        "length": field.length,
+        "byteLength": field.length * 3,
+        "digits": 10 if field.type == "int" else 0,
+        "precision": 18 if field.is_number and field.type != "int" else 0,
+        "scale": 2 if field.type in ("currency", "percent") else 0,
+        "nillable": field.nillable,
+        "createable": field.createable,
+        "updateable": field.updateable,
+        "defaultedOnCreate": field.default is not None or field.name == "OwnerId",
+        "defaultValue": field.default,
+        "calculated": field.calculated,
+        "calculatedFormula": field.formula or None,
+        "compoundFieldName": field.compound or None,
+        "custom": field.is_custom,
+        "externalId": field.external_id,
+        "idLookup": field.external_id or field.type == "id",
+        "unique": field.unique,
+        "caseSensitive": False,
+        "nameField": field.name == "Name",
+        "namePointing": len(field.reference_to) > 1,
+        "polymorphicForeignKey": len(field.reference_to) > 1,
+        "referenceTo": list(field.reference_to),
+        "relationshipName": _relationship(field),
+        "relationshipOrder": None,
+        "cascadeDelete": False,
+        "restrictedDelete": False,
+        "restrictedPicklist": field.restricted,
+        "dependentPicklist": False,
+        "controllerName": None,
+        "picklistValues": [
+            {"value": value, "label": value, "active": True, "defaultValue": value == field.default}
+            for value in field.picklist_values
+        ],
+        "filterable": plain,
+        "sortable": plain,
+        "groupable": plain and field.type in (*_TEXTS, "reference", "id", "date", "boolean"),
+        "aggregatable": plain,
+        "permissionable": field.nillable and not field.calculated,
+        "autoNumber": False,
+        "htmlFormatted": False,
+        "encrypted": False,
+        "deprecatedAndHidden": False,
+        "displayLocationInDecimal": False,
+        "highScaleNumber": False,
+        "inlineHelpText": None,
+        "extraTypeInfo": "plaintextarea" if field.type == "textarea" else None,
+        "writeRequiresMasterRead": False,
+    }
+
+
+def _relationship(field: Field) -> str | None:
+    """What the record that a reference points to is called: Account for AccountId."""
+    if field.type != "reference":
+        return None
+    if field.is_custom:
+        return f"{field.name.removesuffix('c')}r"
+    return field.name.removesuffix("Id")

@@ -1,0 +1,121 @@
+"""Which events there are, and what of the org's allocation is used: EntityDefinition,
+PlatformEventUsageMetric, and the limits resource."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sfpubsub.emulator.http import soql
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.http.rest import authorised
+from sfpubsub.emulator.http.tables import Table
+from sfpubsub.emulator.org.usage import DAY_S, HOUR_S, SEGMENT_S, used
+
+_SEGMENTS = {"FifteenMinutes": SEGMENT_S, "Hourly": HOUR_S, "Daily": DAY_S}
+"""Seconds by TimeSegment; "Hourly" is documented, the spelling of the others is not known."""
+
+
+def limits(call: Call) -> Answer:
+    """GET …/limits: those of events; deliveries of all kinds of events and clients together."""
+    authorised(call)
+    settings, now = call.world.settings, call.world.clock.now()
+    recent = used(call.world.store, call.world.bus, now, since=now - DAY_S, every=SEGMENT_S)
+    delivered = sum(item.count for item in recent if item.usage == "DELIVERY")
+    published = sum(
+        item.count
+        for item in recent
+        if item.usage == "PUBLISH" and item.end > now - HOUR_S and _is_platform_event(item.event)
+    )
+    return json_answer(
+        {
+            "DailyDeliveredPlatformEvents": _limit(settings.daily_deliveries, delivered),
+            "HourlyPublishedPlatformEvents": _limit(settings.hourly_publications, published),
+        }
+    )
+
+
+def _limit(most: int, count: int) -> dict[str, int]:
+    return {"Max": most, "Remaining": max(0, most - count)}
+
+
+def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
+    """The events among an org's objects; the objects themselves are not here."""
+    return [
+        {
+            "QualifiedApiName": name,
+            "DeveloperName": name.removesuffix("__e"),
+            "DurableId": name,
+            "Label": name.removesuffix("__e").replace("_", " "),
+            "MasterLabel": name.removesuffix("__e").replace("_", " "),
+            "NamespacePrefix": None,
+            "PublisherId": "<local>" if _is_platform_event(name) else "System",
+        }
+        for topic in call.world.bus.topics()
+        if topic.schema_id and (name := topic.name.rpartition("/")[2])
+    ]
+
+
+def _metrics(call: Call, asked: soql.Query) -> list[dict[str, Any]]:
+    """Usage of the last 24 hours, by event and time: as with Enhanced Usage Metrics."""
+    wanted = [item.text for item in asked.where if item.field.lower() == "timesegment"]
+    segment = next(
+        (name for name in _SEGMENTS if [name.lower()] == [w.lower() for w in wanted]), ""
+    )
+    now = call.world.clock.now()
+    every = _SEGMENTS.get(segment, HOUR_S)
+    rows = used(call.world.store, call.world.bus, now, since=now - DAY_S, every=every)
+    return [
+        {
+            "Name": _metric(item.event, item.usage),
+            "EventName": item.event,
+            "EventType": "CUSTOM_PLATFORM_EVENT" if _is_platform_event(item.event) else _CHANGE,
+            "UsageType": item.usage,
+            "Value": item.count,
+            "StartDate": _time(item.start),
+            "EndDate": _time(item.end),
+            "TimeSegment": segment or "Hourly",
+            "Client": "PUB_SUB_API" if item.usage == "DELIVERY" else None,
+        }
+        for item in rows
+    ]
+
+
+_CHANGE = "CHANGE_EVENT"
+
+
+def _is_platform_event(name: str) -> bool:
+    return not name.endswith("ChangeEvent")
+
+
+def _metric(event: str, usage: str) -> str:
+    kind = "PLATFORM" if _is_platform_event(event) else "CHANGE"
+    return f"{kind}_EVENTS_{'DELIVERED' if usage == 'DELIVERY' else 'PUBLISHED'}"
+
+
+def _time(at: float) -> str:
+    found = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    return found.replace("+00:00", "+0000")
+
+
+_DEFINITION = (
+    "QualifiedApiName",
+    "DeveloperName",
+    "DurableId",
+    "Label",
+    "MasterLabel",
+    "NamespacePrefix",
+    "PublisherId",
+)
+_METRIC = ("Name", "EventName", "EventType", "UsageType", "Client", "TimeSegment")
+
+ENTITIES = Table("EntityDefinition", _DEFINITION, _DEFINITION[:5], _definitions)
+METRICS = Table(
+    "PlatformEventUsageMetric",
+    (*_METRIC, "Value", "StartDate", "EndDate"),
+    (*_METRIC, "StartDate", "EndDate"),
+    _metrics,
+    first_version=50,
+)
+TABLES = (ENTITIES,)
+"""What the Tooling API can be asked; the plain query also has METRICS."""

@@ -1,0 +1,106 @@
+"""Platform events over REST: publishing one by creating it, and the schemas of events."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
+from sfpubsub.emulator.org.bus import Draft
+from sfpubsub.emulator.org.event_values import event_values
+from sfpubsub.emulator.org.problems import BadValue
+from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
+
+_EVENT_ID = "e00xx0000000001AAA"
+"""The id in the answer: it identifies nothing and is always the same. Documented."""
+
+_FIRST_VERSION = 40
+_FIRST_FORMATS = 43
+"""API versions in which event schemas, and their formats, came."""
+
+
+def publish(call: Call) -> Answer:
+    """POST …/sobjects/<event>__e."""
+    authorised(call)
+    world, name = call.world, call.parts["event"]
+    topic = next(
+        (item for item in world.bus.topics() if item.name.lower() == f"/event/{name.lower()}"), None
+    )
+    if topic is None or not topic.schema_id:
+        raise missing()
+    schema = world.bus.schema(topic.schema_id)
+    user = world.accounts.holder(world.sessions.user_of(call.bearer) or "")
+    now = world.clock.now()
+    try:
+        values = event_values(schema, body_of(call), user.user_id, now)
+        payload = schema.encode(values, now)
+    except BadValue as error:
+        raise RestRefused(error.code, str(error), error.field) from error
+    except SchemaProblem as error:
+        raise RestRefused("JSON_PARSER_ERROR", str(error)) from error
+    try:
+        (done,) = world.bus.publish(topic.name, [Draft(payload, schema.schema_id)])
+    except Refused as refused:
+        raise RestRefused(
+            "CANNOT_INSERT_UPDATE_ACTIVATE_ENTITY", refused.text, status=HTTPStatus.FORBIDDEN
+        ) from refused
+    if done.problem is not None:
+        raise RestRefused("LIMIT_EXCEEDED", done.problem)
+    queued = {"statusCode": "OPERATION_ENQUEUED", "message": done.event_id, "fields": []}
+    answer = {"id": _EVENT_ID, "success": True, "errors": [queued]}
+    return json_answer(answer, HTTPStatus.CREATED)
+
+
+def schema_of_event(call: Call) -> Answer:
+    """GET …/sobjects/<event>/eventSchema: the one that is published with now."""
+    _of_this_version(call)
+    wanted = {f"/event/{call.parts['event']}", f"/data/{call.parts['event']}"}
+    for topic in call.world.bus.topics():
+        if topic.name in wanted and topic.schema_id:
+            return _schema(call, call.world.bus.schema(topic.schema_id))
+    raise missing()
+
+
+def schema_by_id(call: Call) -> Answer:
+    """GET …/event/eventSchema/<schema id>."""
+    _of_this_version(call)
+    try:
+        return _schema(call, call.world.bus.schema(call.parts["id"]))
+    except Refused as refused:
+        raise missing() from refused
+
+
+def _of_this_version(call: Call) -> None:
+    if authorised(call) < _FIRST_VERSION:
+        raise missing()
+
+
+def _schema(call: Call, schema: Schema) -> Answer:
+    asked = parse_qs(call.query, max_num_fields=10).get("payloadFormat", ["EXPANDED"])[0]
+    known = ("EXPANDED", "COMPACT") if int(call.parts["version"]) >= _FIRST_FORMATS else ()
+    if asked not in known and "payloadFormat" in call.query:
+        raise RestRefused("INVALID_PARAMETER", "payloadFormat is not a format of this version")
+    value = json.loads(schema.text)
+    return json_answer(value if asked == "COMPACT" else _expanded(value))
+
+
+def _expanded(compact: dict[str, Any]) -> dict[str, Any]:
+    """What a subscriber of the Streaming API receives, described as if it were Avro."""
+    event = {"type": "record", "name": "Event", "fields": [{"name": "replayId", "type": "long"}]}
+    payload = {"type": "record", "name": "Payload", "doc": "", "fields": compact["fields"]}
+    data = [
+        {"name": "schema", "type": "string"},
+        {"name": "payload", "type": payload},
+        {"name": "event", "type": event},
+    ]
+    record = {"type": "record", "name": "Data", "namespace": "", "fields": data}
+    return {
+        "name": compact["name"],
+        "namespace": compact.get("namespace", "com.sforce.eventbus"),
+        "type": "expanded-record",
+        "fields": [{"name": "data", "type": record}, {"name": "channel", "type": "string"}],
+    }

@@ -1,0 +1,216 @@
+"""Records over REST: one at a time, and queries.
+
+What may be changed and what is found is decided in `org.records`; here are its paths, bodies and
+statuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from sfpubsub.emulator.http import streaming
+from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
+from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of
+from sfpubsub.emulator.org import soql
+from sfpubsub.emulator.org.accounts import User
+from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.reading import Page
+
+_BATCH = 2000
+_SMALLEST_BATCH = 200
+"""Rows of a page of a query: the most, and the fewest that a client can ask for. Documented."""
+
+_CLIENT = re.compile(r"(?:^|[,;\s])client=([^,;\s]+)")
+_UPSERTS_ANSWER = 46
+"""API version from which an upsert that changed a record has a body."""
+
+
+def create(call: Call) -> Answer:
+    """POST …/sobjects/<object>."""
+    user = user_of(call)
+    name = _object(call)
+    made = call.world.records.create(name, body_of(call), user, origin_of(call))
+    headers = {"Location": _path(call, name, made)}
+    return json_answer(_saved(made), HTTPStatus.CREATED, headers)
+
+
+def read(call: Call) -> Answer:
+    """GET …/sobjects/<object>/<Id>?fields=…"""
+    user = user_of(call)
+    of, found = _object(call), call.parts["id"]
+    return json_answer(record(call, of, call.world.records.get(of, found, _fields(call), user)))
+
+
+def update(call: Call) -> Answer:
+    """PATCH …/sobjects/<object>/<Id>."""
+    user = user_of(call)
+    given = body_of(call)
+    call.world.records.update(_object(call), call.parts["id"], given, user, origin_of(call))
+    return Answer(HTTPStatus.NO_CONTENT)
+
+
+def delete(call: Call) -> Answer:
+    """DELETE …/sobjects/<object>/<Id>."""
+    user = user_of(call)
+    call.world.records.delete(_object(call), call.parts["id"], user, origin_of(call))
+    return Answer(HTTPStatus.NO_CONTENT)
+
+
+def upsert(call: Call) -> Answer:
+    """PATCH …/sobjects/<object>/<field>/<value>."""
+    user = user_of(call)
+    name, value = _object(call), unquote(call.parts["value"])
+    try:
+        found, made = call.world.records.upsert(
+            name, call.parts["field"], value, body_of(call), user, origin_of(call)
+        )
+    except RecordProblem as problem:
+        if problem.status != HTTPStatus.MULTIPLE_CHOICES:
+            raise
+        urls = [_path(call, name, one) for one in problem.fields]
+        return json_answer(urls, HTTPStatus.MULTIPLE_CHOICES)
+    if made:
+        headers = {"Location": _path(call, name, found)}
+        return json_answer({**_saved(found), "created": True}, HTTPStatus.CREATED, headers)
+    if int(call.parts["version"]) < _UPSERTS_ANSWER:
+        return Answer(HTTPStatus.NO_CONTENT)
+    return json_answer({**_saved(found), "created": False})
+
+
+def read_by(call: Call) -> Answer:
+    """GET …/sobjects/<object>/<field>/<value>."""
+    user = user_of(call)
+    found = _one_by(call, user)
+    return found if isinstance(found, Answer) else json_answer(record(call, _object(call), found))
+
+
+def delete_by(call: Call) -> Answer:
+    """DELETE …/sobjects/<object>/<field>/<value>."""
+    user = user_of(call)
+    found = _one_by(call, user)
+    if isinstance(found, Answer):
+        return found
+    call.world.records.delete(_object(call), found["Id"], user, origin_of(call))
+    return Answer(HTTPStatus.NO_CONTENT)
+
+
+def query(call: Call) -> Answer:
+    """GET …/query?q=… or …/queryAll?q=…: records, PushTopics and generic channels."""
+    user = user_of(call)
+    text = _asked(call).get("q", "")
+    try:
+        of = soql.parse(text).of
+    except soql.Malformed as error:
+        raise RestRefused("MALFORMED_QUERY", str(error)) from error
+    records = call.world.records
+    if of.lower() not in map(str.lower, records.objects()):
+        return streaming.query(call)
+    deleted = call.parts.get("all") is not None
+    return _page(call, records.page(text, user, _size(call), deleted=deleted))
+
+
+def query_more(call: Call) -> Answer:
+    """GET …/query/<locator>."""
+    user = user_of(call)
+    return _page(call, call.world.records.next_page(call.parts["locator"], user))
+
+
+def user_of(call: Call) -> User:
+    """Whose token a request has.
+
+    Raises:
+        RestRefused: It is not good, or the version is not served.
+    """
+    authorised(call)
+    return call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
+
+
+def origin_of(call: Call, api: str = "rest") -> str:
+    """What the header of a change event says of where the change came from."""
+    origin = f"com/salesforce/api/{api}/{call.parts['version']}.0"
+    client = _CLIENT.search(call.headers.get("Sforce-Call-Options", ""))
+    return f"{origin};client={client[1]}" if client else origin
+
+
+def record(call: Call, of: str, values: Mapping[str, Any], record_id: str = "") -> dict[str, Any]:
+    """A record with its attributes."""
+    name = call.world.records.describe(of).name
+    url = _path(call, name, record_id or str(values.get("Id", call.parts.get("id", ""))))
+    return {"attributes": {"type": name, "url": url}, **values}
+
+
+def _page(call: Call, page: Page) -> Answer:
+    rows = [
+        record(call, page.of.name, row, found)
+        for row, found in zip(page.rows, page.ids, strict=True)
+    ]
+    answer: dict[str, Any] = {"totalSize": page.total, "done": not page.rest}
+    if page.rest:
+        every = call.parts.get("all") or ""
+        version = call.parts["version"]
+        answer["nextRecordsUrl"] = f"/services/data/v{version}.0/query{every}/{page.rest}"
+    return json_answer({**answer, "records": rows})
+
+
+def _one_by(call: Call, user: User) -> dict[str, Any] | Answer:
+    name = _object(call)
+    value = unquote(call.parts["value"])
+    found = call.world.records.find(name, call.parts["field"], value, None, user)
+    if not found:
+        text = "The requested resource does not exist"
+        raise RestRefused("NOT_FOUND", text, status=HTTPStatus.NOT_FOUND)
+    if len(found) > 1:
+        urls = [_path(call, name, row["Id"]) for row in found]
+        return json_answer(urls, HTTPStatus.MULTIPLE_CHOICES)
+    wanted = _fields(call)
+    if wanted is None:
+        return found[0]
+    return call.world.records.get(name, found[0]["Id"], wanted, user)
+
+
+def _object(call: Call) -> str:
+    """The object of a path.
+
+    Raises:
+        RestRefused: There is none.
+    """
+    try:
+        return call.world.records.describe(call.parts["object"]).name
+    except RecordProblem as problem:
+        raise RestRefused(
+            "NOT_FOUND", "The requested resource does not exist", status=HTTPStatus.NOT_FOUND
+        ) from problem
+
+
+def _fields(call: Call) -> list[str] | None:
+    """The fields that a request names, and always the id; None is all."""
+    names = [name for name in _asked(call).get("fields", "").split(",") if name]
+    if not names:
+        return None
+    return names if "id" in map(str.lower, names) else [*names, "Id"]
+
+
+def _asked(call: Call) -> dict[str, str]:
+    try:
+        asked = parse_qs(call.query, max_num_fields=20, errors="strict")
+    except ValueError as error:
+        raise RestRefused("MALFORMED_QUERY", f"the query string: {error}") from error
+    return {name: texts[0] for name, texts in asked.items()}
+
+
+def _size(call: Call) -> int:
+    """How many rows a page has, as the client wishes within bounds."""
+    wish = re.search(r"batchSize=(\d{1,9})", call.headers.get("Sforce-Query-Options", ""))
+    return min(_BATCH, max(_SMALLEST_BATCH, int(wish[1]))) if wish else _BATCH
+
+
+def _saved(record_id: str) -> dict[str, Any]:
+    return {"id": record_id, "success": True, "errors": []}
+
+
+def _path(call: Call, of: str, record_id: str) -> str:
+    return f"/services/data/v{call.parts['version']}.0/sobjects/{of}/{record_id}"

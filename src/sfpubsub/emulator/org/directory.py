@@ -1,0 +1,49 @@
+"""The data directory of an emulator: claimed by one process, with the database in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.org.store import Store, StoreProblem
+
+
+def claim(data_dir: Path) -> int:
+    """Make the directory and lock it for this process; the lock dies with the process.
+
+    Returns:
+        The open file that holds the lock.
+
+    Raises:
+        EmulatorProblem: It cannot be written, or another emulator has it.
+    """
+    try:
+        # 0o700: it holds an access token and the key of an authority.
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise EmulatorProblem(
+            f"data directory {data_dir} cannot be written ({error.strerror}): choose another"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise EmulatorProblem(
+            f"data directory {data_dir} is in use by another emulator: stop it or choose another"
+        ) from error
+    return handle
+
+
+def open_store(data_dir: Path) -> Store:
+    """Open the database of a directory; it is made when it is not there.
+
+    Raises:
+        EmulatorProblem: It cannot be used.
+    """
+    try:
+        return Store(data_dir / "bus.sqlite3")
+    except StoreProblem as error:
+        raise EmulatorProblem(f"{error}: choose another data directory") from error

@@ -1,0 +1,369 @@
+"""Channels of events and their members, as an administrator makes them; the bus carries the events.
+
+A channel `X__chn` is a topic of the bus, `/event/X__chn` or `/data/X__chn`; the standard channel
+`ChangeEvents` is `/data/ChangeEvents` and no record. A member selects one event, perhaps with a
+filter and enriched fields, which are stored and shown here; who publishes change events reads them
+with `members`. Invariant: the members of a channel are those that the bus carries on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from sfpubsub.emulator.org.bus import Bus
+from sfpubsub.emulator.org.problems import BadValue
+from sfpubsub.emulator.org.sessions import eighteen
+from sfpubsub.emulator.org.store import Store
+
+ChannelKind = Literal["event", "data"]
+
+STANDARD = "ChangeEvents"
+"""The channel that every org has."""
+
+_SUFFIX = "__chn"
+_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
+_NAME_CHARS = 80
+_FIELD = re.compile(r"[A-Za-z]\w*", re.ASCII)
+
+_MOST_CHANNELS = 100
+"""Of each kind that an org can have. Documented."""
+
+_MOST_ENRICHED = 10
+"""Enriched fields of a member. Second hand."""
+
+_CHANNEL_PREFIX, _MEMBER_PREFIX = "0YLSB", "0v8SB"
+
+
+@dataclass(frozen=True)
+class EventChannel:
+    """A custom channel.
+
+    Attributes:
+        name: With its suffix `__chn`.
+        kind: Of platform events, or of change events.
+    """
+
+    channel_id: str
+    name: str
+    kind: ChannelKind
+    label: str
+
+    @property
+    def developer_name(self) -> str:
+        """The name without its suffix."""
+        return self.name.removesuffix(_SUFFIX)
+
+    @property
+    def topic(self) -> str:
+        """The topic that carries it."""
+        return f"/{self.kind}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """An event on a channel.
+
+    Attributes:
+        channel: Name of its channel, with the suffix; or `ChangeEvents`.
+        entity: Name of the event: `Order_Event__e`, `AccountChangeEvent`.
+        filter_expression: Blank for all events.
+        enriched: Fields that every event of it has.
+    """
+
+    member_id: str
+    developer_name: str
+    channel: str
+    entity: str
+    filter_expression: str = ""
+    enriched: tuple[str, ...] = ()
+
+
+class ChangeSource(Protocol):
+    """What the members of channels select from: the change events of records."""
+
+    def offer(self, event_name: str) -> None:
+        """Make the topic of an event, if it is one of these."""
+        ...
+
+    def check_member(self, member: Member) -> None:
+        """Pass only if a member's filter and enriched fields fit; raises BadValue."""
+        ...
+
+    def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
+        """Members changed: these are all, and these are no longer."""
+        ...
+
+
+class EventChannels:
+    """The channels of one org. Thread-safe.
+
+    Args:
+        store: Where the records live.
+        bus: Whose topics they are.
+    """
+
+    def __init__(self, store: Store, bus: Bus) -> None:
+        self._store = store
+        self._bus = bus
+        self._lock = threading.RLock()  # one change at a time
+        self._records: ChangeSource | None = None
+
+    def feed(self, records: ChangeSource) -> None:
+        """Let the changes of records follow what members select."""
+        self._records = records
+        records.selected(self.members(), [])
+
+    def adopt(self) -> None:
+        """Make records for the channels of a seed; what the bus carries is what holds."""
+        with self._lock:
+            topics = {topic.name for topic in self._bus.topics()}
+            for channel in self.channels():
+                if channel.topic not in topics:  # killed between the record and its topic
+                    self._bus.put_channel(channel.topic, [])
+            for topic in self._bus.topics():
+                _, kind, name = f"{topic.name}//".split("/")[:3]
+                is_channel = not topic.schema_id and kind in ("event", "data")
+                if not is_channel or not (name.endswith(_SUFFIX) or topic.name == _topic(STANDARD)):
+                    continue
+                if name != STANDARD and self.channel(name) is None:
+                    self._keep_channel(name, "data" if kind == "data" else "event", name)
+                carried = {item.rpartition("/")[2] for item in self._bus.members(topic.name)}
+                for member in self.members(name):
+                    if member.entity not in carried:
+                        self._forget_member(member)
+                known = {member.entity for member in self.members(name)}
+                for entity in sorted(carried - known):
+                    self._keep_member(Member("", _member_name(name, entity), name, entity))
+
+    # Channels.
+
+    def channels(self) -> list[EventChannel]:
+        """All custom channels, by name."""
+        rows = self._store.rows("SELECT id, name, kind, label FROM event_channels ORDER BY name")
+        return [EventChannel(*row) for row in rows]
+
+    def channel(self, name_or_id: str) -> EventChannel | None:
+        """The custom channel of that name or id; upper and lower case of a name are the same."""
+        for item in self.channels():
+            if item.name.lower() == name_or_id.lower() or item.channel_id == name_or_id:
+                return item
+        return None
+
+    def create(self, name: str, kind: str, label: str) -> EventChannel:
+        """Make a channel without members.
+
+        Raises:
+            BadValue: A value cannot be, the name is taken, or there are as many as can be.
+        """
+        bare = name.removesuffix(_SUFFIX)
+        if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
+            text = "The name of a channel has letters, digits and single underscores, and ends with"
+            raise BadValue("INVALID_INPUT", f"{text} {_SUFFIX}", "FullName")
+        if kind not in ("event", "data"):
+            raise BadValue("INVALID_INPUT", "channelType is data or event", "channelType")
+        with self._lock:
+            others = self.channels()
+            if self.channel(name) is not None:
+                text = f"The name {name} is already used."
+                raise BadValue("DUPLICATE_DEVELOPER_NAME", text, "DeveloperName")
+            if sum(item.kind == kind for item in others) >= _MOST_CHANNELS:
+                text = f"An org has at most {_MOST_CHANNELS} custom channels of a type."
+                raise BadValue("LIMIT_EXCEEDED", text, "FullName")
+            made = self._keep_channel(name, "data" if kind == "data" else "event", label)
+            self._bus.put_channel(made.topic, [])
+            return made
+
+    def relabel(self, channel_id: str, label: str) -> None:
+        """Give a channel another label; nothing else of it can change."""
+        self._store.run("UPDATE event_channels SET label = ? WHERE id = ?", label, channel_id)
+
+    def delete(self, channel_id: str) -> None:
+        """Remove a channel; streams that read it end.
+
+        Raises:
+            KeyError: There is no such channel.
+            BadValue: It has members.
+        """
+        with self._lock:
+            found = self.channel(channel_id)
+            if found is None:
+                raise KeyError(channel_id)
+            if self.members(found.name):
+                text = f"{found.name} has members: delete them first."
+                raise BadValue("DEPENDENCY_EXISTS", text, "FullName")
+            self._store.run("DELETE FROM event_channels WHERE id = ?", channel_id)
+            self._bus.remove_channel(found.topic)
+
+    # Members.
+
+    def members(self, channel: str | None = None) -> list[Member]:
+        """The members of a channel, or of all, by name."""
+        rows = self._store.rows("SELECT * FROM channel_selections ORDER BY developer_name")
+        found = [
+            Member(row[0], row[1], row[2], row[3], row[4], tuple(json.loads(row[5])))
+            for row in rows
+        ]
+        return [item for item in found if channel is None or item.channel == channel]
+
+    def member(self, member_id: str) -> Member | None:
+        """The member of that id of 18 characters."""
+        return next((item for item in self.members() if item.member_id == member_id), None)
+
+    def add(
+        self,
+        developer_name: str,
+        channel: str,
+        entity: str,
+        *,
+        filter_expression: str = "",
+        enriched: Sequence[str] = (),
+    ) -> Member:
+        """Select an event for a channel: from now on the channel carries it.
+
+        Raises:
+            BadValue: A value cannot be, or the channel has the event already.
+        """
+        if not _NAME.fullmatch(developer_name):
+            text = "A name has letters, digits and single underscores"
+            raise BadValue("INVALID_INPUT", text, "FullName")
+        with self._lock:
+            if self._records is not None:
+                self._records.offer(entity)
+            topic, entity = self._places(channel, entity)
+            name = topic.rpartition("/")[2]
+            for item in self.members():
+                if (item.channel, item.entity) == (name, entity):
+                    text = f"{name} has {entity} already."
+                    raise BadValue("DUPLICATE_VALUE", text, "SelectedEntity")
+                if item.developer_name.lower() == developer_name.lower():
+                    text = f"The name {developer_name} is already used."
+                    raise BadValue("DUPLICATE_DEVELOPER_NAME", text, "DeveloperName")
+            made = Member("", developer_name, name, entity, filter_expression, tuple(enriched))
+            made = self._keep_member(self._checked(made))
+            self._carry(name)
+            self._tell()
+            return made
+
+    def change(self, member_id: str, filter_expression: str, enriched: Sequence[str]) -> None:
+        """Give a member another filter and other enriched fields.
+
+        Raises:
+            KeyError: There is no such member.
+            BadValue: A value cannot be.
+        """
+        with self._lock:
+            found = self.member(member_id)
+            if found is None:
+                raise KeyError(member_id)
+            changed = self._checked(
+                replace(found, filter_expression=filter_expression, enriched=tuple(enriched))
+            )
+            self._store.run(
+                "UPDATE channel_selections SET filter_expression = ?, enriched = ? WHERE id = ?",
+                changed.filter_expression,
+                json.dumps(changed.enriched),
+                member_id,
+            )
+            self._tell()
+
+    def remove(self, member_id: str) -> None:
+        """Take an event off its channel; what it carried stays readable.
+
+        Raises:
+            KeyError: There is no such member.
+        """
+        with self._lock:
+            found = self.member(member_id)
+            if found is None:
+                raise KeyError(member_id)
+            self._forget_member(found)
+            self._carry(found.channel)
+            self._tell(found)
+
+    # Inside.
+
+    def _tell(self, *gone: Member) -> None:
+        if self._records is not None:
+            self._records.selected(self.members(), gone)
+
+    def _checked(self, member: Member) -> Member:
+        checked = _checked(member)
+        if self._records is not None:
+            self._records.check_member(checked)
+        return checked
+
+    def _places(self, channel: str, entity: str) -> tuple[str, str]:
+        """The topic of a channel and the name of an event, as they are written."""
+        found = self.channel(channel)
+        if found is None and channel.lower() != STANDARD.lower():
+            text = f"There is no channel {channel[:_NAME_CHARS]}."
+            raise BadValue("INVALID_INPUT", text, "EventChannel")
+        topic = found.topic if found else _topic(STANDARD)
+        for item in self._bus.topics():
+            start, _, name = item.name.rpartition("/")
+            if item.schema_id and name.lower() == entity.lower() and topic.startswith(f"{start}/"):
+                return topic, name
+        text = f"{entity[:_NAME_CHARS]} is no event that this channel can have."
+        raise BadValue("INVALID_INPUT", text, "SelectedEntity")
+
+    def _carry(self, name: str) -> None:
+        found = self.channel(name)
+        topic = found.topic if found else _topic(STANDARD)
+        start = topic.rpartition("/")[0]
+        self._bus.put_channel(topic, [f"{start}/{item.entity}" for item in self.members(name)])
+
+    def _keep_channel(self, name: str, kind: ChannelKind, label: str) -> EventChannel:
+        made = EventChannel(self._new_id(_CHANNEL_PREFIX), name, kind, label)
+        self._store.run(
+            "INSERT INTO event_channels VALUES (?, ?, ?, ?)", made.channel_id, name, kind, label
+        )
+        return made
+
+    def _keep_member(self, member: Member) -> Member:
+        made = replace(member, member_id=self._new_id(_MEMBER_PREFIX))
+        self._store.run(
+            "INSERT INTO channel_selections VALUES (?, ?, ?, ?, ?, ?)",
+            made.member_id,
+            made.developer_name,
+            made.channel,
+            made.entity,
+            made.filter_expression,
+            json.dumps(made.enriched),
+        )
+        return made
+
+    def _forget_member(self, member: Member) -> None:
+        self._store.run("DELETE FROM channel_selections WHERE id = ?", member.member_id)
+
+    def _new_id(self, prefix: str) -> str:
+        number = int(self._store.meta("channels_made", "0")) + 1
+        self._store.set_meta("channels_made", str(number))
+        return eighteen(f"{prefix}{number:010d}")
+
+
+def _topic(name: str) -> str:
+    return f"/data/{name}"
+
+
+def _member_name(channel: str, entity: str) -> str:
+    """The name of a member that nobody named: documented as ChannelName_EventName."""
+    return f"{channel}_{entity}".replace("__", "_")
+
+
+def _checked(member: Member) -> Member:
+    if len(member.enriched) > _MOST_ENRICHED or len(set(member.enriched)) < len(member.enriched):
+        text = f"enrichedFields are at most {_MOST_ENRICHED}, each once"
+        raise BadValue("INVALID_INPUT", text, "enrichedFields")
+    for name in member.enriched:
+        if not _FIELD.fullmatch(name):
+            text = f"{name[:_NAME_CHARS]} is no field to enrich with: no relationship, no dot"
+            raise BadValue("INVALID_INPUT", text, "enrichedFields")
+    if re.match(r"\s*where\b", member.filter_expression, re.IGNORECASE):
+        text = "A filter expression begins without WHERE."
+        raise BadValue("INVALID_INPUT", text, "filterExpression")
+    return member

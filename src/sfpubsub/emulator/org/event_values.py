@@ -1,0 +1,94 @@
+"""Values of a platform event as REST clients write them, made into those of its schema.
+
+JSON has no times and one kind of number; what a field takes is read from the type in the schema's
+`doc`, such as `Data:DateTime:00N…`. Upper and lower case of names are the same, as in an org.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sfpubsub.emulator.org.problems import BadValue
+from sfpubsub.emulator.org.schemas import Schema
+
+_SET_BY_THE_ORG = ("CreatedDate", "CreatedById", "EventUuid", "ReplayId")
+
+_NUMBERS = ("Double", "Currency", "Percent")
+_TIMES = {"DateOnly": "%Y-%m-%d", "TimeOnly": "%H:%M:%S.%fZ"}
+
+_DAY_MS = 24 * 3600 * 1000
+
+
+def event_values(
+    schema: Schema, given: Mapping[str, Any], user_id: str, now: float
+) -> dict[str, Any]:
+    """The values to publish.
+
+    Args:
+        schema: Of the event.
+        given: By field name; `attributes`, which some clients send along, is not looked at.
+        user_id: Who publishes.
+        now: Seconds since 1970 UTC.
+
+    Raises:
+        BadValue: There is no such field, it cannot be set, or the value is of another type.
+    """
+    fields = {str(item["name"]): item for item in json.loads(schema.text)["fields"]}
+    names = {name.lower(): name for name in (*fields, *_SET_BY_THE_ORG)}
+    values: dict[str, Any] = {"CreatedDate": int(now * 1000), "CreatedById": user_id}
+    for written, value in given.items():
+        if written == "attributes":
+            continue
+        name = names.get(written.lower())
+        if name is None:
+            text = f"No such column '{written[:80]}' on sobject of type {schema.name}"
+            raise BadValue("INVALID_FIELD", text, written[:80])
+        if name in _SET_BY_THE_ORG:
+            text = f"Unable to create/update fields: {name}. Please check the security settings"
+            raise BadValue("INVALID_FIELD_FOR_INSERT_UPDATE", f"{text} of this field", name)
+        if value is not None:
+            values[name] = _value(name, fields[name], value)
+    return values
+
+
+def _value(name: str, field: Mapping[str, Any], value: Any) -> Any:
+    kind = str(field.get("doc", "")).split(":")[1:2]
+    found = _converted(kind[0] if kind else "", value)
+    if found is None:
+        what = kind[0] if kind else "text"
+        raise BadValue("JSON_PARSER_ERROR", f"{name}: {value!r:.80} is no {what}", name)
+    return found
+
+
+def _converted(kind: str, value: Any) -> Any:
+    """A value of that type; None if it is not one."""
+    if kind == "Boolean":
+        return value if isinstance(value, bool) else None
+    if kind == "Integer" or kind in _NUMBERS:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        if kind == "Integer":
+            return int(value) if value == int(value) else None
+        return float(value)
+    if kind in ("DateTime", *_TIMES):
+        return _milliseconds(kind, value)
+    return value if isinstance(value, str) else None
+
+
+def _milliseconds(kind: str, value: Any) -> int | None:
+    """Of a DateTime and DateOnly since 1970 UTC, of a TimeOnly since midnight."""
+    if not isinstance(value, str):
+        return None
+    try:
+        if kind in _TIMES:
+            found = datetime.strptime(value, _TIMES[kind]).replace(tzinfo=UTC)
+        else:
+            found = datetime.fromisoformat(value)
+            found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    milliseconds = round(found.timestamp() * 1000)
+    return milliseconds % _DAY_MS if kind == "TimeOnly" else milliseconds

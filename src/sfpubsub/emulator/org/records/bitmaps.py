@@ -1,0 +1,33 @@
+"""The lists of fields in the header of a change event.
+
+A list of fields is a list of texts: `0x…` has a bit for each field of the schema, the first field's
+the lowest; `N-0x…` one for each part of the compound field that stands at place N. Upper-case
+hexadecimal digits, an even number of them. Fields of the top level come first, and only if there
+are any; a compound field's own bit stays clear when only parts of it changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[str]:
+    """The texts for a list of fields.
+
+    Args:
+        places: Fields, by their place in the schema.
+        parts: Place of a compound field -> places of its parts in its own record.
+    """
+    top = _bits(places)
+    texts = [_hex(top)] if top else []
+    nested = ((place, _bits(inner)) for place, inner in sorted(parts.items()))
+    return texts + [f"{place}-{_hex(bits)}" for place, bits in nested if bits]
+
+
+def _bits(places: Iterable[int]) -> int:
+    return sum(1 << place for place in set(places))
+
+
+def _hex(bits: int) -> str:
+    digits = f"{bits:X}"
+    return f"0x{'0' * (len(digits) % 2)}{digits}"

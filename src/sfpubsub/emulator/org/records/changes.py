@@ -1,0 +1,263 @@
+"""The change events of one transaction: what changed becomes headers, bitmaps and bodies.
+
+Knows no store and no bus. The same change of several records of an object becomes one event that
+names them all, as the service does; changes beyond the org's limit for a transaction become one
+overflow event an object; an event that is too large, or for which a fault asks, a gap event.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sfpubsub.emulator.org.records import values
+from sfpubsub.emulator.org.records.bitmaps import bitmaps
+from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.schemas import ChangeSchema
+from sfpubsub.emulator.org.records.table import Row
+
+_NO_RECORD = "000000000000000AAA"
+"""The record that an overflow event names. Documented."""
+
+_DIFF_CHARS = 1000
+"""A shorter text is sent whole. Documented."""
+
+_DIFF_SHARE, _DIFF_LINES = 0.5, 0.25
+"""So much of a text, and of its lines, may change before it is sent whole. Documented."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of one record.
+
+    Attributes:
+        of: Its object.
+        record_id: 18 characters.
+        kind: CREATE, UPDATE, DELETE or UNDELETE.
+        old: The row before; None for what was created.
+        new: The row after; of a deleted record as it was.
+    """
+
+    of: SObject
+    record_id: str
+    kind: str
+    old: Row | None
+    new: Row
+
+    @property
+    def changed(self) -> list[str]:
+        """The fields that an update changed."""
+        old = self.old or {}
+        return [name for name, value in self.new.items() if value != old.get(name)]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What all events of one transaction share.
+
+    Attributes:
+        at: When, in seconds since 1970 UTC.
+        number: The commit's number.
+        user_id: Who.
+        origin: Which API and client; blank if none.
+        key: The transaction's key.
+    """
+
+    at: float
+    number: int
+    user_id: str
+    origin: str
+    key: str
+
+
+@dataclass
+class ChangeEvent:
+    """One event to be published.
+
+    Attributes:
+        of: Its object.
+        header: Its header.
+        body: Values by field of the schema.
+        rows: The rows after the change, one for each record that it names.
+        weight: How many changes it counts for.
+    """
+
+    of: SObject
+    header: dict[str, Any]
+    body: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    weight: int = 1
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is encoded."""
+        return {"ChangeEventHeader": self.header, **self.body}
+
+    def as_gap(self) -> ChangeEvent:
+        """The event that says no more than that there was this change."""
+        lists: dict[str, Any] = {"nulledFields": [], "diffFields": [], "changedFields": []}
+        header = {**self.header, **lists, "changeType": f"GAP_{self.header['changeType']}"}
+        return ChangeEvent(self.of, header, {}, self.rows, self.weight)
+
+
+def settled(changes: Sequence[Change]) -> list[Change]:
+    """The changes of a transaction with one for each record: of its first kind, with what the
+    record is at the end. A record that ends deleted was deleted; one that was made and deleted
+    makes no event."""
+    found: dict[str, Change] = {}
+    for change in changes:
+        first = found.get(change.record_id)
+        if first is None:
+            found[change.record_id] = change
+        elif change.kind != "DELETE":
+            found[change.record_id] = replace(first, new=change.new)
+        elif first.kind == "CREATE":
+            del found[change.record_id]
+        else:
+            found[change.record_id] = change
+    return list(found.values())
+
+
+def events(
+    changes: Sequence[Change],
+    commit: Commit,
+    schema: Callable[[SObject], ChangeSchema],
+    *,
+    most_records: int,
+    most_changes: int,
+) -> list[ChangeEvent]:
+    """The events of a transaction, in order.
+
+    Args:
+        changes: What changed, in order.
+        commit: What they share.
+        schema: The schema of an object's events.
+        most_records: Records that one event names.
+        most_changes: Changes that become events of their own; a field that an update changed
+            counts as one.
+    """
+    made: list[ChangeEvent] = []
+    open_events: dict[str, ChangeEvent] = {}  # by what they say, those that can name more records
+    overflowed: dict[str, SObject] = {}
+    count = 0
+    for change in changes:
+        event = _event(change, commit, schema(change.of))
+        count += event.weight
+        if count > most_changes:
+            overflowed.setdefault(change.of.name, change.of)
+            continue
+        # A change alone is not compared with others.
+        says = json.dumps([change.of.name, event.values]) if len(changes) > 1 else ""
+        same = open_events.get(says)
+        if same is not None and len(same.header["recordIds"]) < most_records:
+            same.header["recordIds"].append(change.record_id)
+            same.rows.append(change.new)
+            continue
+        open_events[says] = event
+        event.header["recordIds"].append(change.record_id)
+        event.rows.append(change.new)
+        made.append(event)
+    for of in overflowed.values():
+        header = {**_header(of, "GAP_OVERFLOW", commit), "recordIds": [_NO_RECORD]}
+        made.append(ChangeEvent(of, header, {}))
+    for number, event in enumerate(made, start=1):
+        event.header["sequenceNumber"] = number
+    return made
+
+
+def body(of: SObject, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Values of some fields of a row, as a change event has them; parts in their compound field."""
+    found: dict[str, Any] = {}
+    for name in names:
+        item = of.field(name)
+        if item is None or (kept := row.get(item.name)) is None:
+            continue
+        if item.compound:
+            found.setdefault(item.compound, {})[item.part] = values.in_event(item, kept)
+        else:
+            found[item.name] = values.in_event(item, kept)
+    return found
+
+
+def _event(change: Change, commit: Commit, schema: ChangeSchema) -> ChangeEvent:
+    header = _header(change.of, change.kind, commit)
+    if change.kind == "DELETE":
+        return ChangeEvent(change.of, header, {})
+    known = _known(change.of, schema)
+    if change.kind != "UPDATE":
+        return ChangeEvent(change.of, header, body(change.of, change.new, known))
+    changed = [name for name in change.changed if name in known]
+    said = body(change.of, change.new, changed)
+    diffs = _differences(change, changed, said)
+    header["changedFields"] = _list(schema, changed)
+    header["nulledFields"] = _list(schema, [n for n in changed if change.new[n] is None])
+    header["diffFields"] = _list(schema, diffs)
+    return ChangeEvent(change.of, header, said, weight=max(1, len(changed)))
+
+
+def _known(of: SObject, schema: ChangeSchema) -> list[str]:
+    """The fields whose values an event can carry; a compound one by its parts."""
+    return [
+        item.name
+        for item in of.stored
+        if item.name in schema.parts or (item.name in schema.places and item.type != "name")
+    ]
+
+
+def _list(schema: ChangeSchema, names: Sequence[str]) -> list[str]:
+    parts: dict[int, list[int]] = {}
+    for name in names:
+        if name in schema.parts:
+            place, inner = schema.parts[name]
+            parts.setdefault(place, []).append(inner)
+    return bitmaps((schema.places[name] for name in names if name not in schema.parts), parts)
+
+
+def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
+    return {
+        "entityName": of.name,
+        "recordIds": [],
+        "changeType": kind,
+        "changeOrigin": commit.origin,
+        "transactionKey": commit.key,
+        "sequenceNumber": 0,  # known when all are made
+        "commitTimestamp": int(commit.at * 1000),
+        "commitNumber": commit.number,
+        "commitUser": commit.user_id,
+        "nulledFields": [],
+        "diffFields": [],
+        "changedFields": [],
+    }
+
+
+def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -> list[str]:
+    """Replace large texts that changed a little by their difference; the fields where it is so."""
+    found = []
+    for name in changed:
+        item = change.of.field(name)
+        if item is None or item.type != "textarea" or item.compound or change.old is None:
+            continue
+        old, new = change.old.get(name), change.new.get(name)
+        if old and new and len(new) >= _DIFF_CHARS and (text := _difference(old, new)):
+            said[item.name] = text
+            found.append(name)
+    return found
+
+
+def _difference(old: str, new: str) -> str | None:
+    """The unified difference of two texts; None if the new text itself is better."""
+    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    touched = [(i1, i2, j1, j2) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"]
+    lines = sum(max(i2 - i1, j2 - j1) for i1, i2, j1, j2 in touched)
+    letters = sum(len("".join(after[j1:j2])) for _, _, j1, j2 in touched)
+    if lines > _DIFF_LINES * len(after) or letters > _DIFF_SHARE * len(new):
+        return None
+    digest = hashlib.sha256(new.encode()).hexdigest()
+    rows = list(difflib.unified_diff(before, after, n=0))[2:]
+    text = f"--- \n+++ {digest}\n" + "".join(rows)
+    return text if len(text) < len(new) else None

@@ -1,0 +1,367 @@
+"""What an object is: its fields, with those that every object has and the parts of compound ones.
+
+An `SObject` is made from a definition: plain data as a seed has it, which is also what is stored.
+Immutable, thread-safe.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sfpubsub.emulator.org.records import formulas
+
+_NAME = re.compile(r"[A-Za-z]\w{0,79}", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z0-9]{3}")
+
+TYPES: dict[str, int] = {
+    "string": 255,
+    "textarea": 32_768,
+    "boolean": 0,
+    "int": 0,
+    "double": 0,
+    "currency": 0,
+    "percent": 0,
+    "date": 0,
+    "datetime": 0,
+    "time": 0,
+    "picklist": 255,
+    "multipicklist": 4_099,
+    "reference": 18,
+    "email": 80,
+    "phone": 40,
+    "url": 255,
+    "id": 18,
+    "name": 121,
+    "address": 0,
+}
+"""Types of fields, and how long a text of each is unless its definition says otherwise."""
+
+NUMBERS = ("int", "double", "currency", "percent")
+_LONGEST = 131_072
+"""Characters of the longest text field that an org has."""
+
+# Part of a compound field -> type and length of the field that holds it.
+_NAME_PARTS = {
+    "Salutation": ("picklist", 40),
+    "FirstName": ("string", 40),
+    "LastName": ("string", 80),
+}
+_ADDRESS_PARTS = {
+    "Street": ("textarea", 255),
+    "City": ("string", 40),
+    "State": ("string", 80),
+    "PostalCode": ("string", 20),
+    "Country": ("string", 80),
+    "Latitude": ("double", 0),
+    "Longitude": ("double", 0),
+    "GeocodeAccuracy": ("picklist", 40),
+}
+
+_KEYS: dict[str, type] = {
+    "name": str,
+    "type": str,
+    "label": str,
+    "length": int,
+    "required": bool,
+    "picklist": list,
+    "restricted": bool,
+    "references": list,
+    "formula": str,
+    "external_id": bool,
+    "unique": bool,
+    "default": object,
+    "read_only": bool,
+    "avro": str,
+}
+"""Keys of a field's definition and the types of their values."""
+
+_AUDIT = ("CreatedDate", "CreatedById", "LastModifiedDate", "LastModifiedById")
+_SYSTEM: dict[str, dict[str, Any]] = {
+    "OwnerId": {"type": "reference", "label": "Owner ID", "references": ["User"]},
+    "CreatedDate": {"type": "datetime", "label": "Created Date", "read_only": True},
+    "CreatedById": {
+        "type": "reference",
+        "label": "Created By ID",
+        "references": ["User"],
+        "read_only": True,
+    },
+    "LastModifiedDate": {"type": "datetime", "label": "Last Modified Date", "read_only": True},
+    "LastModifiedById": {
+        "type": "reference",
+        "label": "Last Modified By ID",
+        "references": ["User"],
+        "read_only": True,
+    },
+}
+"""Fields that every object has; a definition may name them to say where they stand."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of an object.
+
+    Attributes:
+        name: API name.
+        label: For people.
+        type: Key of `TYPES`.
+        length: Characters that a text may have; 0 for what is no text.
+        nillable: Whether it can be empty.
+        createable: Whether a client can set it when it creates a record.
+        updateable: Whether a client can change it.
+        picklist_values: What a picklist offers.
+        restricted: Whether it takes nothing else.
+        reference_to: Objects that a reference can point to; several make it polymorphic.
+        calculated: Whether it is a formula.
+        formula: Its text.
+        external_id: Whether records can be found and upserted by it.
+        unique: Whether no two records can have the same value.
+        default: The value of a new record that gives none.
+        compound: The compound field that it is a part of; blank for none.
+        part: Which part of it.
+        avro: What its doc in the Avro schema says instead of what goes with its type.
+    """
+
+    name: str
+    label: str
+    type: str
+    length: int = 0
+    nillable: bool = True
+    createable: bool = True
+    updateable: bool = True
+    picklist_values: tuple[str, ...] = ()
+    restricted: bool = False
+    reference_to: tuple[str, ...] = ()
+    calculated: bool = False
+    formula: str = ""
+    external_id: bool = False
+    unique: bool = False
+    default: Any = None
+    compound: str = ""
+    part: str = ""
+    avro: str = ""
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether somebody added it to the org."""
+        return self.name.endswith("__c")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the table has a column for it; an address has one for each part instead."""
+        return self.type != "address"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values are numbers."""
+        return self.type in NUMBERS
+
+
+class SObject:
+    """One object of the org.
+
+    Args:
+        definition: name, label, plural, key_prefix, fields, and change_events (whether it is
+            selected for Change Data Capture); as in a seed.
+
+    Attributes:
+        name: API name.
+        label: For people; `plural` of several.
+        key_prefix: What the ids of its records begin with.
+        change_events: Whether its changes make events.
+        fields: All of them, in order.
+        definition: What it was made from.
+
+    Raises:
+        ValueError: The definition cannot be; the text says where.
+    """
+
+    def __init__(self, definition: Mapping[str, Any]) -> None:
+        self.definition = dict(definition)
+        self.name = str(definition.get("name", ""))
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not a name of an object")
+        self.label = str(definition.get("label", self.name.removesuffix("__c").replace("_", " ")))
+        self.plural = str(definition.get("plural", f"{self.label}s"))
+        self.key_prefix = str(definition.get("key_prefix", ""))
+        if not _PREFIX.fullmatch(self.key_prefix):
+            raise ValueError(f"{self.name}: key_prefix must be three letters or digits")
+        self.change_events = bool(definition.get("change_events", True))
+        self.fields = tuple(_fields(self.name, definition.get("fields", ())))
+        names = [field.name.lower() for field in self.fields]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"{self.name}: the field {min(twice)} stands there twice")
+        self._by_name = {field.name.lower(): field for field in self.fields}
+        for field in self.fields:
+            try:
+                wanted = formulas.fields_of(field.formula) if field.calculated else ()
+            except ValueError as error:
+                raise ValueError(f"{self.name}.{field.name}: {error}") from error
+            for name in wanted:
+                found = self.field(name)
+                if found is None or found.calculated or not found.is_stored:
+                    raise ValueError(f"{self.name}.{field.name}: the formula cannot use {name}")
+
+    def field(self, name: str) -> Field | None:
+        """The field of that name, in either case; None if there is none."""
+        return self._by_name.get(name.lower())
+
+    def with_field(self, field: Mapping[str, Any]) -> SObject:
+        """This object with one field more, at the end; a field of that name is replaced.
+
+        Raises:
+            ValueError: The field cannot be.
+        """
+        rest = [item for item in self.definition["fields"] if item["name"] != field.get("name")]
+        return SObject({**self.definition, "fields": [*rest, dict(field)]})
+
+    def without_field(self, name: str) -> SObject:
+        """This object without one of its fields.
+
+        Raises:
+            ValueError: There is no such field in its definition.
+        """
+        rest = [item for item in self.definition["fields"] if item["name"] != name]
+        if len(rest) == len(self.definition["fields"]):
+            raise ValueError(f"{self.name} has no field {name} that can be removed")
+        return SObject({**self.definition, "fields": rest})
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether somebody added it to the org."""
+        return self.name.endswith("__c")
+
+    @property
+    def event_name(self) -> str:
+        """The name of its change event."""
+        return (
+            f"{self.name.removesuffix('c')}ChangeEvent"
+            if self.is_custom
+            else (f"{self.name}ChangeEvent")
+        )
+
+    @property
+    def topic(self) -> str:
+        """Where its changes are published."""
+        return f"/data/{self.event_name}"
+
+    @cached_property
+    def stored(self) -> tuple[Field, ...]:
+        """The fields that the table has columns for."""
+        return tuple(field for field in self.fields if field.is_stored)
+
+    @cached_property
+    def calculated(self) -> tuple[Field, ...]:
+        """The formula fields."""
+        return tuple(field for field in self.fields if field.calculated)
+
+    def parts(self, compound: str) -> dict[str, Field]:
+        """The fields of a compound field, by part."""
+        return {field.part: field for field in self.fields if field.compound == compound}
+
+    def field_id(self, field: Field) -> str:
+        """The id of a custom field's definition, 15 characters; always the same for a name."""
+        number = zlib.crc32(f"{self.name}.{field.name}".encode())
+        return f"00NSB{number:010d}"
+
+
+def _fields(of: str, rows: object) -> list[Field]:
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(f"{of}: fields must be a list of tables")
+    found = [Field("Id", "Record ID", "id", 18, False, False, False)]
+    found.append(Field("IsDeleted", "Deleted", "boolean", 0, False, False, False, default=False))
+    named = {row.get("name") for row in rows}
+    missing = [name for name in _SYSTEM if name not in named]
+    for row in rows:
+        if str(row.get("name", "")).endswith("__c"):  # the others stand before custom fields
+            found += [_system({"name": name}) for name in missing]
+            missing = []
+        found += _one(of, row)
+    found += [_system({"name": name}) for name in missing]
+    found.append(Field("SystemModstamp", "System Modstamp", "datetime", 0, False, False, False))
+    return found
+
+
+def _system(row: Mapping[str, Any]) -> Field:
+    known = _SYSTEM[row["name"]]
+    return _field({**known, **row, "required": True})
+
+
+def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
+    """The field of a definition and, of a compound one, its parts."""
+    name = row.get("name", "")
+    for key, value in row.items():
+        if key not in _KEYS or not isinstance(value, _KEYS[key]):
+            known = ", ".join(_KEYS)
+            raise ValueError(f"{of}.{name}: {key} = {value!r} is not understood; known are {known}")
+    if name in _SYSTEM:
+        return [_system(row)]
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{of}: {name!r} is not a name of a field")
+    if row.get("type") not in TYPES or row["type"] == "id":
+        raise ValueError(f"{of}.{name}: type must be one of {', '.join(TYPES)}")
+    if not 0 <= row.get("length", 0) <= _LONGEST:
+        raise ValueError(f"{of}.{name}: length must be at most {_LONGEST}")
+    if row["type"] == "reference" and not row.get("references"):
+        raise ValueError(f"{of}.{name}: say what it references")
+    field = _field(row)
+    if row["type"] == "name":
+        parts = [
+            Field(
+                part,
+                _label(part),
+                kind,
+                length,
+                nillable=part != "LastName",
+                picklist_values=("Mr.", "Ms.", "Mrs.", "Dr.", "Prof.")
+                if kind == "picklist"
+                else (),
+                compound=name,
+                part=part,
+            )
+            for part, (kind, length) in _NAME_PARTS.items()
+        ]
+        return [field, *parts]
+    if row["type"] == "address":
+        stem = str(name).removesuffix("Address")
+        parts = [
+            Field(f"{stem}{part}", _label(f"{stem}{part}"), kind, length, compound=name, part=part)
+            for part, (kind, length) in _ADDRESS_PARTS.items()
+        ]
+        return [field, *parts]
+    return [field]
+
+
+def _field(row: Mapping[str, Any]) -> Field:
+    kind = str(row["type"])
+    written = not (row.get("read_only") or "formula" in row or kind in ("name", "address"))
+    default = row.get("default", False if kind == "boolean" and "formula" not in row else None)
+    return Field(
+        name=row["name"],
+        label=row.get("label", _label(row["name"])),
+        type=kind,
+        length=row.get("length", TYPES[kind]),
+        nillable=not row.get("required", kind == "boolean" and "formula" not in row),
+        createable=written,
+        updateable=written,
+        picklist_values=tuple(map(str, row.get("picklist", ()))),
+        restricted=row.get("restricted", False),
+        reference_to=tuple(map(str, row.get("references", ()))),
+        calculated="formula" in row,
+        formula=row.get("formula", ""),
+        external_id=row.get("external_id", False),
+        unique=row.get("unique", False),
+        default=default,
+        avro=row.get("avro", ""),
+    )
+
+
+def _label(name: str) -> str:
+    """BillingPostalCode is Billing Postal Code, Order_Number__c is Order Number."""
+    plain = name.removesuffix("__c").replace("_", " ")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain)

@@ -1,0 +1,187 @@
+"""What the jobs of the Bulk API do: write the rows of a query, or take the rows of a file.
+
+A query reads a snapshot of the org; its rows go to a file as they come. Rows of a file are taken in
+transactions of 200, each with what is known of the job then, so that a job that is begun again
+takes no row twice.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfpubsub.emulator.org.accounts import User
+from sfpubsub.emulator.org.records import values
+from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.writing import Transaction
+from sfpubsub.emulator.org.store import Store
+
+if TYPE_CHECKING:
+    from sfpubsub.emulator.org.records.jobs import Job, Jobs
+    from sfpubsub.emulator.org.records.model import Records
+
+_CHUNK = 200
+"""Rows of a file in one transaction. Documented."""
+
+_NULL = "#N/A"
+"""What empties a field; an empty value leaves it as it is. Documented."""
+
+
+def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> None:
+    """Write the rows of a query to its file.
+
+    Raises:
+        RecordProblem: The query cannot be carried out.
+    """
+    plan = records.plan(job.facts["query"], user, deleted=job.facts["operation"] == "queryAll")
+    if plan.select.counts or plan.select.offset or any(not f.is_stored for f in plan.fields):
+        raise RecordProblem(
+            "FUNCTIONALITY_NOT_ENABLED",
+            "COUNT(), OFFSET and compound address fields are not supported in a bulk query",
+        )
+    columns = [field.name for field in plan.fields]
+    jobs.change(job, columns=columns)
+    file = jobs.result(job, "results", columns)
+    file.remove()
+    snapshot = store.snapshot()
+    try:
+        texts = [(values.as_text, field) for field in plan.fields]
+        rows = (
+            [as_text(field, kept) for (as_text, field), kept in zip(texts, row, strict=True)]
+            for row in snapshot.stream(plan.rows, *plan.values)
+        )
+        for count in file.append(rows):
+            job.facts["numberRecordsProcessed"] = count
+            if job.stopped.is_set():
+                return
+    finally:
+        snapshot.close()
+
+
+def columns_of(path: Path, delimiter: str) -> list[str]:
+    """The first line of a file."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return next(csv.reader(file, delimiter=delimiter), [])
+
+
+def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
+    """The lines of a file behind the first."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        next(reader, None)
+        yield from (row for row in reader if row)
+
+
+def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:
+    """Take the rows of a file, from where the job ended before.
+
+    Raises:
+        RecordProblem: The file cannot be read, or has a column that the object does not.
+    """
+    path, delimiter = jobs.upload_path(job), job.facts["delimiter"]
+    try:
+        columns = columns_of(path, delimiter) if path.exists() else []
+        _check(columns, records, job)
+        _take(jobs, records, job, user, columns)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise RecordProblem("InvalidBatch", f"the data cannot be read: {error}") from error
+
+
+def _take(jobs: Jobs, records: Records, job: Job, user: User, columns: list[str]) -> None:
+    good = jobs.result(job, "successful", ["sf__Id", "sf__Created", *columns])
+    bad = jobs.result(job, "failed", ["sf__Id", "sf__Error", *columns])
+    done, failed = job.facts["numberRecordsProcessed"], job.facts["numberRecordsFailed"]
+    good.cut(done - failed)
+    bad.cut(failed)
+    act = _ACTS[job.facts["operation"]]
+    rows = itertools.islice(rows_of(jobs.upload_path(job), job.facts["delimiter"]), done, None)
+    while not job.stopped.is_set() and (chunk := list(itertools.islice(rows, _CHUNK))):
+        went, failures = [], []
+        with records.transaction(user, job.facts["origin"]) as changing:
+            for row in chunk:
+                try:
+                    found, made = act(changing, job, _values(columns, row))
+                    went.append([found, "true" if made else "false", *row])
+                except RecordProblem as problem:
+                    given = _values(columns, row).get("id") or ""
+                    failures.append([given, _said(problem), *row])
+            # Before the transaction ends: what is in the files beyond its counts is cut off.
+            for file, results in ((good, went), (bad, failures)):
+                for _count in file.append(iter(results)):
+                    pass
+            done += len(chunk)
+            failed += len(failures)
+            jobs.change(job, numberRecordsProcessed=done, numberRecordsFailed=failed)
+
+
+def _check(columns: Sequence[str], records: Records, job: Job) -> None:
+    of = records.describe(job.facts["object"])
+    if not columns:
+        raise RecordProblem("InvalidBatch", "the data has no first line with names of fields")
+    for name in columns:
+        if of.field(name) is None:
+            raise RecordProblem("InvalidBatch", f"Field name not found : {name[:80]}")
+
+
+def _values(columns: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+    """The values of a row; its id under "id", in whatever case the column is."""
+    if len(row) != len(columns):
+        raise RecordProblem(
+            "InvalidBatch", f"the row has {len(row)} values for {len(columns)} columns"
+        )
+    given: dict[str, Any] = {}
+    for name, text in zip(columns, row, strict=True):
+        if text:
+            key = "id" if name.lower() == "id" else name
+            given[key] = None if text == _NULL else text
+    return given
+
+
+def _insert(changing: Transaction, job: Job, given: dict[str, Any]) -> tuple[str, bool]:
+    return changing.create(job.facts["object"], given), True
+
+
+def _update(changing: Transaction, job: Job, given: dict[str, Any]) -> tuple[str, bool]:
+    record_id = _id(given)
+    changing.update(job.facts["object"], record_id, given)
+    return values.full_id(record_id), False
+
+
+def _upsert(changing: Transaction, job: Job, given: dict[str, Any]) -> tuple[str, bool]:
+    field = str(job.facts["externalIdFieldName"])
+    value = None
+    for name in list(given):
+        if name.lower() == field.lower():
+            value = given.pop(name)
+    return changing.upsert(job.facts["object"], field, value, given)
+
+
+def _delete(changing: Transaction, job: Job, given: dict[str, Any]) -> tuple[str, bool]:
+    record_id = _id(given)
+    hard = job.facts["operation"] == "hardDelete"
+    changing.delete(job.facts["object"], record_id, hard=hard)
+    return values.full_id(record_id), False
+
+
+_ACTS: dict[str, Callable[[Transaction, Job, dict[str, Any]], tuple[str, bool]]] = {
+    "insert": _insert,
+    "update": _update,
+    "upsert": _upsert,
+    "delete": _delete,
+    "hardDelete": _delete,
+}
+
+
+def _id(given: dict[str, Any]) -> str:
+    record_id = given.pop("id", None)
+    if not record_id:
+        raise RecordProblem("MISSING_ARGUMENT", "Id not specified in an update call")
+    return str(record_id)
+
+
+def _said(problem: RecordProblem) -> str:
+    """What is wrong with a row, as the column sf__Error says it."""
+    return f"{problem.code}:{problem.text}:{' '.join(problem.fields)} --"

@@ -1,0 +1,102 @@
+"""Events that come later than their change: stored with it, put on the bus when they are due.
+
+A thread waits for the clock of the org; it is there once an event is late. What is due while the
+emulator does not run is put on the bus at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+
+from sfpubsub.emulator.org.bus import Bus, Draft, Topic
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.store import Store
+
+_TABLE = """CREATE TABLE IF NOT EXISTS late_events (
+    number INTEGER PRIMARY KEY, due REAL NOT NULL, topics TEXT NOT NULL,
+    schema_id TEXT NOT NULL, payload BLOB NOT NULL)"""
+
+
+class LateEvents:
+    """The late events of one org. Thread-safe.
+
+    Args:
+        store: Where they wait.
+        bus: Where they go.
+        clock: What time it is.
+    """
+
+    def __init__(self, store: Store, bus: Bus, clock: Clock) -> None:
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._changed = threading.Condition()  # guards all below; taken after the lock of the bus
+        self._next: float | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        store.run(_TABLE)
+        clock.on_jump(self._wake)
+        first = store.rows("SELECT min(due) FROM late_events")[0][0]
+        if first is not None:
+            self._await(first)
+
+    def add(self, due: float, carriers: Sequence[Topic], draft: Draft) -> None:
+        """Publish an event at a time. Inside the transaction of the bus."""
+        names = json.dumps([topic.name for topic in carriers])
+        self._store.run(
+            "INSERT INTO late_events (due, topics, schema_id, payload) VALUES (?, ?, ?, ?)",
+            due,
+            names,
+            draft.schema_id,
+            draft.payload,
+        )
+        self._await(due)
+
+    def stop(self) -> None:
+        """End the thread. Can be repeated."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _await(self, due: float) -> None:
+        with self._changed:
+            self._next = due if self._next is None else min(due, self._next)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="emulator-late", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopping and (self._next is None or self._next > self._clock.now()):
+                    self._changed.wait(self._clock.timeout(self._next))
+                if self._stopping:
+                    return
+                self._next = None
+            self._publish()
+
+    def _publish(self) -> None:
+        """Put on the bus what is due."""
+        with self._bus.together() as batch:
+            rows = self._store.rows(
+                "SELECT number, topics, schema_id, payload FROM late_events WHERE due <= ?"
+                " ORDER BY due, number",
+                batch.at,
+            )
+            for number, names, schema_id, payload in rows:
+                carriers = [self._bus.topic(name) for name in json.loads(names)]
+                batch.add(carriers[0].name, [Draft(payload, schema_id)], only=carriers)
+                self._store.run("DELETE FROM late_events WHERE number = ?", number)
+            first = self._store.rows("SELECT min(due) FROM late_events")[0][0]
+        if first is not None:
+            self._await(first)

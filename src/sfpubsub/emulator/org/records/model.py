@@ -1,0 +1,299 @@
+"""The records of one org: what all wires use. Knows none of them.
+
+A record and the event of its change become durable in one transaction of the bus. All changes of
+records run one after another, in the order of their events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sfpubsub.emulator.faults.plan import Fault, FaultPlan
+from sfpubsub.emulator.faults.refusals import Refused
+from sfpubsub.emulator.org.accounts import Accounts, User
+from sfpubsub.emulator.org.bus import Bus
+from sfpubsub.emulator.org.clock import Clock
+from sfpubsub.emulator.org.cometd.channels import Channels
+from sfpubsub.emulator.org.event_channels import Member
+from sfpubsub.emulator.org.problems import BadValue
+from sfpubsub.emulator.org.records import values
+from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.late import LateEvents
+from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.records.publishing import Publishing
+from sfpubsub.emulator.org.records.reading import Past, Reading
+from sfpubsub.emulator.org.records.schemas import ChangeSchema, change_schema
+from sfpubsub.emulator.org.records.table import Catalog, Table
+from sfpubsub.emulator.org.records.writing import Transaction, computed
+from sfpubsub.emulator.org.schemas import Schema
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.org.store import Store
+
+_ROWS = 1000
+"""Rows of one transaction where all are gone through."""
+
+
+class Records(Reading):
+    """Objects and their records. Thread-safe.
+
+    Args:
+        store: Where they live, beside the events.
+        bus: Where their changes are published.
+        clock: What time it is.
+        settings: Limits and habits.
+        faults: Programmed failures.
+        accounts: Who can own records and change them.
+        channels: PushTopics, whose events changes make too.
+        late: Events that come later than their change.
+
+    Attributes:
+        publishing: What makes events of changes.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        clock: Clock,
+        settings: Settings,
+        faults: FaultPlan,
+        accounts: Accounts,
+        channels: Channels,
+        late: LateEvents,
+    ) -> None:
+        super().__init__(store, Past(store, clock, settings.rest_lag_s))
+        self._bus = bus
+        self.publishing = Publishing(store, bus, settings, faults, channels, late)
+        self._settings = settings
+        self._faults = faults
+        self._accounts = accounts
+        self._catalog = Catalog(store)
+        self._purged: dict[str, Fault | None] = {}  # by a fault; as long as the process lives
+        self._numbers: dict[str, int] = {}  # guarded by the transaction of the bus
+        for definition in self._catalog.definitions():
+            self._take(SObject(json.loads(definition)))
+
+    # Objects.
+
+    def put_object(self, of: SObject) -> None:
+        """Make an object, or change its fields; its change events have the new schema from now on.
+
+        What a field held that is gone is gone with it.
+
+        Raises:
+            ValueError: Its key prefix belongs to another object, or a field has another type than
+                before.
+        """
+        other = self.by_prefix(of.key_prefix)
+        if other is not None and other.name != of.name:
+            raise ValueError(f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}")
+        known = self._tables.get(of.name.lower())
+        old = {} if known is None else {field.name: field for field in known.of.fields}
+        for field in of.fields:
+            if field.name in old and field.type != old[field.name].type:
+                raise ValueError(
+                    f"{of.name}.{field.name}: {old[field.name].type} cannot become"
+                    f" {field.type}: remove the field first"
+                )
+        self._catalog.put(of.name, json.dumps(of.definition))
+        self._take(of)
+        if known is not None and any(
+            field.name not in old or field.formula != old[field.name].formula
+            for field in of.calculated
+        ):
+            self._compute(of)
+
+    def offer(self, event_name: str) -> None:
+        """Make the topic of an object's change events, if the name is that of one."""
+        of = self._by_event(event_name)
+        if of is not None and not self._has_topic(of):
+            self._bus.put_topic(of.topic, Schema(self._layout(of).text), can_publish=False)
+
+    def check_member(self, member: Member) -> None:
+        """Pass only if a member's filter and enriched fields fit its object.
+
+        Raises:
+            BadValue: They do not.
+        """
+        of = self._by_event(member.entity)
+        if of is not None:
+            try:
+                self.publishing.check(of, member)
+            except RecordProblem as problem:
+                raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
+
+    def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
+        """Publish the changes of what members select; of what none selects any more no longer."""
+        events = {member.entity for member in members}
+        for name in events | {member.entity for member in gone}:
+            of = self._by_event(name)
+            if of is not None and of.change_events != (name in events):
+                self.put_object(SObject({**of.definition, "change_events": name in events}))
+        with self._bus.together():  # no change is under way
+            self.publishing.select([one for one in members if self._by_event(one.entity)])
+
+    # Records.
+
+    def create(self, name: str, given: Mapping[str, Any], user: User, origin: str = "") -> str:
+        """Make a record.
+
+        Args:
+            name: Its object.
+            given: Values by field.
+            user: Who makes it.
+            origin: Which API and client, for the header of the change event.
+
+        Returns:
+            Its id.
+
+        Raises:
+            RecordProblem: There is no such object, or the values do not fit.
+        """
+        with self.transaction(user, origin) as changing:
+            return changing.create(name, given)
+
+    def update(
+        self, name: str, record_id: str, given: Mapping[str, Any], user: User, origin: str = ""
+    ) -> None:
+        """Change fields of a record.
+
+        Raises:
+            RecordProblem: It is not there, or the values do not fit.
+        """
+        with self.transaction(user, origin) as changing:
+            changing.update(name, record_id, given)
+
+    def upsert(
+        self,
+        name: str,
+        external_field: str,
+        value: Any,
+        given: Mapping[str, Any],
+        user: User,
+        origin: str = "",
+    ) -> tuple[str, bool]:
+        """Change the record that has a value in an external id field, or make it.
+
+        Returns:
+            Its id, and whether it was made.
+
+        Raises:
+            RecordProblem: As `create` and `update`.
+        """
+        with self.transaction(user, origin) as changing:
+            return changing.upsert(name, external_field, value, given)
+
+    def delete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
+        """Put a record into the Recycle Bin.
+
+        Raises:
+            RecordProblem: It is not there.
+        """
+        with self.transaction(user, origin) as changing:
+            changing.delete(name, record_id)
+
+    def undelete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
+        """Take a record out of the Recycle Bin.
+
+        Raises:
+            RecordProblem: It is not in it.
+        """
+        with self.transaction(user, origin) as changing:
+            changing.undelete(name, record_id)
+
+    @contextlib.contextmanager
+    def transaction(self, user: User, origin: str = "") -> Iterator[Transaction]:
+        """Several changes that become durable together, with their events.
+
+        An exception takes all of them back.
+        """
+        with self._bus.together() as batch:
+            self._past.remember()
+            changing = Transaction(self, user, batch.at)
+            yield changing
+            if changing.changes:
+                self.publishing.publish(batch, changing.changes, user, origin)
+            changing.finish()
+
+    # For transactions.
+
+    def number(self, of: SObject) -> int:
+        """A number that no row of the object ever had."""
+        self._numbers[of.name] += 1
+        return self._numbers[of.name]
+
+    def user(self, username: str) -> User:
+        """The user of a name; the first one if it is gone."""
+        return self._accounts.holder(username)
+
+    def is_user(self, record_id: str) -> bool:
+        """Whether it is the id of a user."""
+        return self._accounts.by_id(record_id) is not None
+
+    def missed(self, record_id: str) -> None:
+        """Somebody asked for a record that is not there."""
+        self._faults.met(self._purged.get(record_id))
+
+    def purge(self, record_id: str, cause: Fault | None = None) -> None:
+        """Forget a record for good, without an event.
+
+        Raises:
+            ValueError: There is no such record.
+        """
+        full = values.full_id(record_id)
+        of = self.by_prefix(full)
+        with self._bus.together():
+            if of is None or self.table(of.name).get(full) is None:
+                raise ValueError(f"there is no record {record_id!r}")
+            self._past.remember()
+            self.table(of.name).remove(full)
+            self._purged[full] = cause
+
+    # Inside.
+
+    def _compute(self, of: SObject) -> None:
+        """Compute the formulas of all rows anew; no event comes of it."""
+        table = self.table(of.name)
+        for start in range(0, self._numbers[of.name], _ROWS):
+            with self._bus.together():
+                for row in table.where("n > ? AND n <= ?", [start, start + _ROWS]):
+                    table.update(row["Id"], computed(of, row))
+
+    def _layout(self, of: SObject) -> ChangeSchema:
+        return change_schema(of, formulas=self._settings.change_event_formulas)
+
+    def _by_event(self, event_name: str) -> SObject | None:
+        for table in self._tables.values():
+            if table.of.event_name.lower() == event_name.lower():
+                return table.of
+        return None
+
+    def _has_topic(self, of: SObject) -> bool:
+        return any(topic.name == of.topic for topic in self._bus.topics())
+
+    def _take(self, of: SObject) -> None:
+        """Make the tables and the topic of an object ready, and use it from now on."""
+        table = Table(self._store, of)
+        number = table.prepare()
+        layout = self._layout(of)
+        schema = self._topic(of, layout.text)
+        with self._bus.together():  # no change is under way
+            self._numbers[of.name] = max(number, self._numbers.get(of.name, 0))
+            self.publishing.use(of, layout, schema)
+            self._tables = {**self._tables, of.name.lower(): table}
+
+    def _topic(self, of: SObject, text: str) -> Schema:
+        """Give the topic of an object its schema; what is so already stays."""
+        try:
+            known = self._bus.schema(self._bus.topic(of.topic).schema_id)
+        except Refused:
+            known = None
+        if known is not None and known.text == text:
+            return known
+        schema = Schema(text)
+        if of.change_events and (known is None or known.schema_id != schema.schema_id):
+            self._bus.put_topic(of.topic, schema, can_publish=False)
+        return schema

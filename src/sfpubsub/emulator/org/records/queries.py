@@ -1,0 +1,249 @@
+"""SOQL on the rows of an object: a query becomes SQL and the way to show its rows.
+
+A comparison with an empty field is never unknown, as it would be in SQL: it is false, but for !=
+and NOT IN, which are true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sfpubsub.emulator.org import soql
+from sfpubsub.emulator.org.records import values
+from sfpubsub.emulator.org.records.fields import Field, SObject
+from sfpubsub.emulator.org.records.problems import RecordProblem, no_column
+from sfpubsub.emulator.org.records.table import column_of, table_of
+
+_ORDERED = ("=", "!=", "<", "<=", ">", ">=", "IN", "NOT IN")
+_SIGNS_OF = {
+    "boolean": ("=", "!=", "IN", "NOT IN"),
+    "multipicklist": ("=", "!=", "IN", "NOT IN", "INCLUDES", "EXCLUDES"),
+    "id": ("=", "!=", "IN", "NOT IN"),
+    "reference": ("=", "!=", "IN", "NOT IN"),
+}
+_TEXTS = ("string", "textarea", "picklist", "email", "phone", "url", "name")
+_LONG_TEXT = 255
+"""A longer text area cannot stand in WHERE or ORDER BY. Documented."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A query made ready.
+
+    Attributes:
+        of: The object that is asked for.
+        select: The query as written.
+        fields: What it shows, in order; empty for COUNT().
+        numbers: SQL for the numbers of the rows that it finds, in order.
+        values: What the SQL's question marks stand for.
+    """
+
+    of: SObject
+    select: soql.Select
+    fields: tuple[Field, ...]
+    numbers: str
+    values: tuple[Any, ...]
+
+    @property
+    def table(self) -> str:
+        """The table of its object, quoted."""
+        return table_of(self.of)
+
+    @property
+    def count(self) -> str:
+        """SQL for how many rows it finds."""
+        return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - made here
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that its fields need, quoted."""
+        needed: dict[str, None] = {}
+        for field in self.fields:
+            for holder in _holders(self.of, field).values():
+                needed[column_of(holder)] = None
+        return tuple(needed)
+
+    @property
+    def rows(self) -> str:
+        """SQL for the columns of the rows that it finds, in order."""
+        return f"SELECT {', '.join(self.columns)} {self.numbers.removeprefix('SELECT n ')}"
+
+    def shower(self) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """What makes JSON of the columns of a row."""
+        place = {name: number for number, name in enumerate(self.columns)}
+        makers: list[tuple[str, Field, dict[str, int]]] = [
+            (
+                field.name,
+                field,
+                {part: place[column_of(item)] for part, item in _holders(self.of, field).items()},
+            )
+            for field in self.fields
+        ]
+
+        def show(row: Sequence[Any]) -> dict[str, Any]:
+            return {
+                name: values.compound({part: row[at] for part, at in places.items()})
+                if field.type == "address"
+                else values.show(field, row[places[""]])
+                for name, field, places in makers
+            }
+
+        return show
+
+
+def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None = None) -> Plan:
+    """Make a query ready.
+
+    Args:
+        of: The object that it asks for.
+        select: The query.
+        deleted: Whether deleted rows are found too.
+        owner: Only rows of this user, if the object's rows have owners; None is all.
+
+    Raises:
+        RecordProblem: It names a field that the object does not have, or uses one in a way that
+            does not fit.
+    """
+    fields = tuple(_named(of, name) for name in select.fields)
+    twice = [name for name in select.fields if select.fields.count(name) > 1]
+    if twice:
+        raise RecordProblem("MALFORMED_QUERY", f"duplicate field selected: {twice[0]}")
+    conditions, given = [], []
+    if not deleted:
+        conditions.append("NOT IsDeleted")
+    if owner is not None and of.field("OwnerId"):
+        conditions.append("OwnerId = ?")
+        given.append(owner)
+    if select.where is not None:
+        text, more = condition(of, select.where)
+        conditions.append(text)
+        given += more
+    order = [_ordered(of, item) for item in select.order] + ["n"]
+    sql = f"SELECT n FROM {table_of(of)}"  # noqa: S608 - a checked name
+    if conditions:
+        sql += " WHERE " + " AND ".join(f"({item})" for item in conditions)
+    sql += f" ORDER BY {', '.join(order)}"
+    if select.limit is not None or select.offset:
+        sql += f" LIMIT {-1 if select.limit is None else select.limit} OFFSET {select.offset}"
+    return Plan(of, select, fields, sql, tuple(given))
+
+
+def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
+    """A condition in SQL, and what its question marks stand for.
+
+    Raises:
+        RecordProblem: As of `plan`.
+    """
+    if isinstance(asked, soql.Joined):
+        texts, given = [], []
+        for item in asked.conditions:
+            text, more = condition(of, item)
+            texts.append(f"({text})")
+            given += more
+        if asked.by == "NOT":
+            return f"NOT {texts[0]}", given
+        return _joined(texts, asked.by), given
+    field = _named(of, asked.field)
+    if not field.is_stored or (field.type == "textarea" and field.length > _LONG_TEXT):
+        raise _bad(f"field '{field.name}' can not be filtered in a query call")
+    known = _SIGNS_OF.get(field.type, (*_ORDERED, "LIKE") if field.type in _TEXTS else _ORDERED)
+    if asked.sign not in known:
+        raise _bad(f"invalid operator {asked.sign} on {field.type} field {field.name}")
+    column = column_of(field)
+    given = [_value(field, item, asked.sign) for item in asked.values]
+    if asked.sign in ("INCLUDES", "EXCLUDES"):
+        return _includes(column, given, negated=asked.sign == "EXCLUDES")
+    if asked.sign in ("=", "!=") and given == [None]:
+        return f"{column} IS {'NOT ' if asked.sign == '!=' else ''}NULL", []
+    if asked.sign in ("IN", "NOT IN"):
+        marks = ", ".join("?" * len(given))
+        return f"coalesce({column} {asked.sign} ({marks}), {int(asked.sign != 'IN')})", given
+    escape = " ESCAPE '\\'" if asked.sign == "LIKE" else ""
+    return f"coalesce({column} {asked.sign} ?{escape}, {int(asked.sign == '!=')})", given
+
+
+def _joined(texts: Sequence[str], by: str) -> str:
+    """Conditions joined in halves: SQLite takes an expression that is 1,000 deep, and in a row each
+    would lie one deeper than the one before."""
+    if len(texts) == 1:
+        return texts[0]
+    half = len(texts) // 2
+    return f"({_joined(texts[:half], by)} {by} {_joined(texts[half:], by)})"
+
+
+def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
+    """Values of a multipicklist: one of the groups, of which all must be there."""
+    groups, marks = [], []
+    for group in given:
+        items = str(group).split(";")
+        marks += [f";{item};" for item in items]
+        one = f"instr(';' || lower({column}) || ';', lower(?)) > 0"
+        groups.append(" AND ".join([one] * len(items)))
+    text = f"coalesce({' OR '.join(f'({group})' for group in groups)}, 0)"
+    return (f"NOT {text}" if negated else text), marks
+
+
+def _value(field: Field, given: soql.Literal, sign: str) -> Any:
+    """A value of a condition as the table keeps such values."""
+    word = given.text.lower() if given.kind == "word" else ""
+    if word == "null":
+        return None
+    quoted = field.type not in ("boolean", "date", "datetime", "time") and not field.is_number
+    if (given.kind == "text") != quoted:
+        raise _bad(
+            f"value of filter criterion for field '{field.name}' must be of type {field.type} and"
+            f" should {'' if quoted else 'not '}be enclosed in quotes"
+        )
+    if sign == "LIKE":
+        return _pattern(given.text)
+    if field.type in ("id", "reference"):
+        return values.full_id(soql.unescaped(given.text))
+    if quoted:
+        return soql.unescaped(given.text)
+    fits = {"boolean": "word", "date": "time", "datetime": "time", "time": "time"}
+    if given.kind != fits.get(field.type, "number"):
+        raise _bad(
+            f"value of filter criterion for field '{field.name}' must be of type {field.type}"
+        )
+    try:
+        return values.keep(field, given.text)
+    except RecordProblem as problem:
+        raise _bad(problem.text) from problem
+
+
+def _pattern(text: str) -> str:
+    """The pattern of a LIKE, with a backslash before what stands for itself."""
+    parts = []
+    for part in re.findall(r"\\.|.", text, re.DOTALL):
+        if part in ("\\%", "\\_"):
+            parts.append(part)
+        else:
+            plain = soql.unescaped(part)
+            parts.append("\\\\" if plain == "\\" else plain)
+    return "".join(parts)
+
+
+def _ordered(of: SObject, asked: soql.Order) -> str:
+    field = _named(of, asked.field)
+    if not field.is_stored or (field.type == "textarea" and field.length > _LONG_TEXT):
+        raise _bad(f"field '{field.name}' can not be sorted in a query call")
+    nulls = "LAST" if asked.nulls_first is False else "FIRST"
+    return f"{column_of(field)} {'DESC' if asked.descending else 'ASC'} NULLS {nulls}"
+
+
+def _named(of: SObject, name: str) -> Field:
+    found = of.field(name)
+    if found is None:
+        raise no_column(name, of.name)
+    return found
+
+
+def _holders(of: SObject, field: Field) -> dict[str, Field]:
+    return of.parts(field.name) if not field.is_stored else {"": field}
+
+
+def _bad(text: str) -> RecordProblem:
+    return RecordProblem("INVALID_FIELD", text)

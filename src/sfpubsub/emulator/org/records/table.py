@@ -1,0 +1,140 @@
+"""The rows of objects in SQLite: one table an object, one column a stored field.
+
+Rows in, rows out: which values make sense is decided elsewhere. A row is a mapping of field name to
+kept value. Texts are compared without regard to the case of ASCII letters, ids with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sfpubsub.emulator.org.records.fields import Field, SObject
+from sfpubsub.emulator.org.store import Store
+
+Row = dict[str, Any]
+Rows = Callable[..., list[Any]]
+"""Carries out a query with its values, as `Store.rows` does."""
+
+_TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, definition TEXT NOT NULL)"
+
+_CASED = ("id", "reference", "date", "datetime", "time")
+"""Types whose texts are compared letter by letter."""
+
+
+def table_of(of: SObject) -> str:
+    """The name of an object's table, quoted."""
+    return f'"rec_{of.name}"'
+
+
+def column_of(field: Field) -> str:
+    """The name of a field's column, quoted."""
+    return f'"{field.name}"'
+
+
+class Table:
+    """The rows of one object. Thread-safe as the store is.
+
+    Args:
+        store: Where they live.
+        of: The object.
+    """
+
+    def __init__(self, store: Store, of: SObject) -> None:
+        self._store = store
+        self.of = of
+        self._name = table_of(of)
+        self._columns = [field.name for field in of.stored]
+        listed = ", ".join(column_of(field) for field in of.stored)
+        self._select = f"SELECT {listed} FROM {self._name}"  # noqa: S608 - checked names
+        marks = ", ".join("?" * (len(self._columns) + 1))
+        self._insert = f"INSERT INTO {self._name} (n, {listed}) VALUES ({marks})"  # noqa: S608
+
+    def prepare(self) -> int:
+        """Make the table, or give it the columns that it lacks and take those that are gone.
+
+        Returns:
+            The highest number that a row ever had.
+        """
+        columns = ", ".join(f"{column_of(field)} {_kind(field)}" for field in self.of.stored)
+        self._store.run(
+            f"CREATE TABLE IF NOT EXISTS {self._name}"
+            f" (n INTEGER PRIMARY KEY AUTOINCREMENT, {columns})"
+        )
+        there = {row[1] for row in self._store.rows(f"PRAGMA table_info({self._name})")}
+        for name in there - {"n", *self._columns}:
+            self._store.run(f'DROP INDEX IF EXISTS "by_{self.of.name}_{name}"')
+            self._store.run(f'ALTER TABLE {self._name} DROP COLUMN "{name}"')
+        for field in self.of.stored:
+            if field.name not in there:
+                added = f"{column_of(field)} {_kind(field)}"
+                self._store.run(f"ALTER TABLE {self._name} ADD COLUMN {added}")
+            if field.name == "Id" or field.external_id or field.unique:
+                self._store.run(
+                    f'CREATE INDEX IF NOT EXISTS "by_{self.of.name}_{field.name}"'
+                    f" ON {self._name} ({column_of(field)})"
+                )
+        rows = self._store.rows(
+            "SELECT seq FROM sqlite_sequence WHERE name = ?", self._name.strip('"')
+        )
+        return int(rows[0][0]) if rows else 0
+
+    def insert(self, number: int, row: Mapping[str, Any]) -> None:
+        """Add a row. Inside a transaction."""
+        self._store.run(self._insert, number, *(row.get(name) for name in self._columns))
+
+    def update(self, record_id: str, values: Mapping[str, Any]) -> None:
+        """Change some columns of a row. Inside a transaction."""
+        changes = ", ".join(f'"{name}" = ?' for name in values)
+        self._store.run(
+            f"UPDATE {self._name} SET {changes} WHERE Id = ?",  # noqa: S608 - checked names
+            *values.values(),
+            record_id,
+        )
+
+    def remove(self, record_id: str) -> None:
+        """Forget a row for good."""
+        self._store.run(f"DELETE FROM {self._name} WHERE Id = ?", record_id)  # noqa: S608
+
+    def get(self, record_id: str, rows: Rows | None = None) -> Row | None:
+        """The row of an id, deleted or not; None if there is none."""
+        found = self.where("Id = ?", [record_id], rows)
+        return found[0] if found else None
+
+    def where(self, condition: str, values: Sequence[Any], rows: Rows | None = None) -> list[Row]:
+        """The rows that meet a condition in SQL, the oldest first."""
+        found = (rows or self._store.rows)(
+            f"{self._select} WHERE {condition} ORDER BY n",
+            *values,
+        )
+        return [dict(zip(self._columns, row, strict=True)) for row in found]
+
+
+class Catalog:
+    """The objects of one org and their tables. Thread-safe as the store is.
+
+    Args:
+        store: Where they live.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        store.run(_TABLE)
+
+    def definitions(self) -> list[str]:
+        """The definitions of all objects, as JSON."""
+        return [row[0] for row in self._store.rows("SELECT definition FROM objects ORDER BY name")]
+
+    def put(self, name: str, definition: str) -> None:
+        """Remember the definition of an object."""
+        self._store.run("INSERT OR REPLACE INTO objects VALUES (?, ?)", name, definition)
+
+
+def _kind(field: Field) -> str:
+    if field.calculated and (field.is_number or field.type == "boolean"):
+        return "NUMERIC"
+    if field.type in ("int", "boolean"):
+        return "INTEGER"
+    if field.is_number:
+        return "REAL"
+    return "TEXT" if field.type in _CASED else "TEXT COLLATE NOCASE"

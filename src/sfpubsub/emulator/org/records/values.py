@@ -1,0 +1,201 @@
+"""A field's value in its three forms: what a client writes, what the table keeps, what is shown.
+
+The table keeps texts, numbers and 0 or 1; dates and times are texts of one length in UTC, so that
+they are compared as texts. A value of None is an empty field, as is an empty text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+from sfpubsub.emulator.org.records.fields import Field
+from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.sessions import eighteen
+
+_BIG_INT = 2**31
+_ID_LENGTHS = (15, 18)
+
+
+def moment(seconds: float) -> str:
+    """A time in seconds since 1970 UTC as the table keeps it."""
+    return _written(datetime.fromtimestamp(seconds, UTC))
+
+
+def keep(field: Field, value: Any) -> Any:
+    """What the table keeps of a value that a client gives as JSON.
+
+    Raises:
+        RecordProblem: It does not fit the field.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, (dict, list)):
+        raise _not_read(field, "START_OBJECT" if isinstance(value, dict) else "START_ARRAY", "")
+    if isinstance(value, str) and any(0xD800 <= ord(letter) < 0xE000 for letter in value):
+        raise RecordProblem("JSON_PARSER_ERROR", "half a character", field.name)
+    keep_it: Callable[[Field, Any], Any] = _KEEP.get(field.type, _text)
+    return keep_it(field, value)
+
+
+def show(field: Field, kept: Any) -> Any:
+    """A kept value as JSON has it."""
+    if kept is None:
+        return False if field.type == "boolean" else None
+    return bool(kept) if field.type == "boolean" else kept
+
+
+def as_text(field: Field, kept: Any) -> str:
+    """A kept value as CSV has it."""
+    if kept is None:
+        return "false" if field.type == "boolean" else ""
+    if field.type == "boolean":
+        return "true" if kept else "false"
+    if isinstance(kept, float) and kept.is_integer() and abs(kept) < 1e15:
+        return f"{kept:.1f}"
+    return str(kept)
+
+
+def in_event(field: Field, kept: Any) -> Any:
+    """A kept value as a change event has it: dates and times are milliseconds."""
+    if kept is None:
+        return None
+    if field.type == "datetime":
+        return round(datetime.fromisoformat(kept).timestamp() * 1000)
+    if field.type == "date":
+        at = datetime.combine(date.fromisoformat(kept), time(), UTC)
+        return round(at.timestamp() * 1000)
+    if field.type == "time":
+        at_time = time.fromisoformat(kept.removesuffix("Z"))
+        seconds = (at_time.hour * 60 + at_time.minute) * 60 + at_time.second
+        return seconds * 1000 + at_time.microsecond // 1000
+    if field.type == "boolean":
+        return bool(kept)
+    if field.is_number and field.type != "int":
+        return float(kept)
+    return kept
+
+
+def full_id(text: str) -> str:
+    """The 18 characters of an id of 15 or 18; any other text as it is."""
+    return eighteen(text) if len(text) == _ID_LENGTHS[0] and text.isascii() else text
+
+
+def compound(parts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An address as JSON has it, from its kept parts; None if all are empty."""
+    if all(value is None for value in parts.values()):
+        return None
+    return {f"{name[0].lower()}{name[1:]}": value for name, value in sorted(parts.items())}
+
+
+def full_name(parts: Mapping[str, Any]) -> str:
+    """The name of a person, from its parts."""
+    return " ".join(str(parts[part]) for part in ("FirstName", "LastName") if parts.get(part))
+
+
+def _text(field: Field, value: Any) -> str:
+    if isinstance(value, bool):
+        value = "true" if value else "false"
+    text = str(value)
+    if len(text) > field.length:
+        raise RecordProblem(
+            "STRING_TOO_LONG",
+            f"{field.label}: data value too large: {text[:255]} (max length={field.length})",
+            field.name,
+        )
+    return text
+
+
+def _picklist(field: Field, value: Any) -> str:
+    text = _text(field, value)
+    for item in text.split(";") if field.type == "multipicklist" else [text]:
+        if field.restricted and item not in field.picklist_values:
+            raise RecordProblem(
+                "INVALID_OR_NULL_FOR_RESTRICTED_PICKLIST",
+                f"{field.label}: bad value for restricted picklist field: {item[:255]}",
+                field.name,
+            )
+    return text
+
+
+def _boolean(field: Field, value: Any) -> int:
+    if isinstance(value, str):
+        value = {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
+    if not isinstance(value, bool):
+        raise _not_read(field, "VALUE_STRING", value)
+    return int(value)
+
+
+def _number(field: Field, value: Any) -> float | int:
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (ValueError, OverflowError) as error:
+        raise _not_read(field, "VALUE_STRING", value) from error
+    whole = field.type != "int" or (number.is_integer() and -_BIG_INT <= number < _BIG_INT)
+    if not (math.isfinite(number) and whole):
+        raise _not_read(field, "VALUE_STRING", value)
+    return int(number) if field.type == "int" else number
+
+
+def _date(field: Field, value: Any) -> str:
+    return _when(field, value, lambda text: date.fromisoformat(text).isoformat())
+
+
+def _datetime(field: Field, value: Any) -> str:
+    def read(text: str) -> str:
+        at = datetime.fromisoformat(text)
+        return _written(at if at.tzinfo else at.replace(tzinfo=UTC))
+
+    return _when(field, value, read)
+
+
+def _time(field: Field, value: Any) -> str:
+    def read(text: str) -> str:
+        at = time.fromisoformat(text.removesuffix("Z"))
+        return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+
+    return _when(field, value, read)
+
+
+def _when(field: Field, value: Any, read: Callable[[str], str]) -> str:
+    try:
+        return read(str(value))
+    except (ValueError, OverflowError) as error:
+        raise _not_read(field, "VALUE_STRING", value) from error
+
+
+def _reference(field: Field, value: Any) -> str:
+    text = str(value)
+    if len(text) not in _ID_LENGTHS or not (text.isascii() and text.isalnum()):
+        raise RecordProblem(
+            "MALFORMED_ID", f"{field.label}: id value of incorrect type: {text[:80]}", field.name
+        )
+    return full_id(text)
+
+
+_KEEP: dict[str, Callable[[Field, Any], Any]] = {
+    "picklist": _picklist,
+    "multipicklist": _picklist,
+    "boolean": _boolean,
+    **dict.fromkeys(("int", "double", "currency", "percent"), _number),
+    "date": _date,
+    "datetime": _datetime,
+    "time": _time,
+    "reference": _reference,
+    "id": _reference,
+}
+
+
+def _not_read(field: Field, token: str, value: Any) -> RecordProblem:
+    text = (
+        f"Cannot deserialize instance of {field.type} from {token} value {str(value)[:255]} or"
+        " request may be missing a required field"
+    )
+    return RecordProblem("JSON_PARSER_ERROR", text, field.name)
+
+
+def _written(at: datetime) -> str:
+    text = at.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "+0000")

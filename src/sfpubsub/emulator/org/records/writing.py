@@ -1,0 +1,315 @@
+"""One transaction of the org: changes of records that become durable together with their events.
+
+Checks what a client gives, keeps it, and remembers what changed; which events that makes is in
+`changes`. A change that is refused has written nothing, so a transaction can go on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from sfpubsub.emulator.org.accounts import User
+from sfpubsub.emulator.org.records import formulas, values
+from sfpubsub.emulator.org.records.changes import Change
+from sfpubsub.emulator.org.records.fields import Field, SObject
+from sfpubsub.emulator.org.records.problems import (
+    RecordProblem,
+    is_deleted,
+    no_field,
+    no_record,
+)
+from sfpubsub.emulator.org.records.table import Row, Table
+from sfpubsub.emulator.org.sessions import eighteen
+
+_WHO = "User"
+"""The object that records of users would have; it has no table."""
+
+
+class Org(Protocol):
+    """What a transaction asks of the records that it belongs to."""
+
+    def table(self, name: str) -> Table:
+        """The table of an object, by its name in either case."""
+        ...
+
+    def number(self, of: SObject) -> int:
+        """A number that no row of the object ever had."""
+        ...
+
+    def by_prefix(self, record_id: str) -> SObject | None:
+        """The object that an id belongs to."""
+        ...
+
+    def is_user(self, record_id: str) -> bool:
+        """Whether it is the id of a user."""
+        ...
+
+    def may_see(self, of: SObject, row: Row, user: User) -> bool:
+        """Whether a user may see a row."""
+        ...
+
+    def missed(self, record_id: str) -> None:
+        """Somebody asked for a record that is not there."""
+        ...
+
+
+class Transaction:
+    """Changes by one user. Used by one thread, inside the transaction of the bus.
+
+    Args:
+        org: The records.
+        user: Who.
+        at: When, in seconds since 1970 UTC.
+
+    Attributes:
+        changes: What changed so far, in order.
+    """
+
+    def __init__(self, org: Org, user: User, at: float) -> None:
+        self._org = org
+        self._user = user
+        self._at = values.moment(at)
+        self.changes: list[Change] = []
+        self._removals: list[tuple[Table, str]] = []  # done when their events are made
+
+    def create(self, name: str, given: Mapping[str, Any]) -> str:
+        """Make a record.
+
+        Returns:
+            Its id.
+
+        Raises:
+            RecordProblem: It cannot be.
+        """
+        table = self._org.table(name)
+        of = table.of
+        row: Row = {
+            item.name: values.keep(item, item.default)
+            for item in of.stored
+            if item.default is not None
+        }
+        row |= self._kept(of, given, new=True)
+        row.setdefault("OwnerId", self._user.user_id)
+        row |= {"CreatedDate": self._at, "CreatedById": self._user.user_id, "IsDeleted": 0}
+        row |= self._audit()
+        self._complete(table, row, set(row))
+        number = self._org.number(of)
+        row["Id"] = eighteen(f"{of.key_prefix}SB{number:010d}")
+        table.insert(number, row)
+        new = {item.name: row.get(item.name) for item in of.stored}
+        self.changes.append(Change(of, row["Id"], "CREATE", None, new))
+        return str(row["Id"])
+
+    def update(self, name: str, record_id: str, given: Mapping[str, Any]) -> None:
+        """Change fields of a record.
+
+        Raises:
+            RecordProblem: It is not there, or the values do not fit.
+        """
+        table = self._org.table(name)
+        self._change(table, self._row(table, record_id), given)
+
+    def upsert(
+        self, name: str, field: str, value: Any, given: Mapping[str, Any]
+    ) -> tuple[str, bool]:
+        """Change the record that has a value in an external id field, or make it.
+
+        Returns:
+            Its id, and whether it was made.
+
+        Raises:
+            RecordProblem: Several have it, the field is not an external id, or the values do not
+                fit.
+        """
+        table = self._org.table(name)
+        of = table.of
+        item = of.field(field)
+        if item is None or not (item.external_id or item.name == "Id"):
+            text = "Provided external ID field does not exist or is not accessible"
+            raise RecordProblem("NOT_FOUND", f"{text}: {field[:80]}", status=404)
+        if item.name in given:
+            text = f"The {item.name} field should not be specified in the sobject data."
+            raise RecordProblem("INVALID_FIELD", text, item.name)
+        kept = values.keep(item, value)
+        if item.name == "Id" and kept:
+            self._change(table, self._row(table, kept), given)
+            return str(kept), False
+        if kept is None:
+            if item.name != "Id":
+                raise RecordProblem("MISSING_ARGUMENT", f"{item.name} not specified")
+            return self.create(name, given), True
+        found = [
+            row
+            for row in table.where(f'"{item.name}" = ? AND NOT IsDeleted', [kept])
+            if self._org.may_see(of, row, self._user)
+        ]
+        if len(found) > 1:
+            text = f"{item.name}: more than one record found for external id field: "
+            raise RecordProblem(
+                "DUPLICATE_EXTERNAL_ID",
+                f"{text}[{', '.join(row['Id'] for row in found)}]",
+                *(row["Id"] for row in found),
+                status=300,
+            )
+        if not found:
+            return self.create(name, {**given, item.name: value}), True
+        self._change(table, found[0], given)
+        return str(found[0]["Id"]), False
+
+    def delete(self, name: str, record_id: str, *, hard: bool = False) -> None:
+        """Put a record into the Recycle Bin; or, `hard`, delete it for good.
+
+        Raises:
+            RecordProblem: It is not there.
+        """
+        table = self._org.table(name)
+        row = self._row(table, record_id)
+        if hard:
+            self._removals.append((table, row["Id"]))
+        else:
+            table.update(row["Id"], {"IsDeleted": 1, **self._audit()})
+        self.changes.append(Change(table.of, row["Id"], "DELETE", row, row))
+
+    def undelete(self, name: str, record_id: str) -> None:
+        """Take a record out of the Recycle Bin.
+
+        Raises:
+            RecordProblem: It is not in it.
+        """
+        table = self._org.table(name)
+        row = table.get(values.full_id(record_id))
+        if row is None or not row["IsDeleted"]:
+            raise RecordProblem("UNDELETE_FAILED", "Entity is not in the recycle bin", status=404)
+        changes = {"IsDeleted": 0, **self._audit()}
+        table.update(row["Id"], changes)
+        self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
+
+    def finish(self) -> None:
+        """Do what comes behind the events of the changes."""
+        for table, record_id in self._removals:
+            table.remove(record_id)
+
+    # Inside.
+
+    def _row(self, table: Table, record_id: str) -> Row:
+        """The row of a record that can be changed."""
+        full = values.full_id(record_id)
+        if len(full) == len("001SB0000000001YAA") and not full.startswith(table.of.key_prefix):
+            raise RecordProblem(
+                "MALFORMED_ID", f"{table.of.label} ID: id value of incorrect type: {full}", "Id"
+            )
+        row = table.get(full)
+        if row is None or not self._org.may_see(table.of, row, self._user):
+            self._org.missed(full)
+            raise no_record(record_id)
+        if row["IsDeleted"]:
+            raise is_deleted()
+        return row
+
+    def _change(self, table: Table, row: Row, given: Mapping[str, Any]) -> None:
+        kept = self._kept(table.of, given, new=False)
+        new = {**row, **kept, **self._audit()}
+        self._complete(table, new, set(kept))
+        changes = {name: value for name, value in new.items() if value != row[name]}
+        if changes:
+            table.update(row["Id"], changes)
+        self.changes.append(Change(table.of, row["Id"], "UPDATE", row, new))
+
+    def _kept(self, of: SObject, given: Mapping[str, Any], *, new: bool) -> Row:
+        """Given values as the table keeps them."""
+        kept: Row = {}
+        refused = []
+        for name, value in given.items():
+            if name == "attributes":  # as records that were read have it
+                continue
+            item = of.field(name)
+            if item is None:
+                raise no_field(name, of.name)
+            if not (item.createable if new else item.updateable):
+                refused.append(item.name)
+                continue
+            if value is None and item.type == "boolean":
+                value = False
+            kept[item.name] = values.keep(item, value)
+        if refused:
+            text = (
+                f"Unable to create/update fields: {', '.join(refused)}. Please check the security"
+                " settings of this field and verify that it is read/write for your profile or"
+                " permission set."
+            )
+            raise RecordProblem("INVALID_FIELD_FOR_INSERT_UPDATE", text, *refused)
+        return kept
+
+    def _complete(self, table: Table, row: Row, given: Iterable[str]) -> None:
+        """Check a whole row, and fill in what is made from other fields."""
+        of = table.of
+        for item in of.stored:
+            if item.type == "name":
+                parts = {part: row.get(holder.name) for part, holder in of.parts(item.name).items()}
+                row[item.name] = values.full_name(parts) or None
+        row |= computed(of, row)
+        missing = [
+            item.name
+            for item in of.stored
+            if not item.nillable and item.createable and row.get(item.name) is None
+        ]
+        if missing:
+            text = f"Required fields are missing: [{', '.join(missing)}]"
+            raise RecordProblem("REQUIRED_FIELD_MISSING", text, *missing)
+        for name in given:
+            found, value = of.field(name), row.get(name)
+            if found is None or value is None:
+                continue
+            if found.type == "reference":
+                self._check_reference(found, value)
+            if found.unique:
+                self._check_unique(table, found, value, row.get("Id"))
+
+    def _check_reference(self, item: Field, record_id: str) -> None:
+        if _WHO in item.reference_to and self._org.is_user(record_id):
+            return
+        of = self._org.by_prefix(record_id)
+        if of is not None and of.name in item.reference_to:
+            row = self._org.table(of.name).get(record_id)
+            if row is not None and not row["IsDeleted"]:
+                return
+            deleted = row is not None
+            raise RecordProblem(
+                "ENTITY_IS_DELETED" if deleted else "INVALID_CROSS_REFERENCE_KEY",
+                "entity is deleted" if deleted else "invalid cross reference id",
+                *(() if deleted else (item.name,)),
+            )
+        raise RecordProblem(
+            "FIELD_INTEGRITY_EXCEPTION",
+            f"{item.label}: id value of incorrect type: {record_id}",
+            item.name,
+        )
+
+    def _check_unique(self, table: Table, item: Field, value: Any, own: Any) -> None:
+        for row in table.where(f'"{item.name}" = ? AND NOT IsDeleted', [value]):
+            if row["Id"] != own:
+                text = f"duplicate value found: {item.name} duplicates value on record with id: "
+                raise RecordProblem("DUPLICATE_VALUE", text + row["Id"])
+
+    def _audit(self) -> Row:
+        return {
+            "LastModifiedDate": self._at,
+            "LastModifiedById": self._user.user_id,
+            "SystemModstamp": self._at,
+        }
+
+
+def computed(of: SObject, row: Row) -> Row:
+    """The values of an object's formulas for a row."""
+    return {
+        item.name: _fitting(item, formulas.compute(item.formula, row)) for item in of.calculated
+    }
+
+
+def _fitting(item: Field, value: Any) -> Any:
+    if value is None:
+        return None
+    if item.is_number:
+        return value if isinstance(value, (int, float)) else None
+    return str(value)[: item.length]

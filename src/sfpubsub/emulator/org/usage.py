@@ -1,0 +1,108 @@
+"""What of the org's allocation of events was used: published and delivered, by event and time.
+
+Published events are counted from the log, so a restart loses none of them; deliveries are counted
+since the start of the process. Nothing is refused when an allocation is used up: the fault
+`fail_stream` with subscription.limit.exceeded does that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sfpubsub.emulator.org.store import Event, Store
+
+if TYPE_CHECKING:
+    from sfpubsub.emulator.org.bus import Bus
+
+SEGMENT_S = 15 * 60
+"""The shortest time that usage is told for. Documented."""
+
+DAY_S = 24 * 3600
+HOUR_S = 3600
+
+_KEPT_S = DAY_S + SEGMENT_S
+"""Deliveries of longer ago are forgotten; nobody can ask for them here."""
+
+UsageType = Literal["PUBLISH", "DELIVERY"]
+
+
+@dataclass(frozen=True)
+class Used:
+    """How often one event was published or delivered in a time.
+
+    Attributes:
+        event: Name of the event, such as `Order_Event__e`.
+        start: Seconds since 1970 UTC.
+        end: As `start`, and not part of the time.
+    """
+
+    event: str
+    usage: UsageType
+    start: float
+    end: float
+    count: int
+
+
+class Usage:
+    """Deliveries of the last day. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _delivered
+        self._delivered: dict[int, Counter[str]] = {}  # by segment: schema id -> deliveries
+
+    def delivered(self, now: float, events: Sequence[Event]) -> None:
+        """Count events that are being sent; each time counts, as in an org."""
+        segment = int(now // SEGMENT_S)
+        with self._lock:
+            if segment not in self._delivered:
+                oldest = (now - _KEPT_S) // SEGMENT_S
+                for old in [item for item in self._delivered if item < oldest]:
+                    del self._delivered[old]
+                self._delivered[segment] = Counter()
+            self._delivered[segment].update([event.schema_id for event in events])
+
+    def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
+        """Segment, schema id and deliveries, of segments that end after `since`."""
+        with self._lock:
+            return [
+                (segment, schema_id, count)
+                for segment, counts in self._delivered.items()
+                if (segment + 1) * SEGMENT_S > since
+                for schema_id, count in counts.items()
+            ]
+
+
+def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> list[Used]:
+    """What was used, in times of equal length, by event and time.
+
+    Args:
+        store: Has what was published.
+        bus: Knows events by their schemas, and deliveries.
+        now: Seconds since 1970 UTC.
+        since: What ended before it is left out.
+        every: Seconds of each time; a multiple of `SEGMENT_S`.
+    """
+    names = {topic.name: topic.name.rpartition("/")[2] for topic in bus.topics() if topic.schema_id}
+    found: Counter[tuple[str, UsageType, int]] = Counter()
+    for name, at, count in store.rows(
+        "SELECT t.name, CAST(e.at / ? AS INTEGER), count(*) FROM events AS e"
+        " JOIN topic_log AS l ON l.position = e.position JOIN topics AS t ON t.id = l.topic_id"
+        " WHERE e.at >= ? AND e.at <= ? GROUP BY 1, 2",
+        every,
+        since,
+        now,
+    ):
+        if name in names:
+            found[names[name], "PUBLISH", at] += count
+    for segment, schema_id, count in bus.tally.usage.by_segment(since):
+        event = bus.event_of(schema_id)
+        if event is not None:
+            found[event, "DELIVERY", segment * SEGMENT_S // every] += count
+    return [
+        Used(event, usage, at * every, (at + 1) * every, count)
+        for (event, usage, at), count in sorted(found.items())
+    ]

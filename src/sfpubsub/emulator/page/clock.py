@@ -1,0 +1,92 @@
+"""The clock: what time it is in the org, and jumps."""
+
+from __future__ import annotations
+
+import math
+
+from sfpubsub.emulator.http.exchange import Answer
+from sfpubsub.emulator.org.world import World
+from sfpubsub.emulator.page.live import Live, News, shown_time
+from sfpubsub.emulator.page.markup import Markup, button, labelled, live, tag
+from sfpubsub.emulator.page.topics import stream
+from sfpubsub.emulator.page.visit import Visit, back_to, facts
+
+PLACE = "/ui/clock"
+
+_JUMPS = (
+    (60, "1 minute"),
+    (3600, "1 hour"),
+    (24 * 3600, "1 day"),
+    (73 * 3600, "73 hours: all events are forgotten"),
+)
+"""Seconds, and what the button says."""
+
+_LONGEST_S = 366 * 24 * 3600
+"""A year; longer jumps are the admin endpoint's."""
+
+
+def clock(visit: Visit) -> Answer:
+    """GET /ui/clock."""
+    return _page(visit, "")
+
+
+def jump(visit: Visit) -> Answer:
+    """POST /ui/clock."""
+    text = visit.guard.form(visit.call).get("seconds", "").strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= _LONGEST_S:
+        return _page(visit, f"{text[:80]!r} is not a number of seconds from 0 to {_LONGEST_S}")
+    visit.world.clock.jump(seconds)
+    return back_to(PLACE, "jumped")
+
+
+def live_clock(visit: Visit) -> Answer:
+    """GET /ui/clock/live."""
+    world = visit.world
+    return stream(Live(lambda _mark: News(_times(world)), "", world.bus.bells, ()))
+
+
+def _page(visit: Visit, problem: str) -> Answer:
+    times = _times(visit.world)
+    seconds = tag("input", type="text", id="seconds", name="seconds", inputmode="decimal")
+    return visit.page(
+        "Clock",
+        facts(
+            time_in_the_org=live("now", times["now"]),
+            ahead_of_this_machine=live("ahead", times["ahead"]),
+        ),
+        tag(
+            "p",
+            "A jump makes everything due that the time would have made due: keepalives, deadlines, "
+            "the end of retention. It cannot be taken back; after a new start the emulator is back "
+            "at real time.",
+        ),
+        visit.form(
+            PLACE,
+            *(tag("p", button(f"+ {text}", name="seconds", value=s)) for s, text in _JUMPS),
+            label="Jumps",
+        ),
+        visit.form(
+            PLACE,
+            labelled("Seconds", seconds, "seconds"),
+            tag("p", button("Jump")),
+            label="A jump of your own",
+        ),
+        problem=problem,
+        live=f"{PLACE}/live",
+    )
+
+
+def _times(world: World) -> dict[str, Markup]:
+    now = world.clock.now()
+    ahead = round(now - world.clock.outside())
+    hours, rest = divmod(abs(ahead), 3600)
+    minutes, seconds = divmod(rest, 60)
+    sign = "-" if ahead < 0 else ""
+    return {
+        "now": tag("time", f"{shown_time(now)} UTC"),
+        "ahead": tag("span", f"{sign}{hours} h {minutes} min {seconds} s"),
+    }

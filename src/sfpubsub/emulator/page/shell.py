@@ -1,0 +1,97 @@
+"""What every page has: head, navigation, notice; and the headers that bind a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from sfpubsub.emulator.http.exchange import Answer
+from sfpubsub.emulator.page.markup import Markup, joined, tag
+
+PLACES = (
+    ("/", "Topics"),
+    ("/ui/records", "Records"),
+    ("/ui/subscriptions", "Subscriptions"),
+    ("/ui/streams", "Streams"),
+    ("/ui/faults", "Faults"),
+    ("/ui/clock", "Clock"),
+)
+"""The navigation: path and name."""
+
+HEADERS = {
+    # Nothing is loaded from elsewhere, no script or style stands in the page, and no other page may
+    # put this one in a frame.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Of every answer to a browser."""
+
+
+def document(
+    title: str,
+    parts: Iterable[Markup],
+    *,
+    path: str,
+    tenant: str,
+    notice: str = "",
+    problem: str = "",
+    live: str = "",
+    status: HTTPStatus = HTTPStatus.OK,
+) -> Answer:
+    """A page.
+
+    Args:
+        title: Its heading.
+        parts: What stands below it.
+        path: Its place in the navigation.
+        tenant: Which org it is.
+        notice: What has just been done.
+        problem: What could not be.
+        live: Where its changes come from; blank for none.
+        status: Of the answer.
+    """
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{title} - sfpubsub emulator"),
+        tag("link", rel="icon", href="/ui/icon.svg", type="image/svg+xml"),
+        tag("link", rel="stylesheet", href="/ui/style.css"),
+        tag("script", src="/ui/live.js", defer=True) if live else None,
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to content", href="#content", class_="skip"),
+        tag(
+            "header",
+            tag("p", tag("strong", "sfpubsub emulator"), " ", tag("span", tenant)),
+            tag("nav", tag("ul", *(_place(item, path) for item in PLACES)), aria_label="Pages"),
+        ),
+        tag(
+            "main",
+            tag("h1", title),
+            tag("p", notice, class_="notice", role="status") if notice else None,
+            tag("p", problem, class_="problem", role="alert") if problem else None,
+            *parts,
+            id="content",
+        ),
+        tag(
+            "footer",
+            tag("p", "Not connected to updates.", id="live-state", role="status") if live else None,
+            tag("p", "As JSON: ", tag("a", "/health", href="/health")),
+        ),
+        data_live=live or None,
+    )
+    text = joined([Markup("<!doctype html>"), tag("html", head, body, lang="en")])
+    return Answer(status, "text/html; charset=utf-8", text, HEADERS)
+
+
+def _place(item: tuple[str, str], path: str) -> Markup:
+    place, name = item
+    current = "page" if place == path else None
+    return tag("li", tag("a", name, href=place, aria_current=current))

@@ -1,0 +1,49 @@
+"""Open streams and their credit."""
+
+from __future__ import annotations
+
+from sfpubsub.emulator.http.exchange import Answer
+from sfpubsub.emulator.org.world import World
+from sfpubsub.emulator.page.live import Live, News, shown_time
+from sfpubsub.emulator.page.markup import Markup, table, table_rows, tag
+from sfpubsub.emulator.page.topics import stream
+from sfpubsub.emulator.page.visit import Visit
+
+PLACE = "/ui/streams"
+
+_HEADS = ["Reads", "RPC", "Credit", "Sent up to", "Responses", "Open since"]
+_ROWS = "streams"
+
+
+def streams(visit: Visit) -> Answer:
+    """GET /ui/streams."""
+    return visit.page(
+        "Open streams",
+        tag("p", "Credit is the number of events that a stream still wants; at 0 it gets none."),
+        table("Open streams of the Pub/Sub API", _HEADS, _rows(visit.world), _ROWS),
+        live=f"{PLACE}/live",
+    )
+
+
+def live(visit: Visit) -> Answer:
+    """GET /ui/streams/live."""
+    world = visit.world
+    keys = [topic.name for topic in world.bus.topics()]
+    look = Live(
+        lambda _mark: News({_ROWS: table_rows(_HEADS, _rows(world))}), "", world.bus.bells, keys
+    )
+    return stream(look)
+
+
+def _rows(world: World) -> list[list[str | Markup]]:
+    return [
+        [
+            item.target,
+            item.rpc,
+            tag("b", str(item.pending)),
+            tag("code", world.bus.ids.mint(item.position).hex() if item.position else "the start"),
+            f"{item.responses:,}",
+            shown_time(item.since),
+        ]
+        for item in world.streams.all()
+    ]

@@ -1,0 +1,122 @@
+"""Managed subscriptions: where they stand, how far they are behind, RUN and STOP."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from sfpubsub.emulator.http.exchange import Answer, Problem
+from sfpubsub.emulator.org.lag import COUNTED, Lag, series
+from sfpubsub.emulator.org.managed import ManagedSubscription
+from sfpubsub.emulator.org.world import World
+from sfpubsub.emulator.page.live import Live, News
+from sfpubsub.emulator.page.markup import Markup, button, joined, tag
+from sfpubsub.emulator.page.plot import plot
+from sfpubsub.emulator.page.topics import PLACE as TOPIC
+from sfpubsub.emulator.page.topics import stream
+from sfpubsub.emulator.page.visit import Visit, back_to, facts, link
+
+PLACE = "/ui/subscriptions"
+
+_WINDOW_S = 600.0
+_POINTS = 120
+"""Length of the plot in the emulator's time, and its points: one every 5 s."""
+
+
+def subscriptions(visit: Visit) -> Answer:
+    """GET /ui/subscriptions."""
+    world = visit.world
+    records = world.managed.all()
+    parts = [_section(visit, record) for record in records]
+    return visit.page(
+        "Managed subscriptions",
+        *(parts or [tag("p", "None. A seed or the Tooling API makes them.")]),
+        live=f"{PLACE}/live",
+    )
+
+
+def live(visit: Visit) -> Answer:
+    """GET /ui/subscriptions/live."""
+    world = visit.world
+
+    def look(_mark: str) -> News:
+        return News({_id(record): _state(world, record) for record in world.managed.all()})
+
+    keys = {record.topic for record in world.managed.all()}
+    return stream(Live(look, "", world.bus.bells, sorted(keys)))
+
+
+def change(visit: Visit) -> Answer:
+    """POST /ui/subscriptions: RUN or STOP."""
+    entered = visit.guard.form(visit.call)
+    state = entered.get("state")
+    if state not in ("RUN", "STOP"):
+        raise Problem(HTTPStatus.BAD_REQUEST, "a managed subscription is set to RUN or STOP")
+    try:
+        visit.world.managed.set_state(entered.get("name", ""), "RUN" if state == "RUN" else "STOP")
+    except KeyError as error:
+        text = f"there is no managed subscription {entered.get('name', '')!r}"
+        raise Problem(HTTPStatus.NOT_FOUND, text) from error
+    return back_to(PLACE, "running" if state == "RUN" else "stopped")
+
+
+def _section(visit: Visit, record: ManagedSubscription) -> Markup:
+    form = visit.form(
+        PLACE,
+        tag("input", type="hidden", name="name", value=record.developer_name),
+        button("Run", name="state", value="RUN"),
+        " ",
+        button("Stop", name="state", value="STOP"),
+        tag("p", "Stop forgets the committed position.", class_="hint"),
+        label=f"State of {record.developer_name}",
+    )
+    return tag(
+        "section",
+        tag("h2", record.developer_name),
+        tag(
+            "p",
+            "reads ",
+            tag("a", record.topic, href=link(TOPIC, name=record.topic)),
+            f"; begins at {record.default_replay}, after an error at "
+            f"{record.error_recovery_replay}",
+        ),
+        tag("div", _state(visit.world, record), id=_id(record)),
+        form,
+        class_="card",
+    )
+
+
+def _state(world: World, record: ManagedSubscription) -> Markup:
+    """What changes: position, counts, and the plot."""
+    bus, key = world.bus, record.subscription_id
+    lags = _lags(world, record)
+    count = bus.tally.of_managed(key)
+    behind = f"{lags[-1].events:,}" + (" or more" if lags[-1].events >= COUNTED else "")
+    committed: object = "nothing yet"
+    if record.committed is not None:
+        committed = tag("code", bus.ids.mint(record.committed).hex())
+    elif record.default_replay == "LATEST":
+        behind = "unknown: nothing is committed, and it begins at LATEST"
+    read = ", being read" if world.managed.is_active(key) else ""
+    shown = facts(
+        state=f"{record.state}{read}",
+        committed=committed,
+        events_behind=behind,
+        delivered=f"{count.delivered:,}",
+        commits=f"{count.commits_accepted:,} accepted, {count.commits_refused:,} refused",
+    )
+    return joined([shown, plot(record.developer_name, lags)])
+
+
+def _lags(world: World, record: ManagedSubscription) -> list[Lag]:
+    now = world.clock.now()
+    times = [now - _WINDOW_S + _WINDOW_S * number / (_POINTS - 1) for number in range(_POINTS)]
+    # STOP has forgotten what was committed before.
+    commits = [] if record.committed is None else world.commits.of(record.subscription_id)
+    before = [position for at, position in commits if at < times[0]]
+    start = before[-1] if before else 0
+    published = world.bus.times_after(world.bus.topic(record.topic), start, COUNTED)
+    return series(published, commits, times)
+
+
+def _id(record: ManagedSubscription) -> str:
+    return f"managed-{record.subscription_id}"

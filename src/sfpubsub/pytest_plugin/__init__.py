@@ -1,0 +1,141 @@
+"""A Salesforce org for the tests of a pytest suite; see docs/testing.md.
+
+pytest loads this module in every run where sfpubsub is installed, so it imports nothing that costs
+time until a fixture is used.
+
+    salesforce_org          a fresh org for one test, in this process
+    salesforce_faults       its fault plan; each fault must have happened at the test's end
+    salesforce_clock        its clock; time stands still but for jumps
+    salesforce_org_options  arguments of the org; for overriding
+    salesforce_emulator     one emulator for the whole run, all workers of xdist included
+    salesforce_emulator_options   options of its command; for overriding
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from sfpubsub.emulator.faults import FaultPlan
+    from sfpubsub.emulator.org.clock import ManualClock
+    from sfpubsub.emulator.server import EmulatorServer
+    from sfpubsub.pytest_plugin.lifeline import EmulatorRun
+    from sfpubsub.pytest_plugin.run import RunningEmulator
+
+_DIRECTORY = "sfpubsub_emulator"
+"""Key of what the controller of xdist tells its workers: the directory of the run's emulator."""
+
+_RUN: pytest.StashKey[EmulatorRun] = pytest.StashKey()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist where the emulator of the run is, or is to be."""
+    node.workerinput[_DIRECTORY] = str(_run(node.config).directory)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the emulator with the run: here in the process that owns it, never in a worker."""
+    run = config.stash.get(_RUN, None)
+    if run is not None:
+        run.end()
+
+
+@pytest.fixture(scope="session")
+def salesforce_emulator_options() -> Sequence[str]:
+    """Options of `sfpubsub emulator` for `salesforce_emulator`; override it to give some."""
+    return ()
+
+
+@pytest.fixture(scope="session")
+def salesforce_emulator(
+    request: pytest.FixtureRequest, salesforce_emulator_options: Sequence[str]
+) -> Iterator[RunningEmulator]:
+    """One emulator for the whole run, in a process of its own, which all workers share.
+
+    From its first use to the end of the run the environment points at it.
+    """
+    from sfpubsub.pytest_plugin.run import start_or_find
+
+    shared = getattr(request.config, "workerinput", {}).get(_DIRECTORY)
+    directory = Path(shared) if shared else _run(request.config).directory
+    emulator = start_or_find(directory, salesforce_emulator_options)
+    with pytest.MonkeyPatch.context() as patch:
+        _point_at(emulator.environment, patch)
+        yield emulator
+
+
+@pytest.fixture
+def salesforce_org_options() -> dict[str, Any]:
+    """Arguments of `EmulatorServer` for `salesforce_org`; override it to give some."""
+    return {}
+
+
+@pytest.fixture
+def salesforce_clock() -> ManualClock:
+    """The clock of the test's org: time stands still, `jump(seconds)` moves it on."""
+    from sfpubsub.emulator.org.clock import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def salesforce_faults() -> Iterator[FaultPlan]:
+    """The fault plan of the test's org; the test fails if one of its faults did not happen."""
+    from sfpubsub.emulator.faults import FaultPlan
+
+    plan = FaultPlan()
+    yield plan
+    plan.assert_consumed()
+
+
+@pytest.fixture
+def salesforce_org(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    salesforce_org_options: dict[str, Any],
+) -> Iterator[EmulatorServer]:
+    """A fresh org for this test, in this process; the environment points at it."""
+    from sfpubsub.emulator.server import EmulatorServer
+    from sfpubsub.pytest_plugin.run import environment_of
+
+    options = dict(salesforce_org_options)
+    # Whoever asks for the plan or the clock means those of the org.
+    for name, fixture in (("faults", "salesforce_faults"), ("clock", "salesforce_clock")):
+        if fixture in request.fixturenames:
+            options[name] = request.getfixturevalue(fixture)
+    with contextlib.ExitStack() as stack:
+        if "data_dir" not in options:
+            options["data_dir"] = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="salesforce-org-")
+            )
+        org = stack.enter_context(EmulatorServer(**options))
+        _point_at(environment_of(org), monkeypatch)
+        yield org
+
+
+def _run(config: pytest.Config) -> EmulatorRun:
+    """The emulator's place in this run; made by whoever needs it first."""
+    from sfpubsub.pytest_plugin.lifeline import EmulatorRun
+
+    if _RUN not in config.stash:
+        config.stash[_RUN] = EmulatorRun()
+    return config.stash[_RUN]
+
+
+def _point_at(environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
+    """Set the variables of an org, and take away what would lead to another one."""
+    from sfpubsub.pytest_plugin.run import KEPT
+
+    for name in list(os.environ):
+        if name.startswith("SFPUBSUB_") and name not in KEPT:
+            patch.delenv(name)
+    for name, value in environment.items():
+        patch.setenv(name, value)

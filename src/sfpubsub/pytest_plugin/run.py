@@ -1,0 +1,136 @@
+"""The emulator of a whole run of pytest: one process, however many workers there are.
+
+Whoever needs the emulator first starts it, under a file lock; everybody else finds what it said
+when it was ready. Where it is, and how it ends, is in lifeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from sfpubsub.config.places import ENVIRONMENT_PREFIX, NOT_SETTINGS
+from sfpubsub.emulator.org.accounts import DEFAULT_APP, DEFAULT_USER
+from sfpubsub.emulator.org.problems import EmulatorProblem
+from sfpubsub.emulator.remote import RemoteEmulator
+from sfpubsub.emulator.server import EmulatorServer
+
+KEPT = frozenset(ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS)
+"""Variables that lead to no org."""
+
+_START_S = 60.0
+"""Longest wait for the ready line; it takes a second, and more on a busy machine."""
+
+
+class RunningEmulator(RemoteEmulator):
+    """The emulator of the run: what `RemoteEmulator` can, and where it is.
+
+    Args:
+        ready: Its ready line.
+
+    Attributes:
+        grpc_target: Host and port of the Pub/Sub API.
+        instance_url, tenant_id: What clients send beside the token.
+        ca_file: The authority to trust; None without TLS.
+        environment: Variables for any client, in this process or a child.
+    """
+
+    def __init__(self, ready: Mapping[str, str]) -> None:
+        self.ca_file = Path(ready["ca_file"]) if "ca_file" in ready else None
+        super().__init__(ready["http"], ready["access_token"], ca_file=self.ca_file)
+        self.grpc_target = ready["grpc"]
+        self.instance_url = ready["instance_url"]
+        self.tenant_id = ready["tenant_id"]
+        self.environment = environment_of(self)
+
+
+def environment_of(emulator: EmulatorServer | RunningEmulator) -> dict[str, str]:
+    """The variables that lead a client to an emulator, whichever way it signs in."""
+    trust = {"INSECURE": "1"}
+    if emulator.ca_file:
+        trust = dict.fromkeys(("CA_FILE", "EMULATOR_CA_FILE"), str(emulator.ca_file))
+    values = {
+        "EMULATOR_URL": emulator.http_url,
+        "EMULATOR_TOKEN": emulator.access_token,
+        "ENDPOINT": emulator.grpc_target,
+        "AUTH": "token",
+        "ACCESS_TOKEN": emulator.access_token,
+        "INSTANCE_URL": emulator.instance_url,
+        "TENANT_ID": emulator.tenant_id,
+        "LOGIN_URL": emulator.http_url,
+        "CLIENT_ID": DEFAULT_APP["client_id"],
+        "CLIENT_SECRET": DEFAULT_APP["client_secret"],
+        "USERNAME": DEFAULT_USER["username"],
+        "PASSWORD": DEFAULT_USER["password"],
+        **trust,
+    }
+    return {ENVIRONMENT_PREFIX + name: value for name, value in values.items()}
+
+
+def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
+    """The emulator of the run; started now if it is not there.
+
+    Args:
+        directory: That of its `EmulatorRun`.
+        options: Of `sfpubsub emulator`.
+
+    Raises:
+        EmulatorProblem: It did not start; the text is what it said.
+    """
+    if not directory.is_dir():
+        raise EmulatorProblem(
+            f"{directory} is not on this machine: workers on other machines cannot share the"
+            " emulator of the run"
+        )
+    ready = directory / "ready.json"
+    with _alone(directory / "lock"):
+        if not ready.exists():
+            ready.write_text(_start(directory, options))
+    return RunningEmulator(json.loads(ready.read_text()))
+
+
+def _start(directory: Path, options: Sequence[str]) -> str:
+    """Start the emulator; return its ready line."""
+    command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes"]
+    places = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(directory / "data")]
+    log = directory / "emulator.log"
+    with log.open("wb") as errors, (directory / "lifeline").open("rb") as lifeline:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            [*command, *places, *options],
+            stdin=lifeline,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C is for pytest; the run's end reaches it by its stdin
+        )
+    if process.stdout is None:
+        raise AssertionError("its output is a pipe")
+    with process.stdout as output:
+        line = _first_line(output)
+    if not line:
+        process.kill()
+        process.wait()
+        raise EmulatorProblem(f"the emulator did not start: {log.read_text().strip()}")
+    # Whoever started it does not wait for its end, and need not be told so.
+    process.returncode = 0
+    return line
+
+
+def _first_line(output: IO[bytes]) -> str:
+    """The ready line, which is written at once; blank if none comes in time."""
+    waiting, _, _ = select.select([output], [], [], _START_S)
+    return output.readline().decode() if waiting else ""
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a file lock; it dies with the process."""
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

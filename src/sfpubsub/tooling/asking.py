@@ -1,0 +1,106 @@
+"""How an org's records are asked for: queries, answer by answer, and what a refusal means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.errors import (
+    PermissionDeniedError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    SfPubSubError,
+)
+from sfpubsub.tooling import records
+
+# Permissions, as Salesforce names them.
+TO_READ = "View Setup and Configuration"
+TO_CHANGE = "Customize Application"
+
+# Answers that one query may be spread over; an org's 200 managed subscriptions fit into one.
+_MOST_PAGES = 20
+
+# What the org answers about a record that is not there any longer.
+_GONE = frozenset({"NOT_FOUND", "ENTITY_IS_DELETED", "INVALID_CROSS_REFERENCE_KEY"})
+
+# What to do about other answers, by Salesforce's code.
+_CURES = {
+    "INVALID_TYPE": "the org does not have these objects, or the user may not see its setup",
+    "NOT_FOUND": "check the instance URL, and whether the org serves this API version",
+    "DUPLICATE_DEVELOPER_NAME": "choose another name",
+    "INVALID_INPUT": "check names of topics, channels and events, which are case-sensitive",
+}
+
+
+class Queries:
+    """Queries of an org. Thread-safe; raises what `OrgClient` raises.
+
+    Args:
+        org: Asks the org.
+        api_version: Such as ``60.0``.
+
+    Attributes:
+        data: Path of the version, with a slash at its end.
+    """
+
+    def __init__(self, org: OrgClient, api_version: str) -> None:
+        self._org = org
+        self.data = f"/services/data/v{api_version}/"
+
+    def rows(self, soql: str, *, tooling: bool = True) -> list[dict[str, Any]]:
+        """Return all rows of a query.
+
+        Args:
+            soql: The query.
+            tooling: Of the Tooling API, or else of the objects that users see.
+
+        Raises:
+            RemoteProtocolError: The answer has not the form of one.
+        """
+        rows: list[dict[str, Any]] = []
+        path, query = f"{self.data}{'tooling/' if tooling else ''}query", {"q": soql}
+        for _ in range(_MOST_PAGES):
+            with explaining(TO_READ):
+                answer = self._org.get(path, query)
+            found, goes_on = records.page_of(answer)
+            rows += found
+            if goes_on is None:
+                return rows
+            path, query = self._continuation(goes_on), {}
+        raise RemoteProtocolError(f"the org spreads one query over more than {_MOST_PAGES} answers")
+
+    def _continuation(self, given: Any) -> str:
+        # The host of the session is put before it, and the token goes with it.
+        if isinstance(given, str) and given.startswith(self.data):
+            rest = given[len(self.data) :]
+            if re.fullmatch(r"(tooling/)?query/[\w-]+", rest, re.ASCII):
+                return given
+        raise RemoteProtocolError("the org says that a query goes on where no query of it can be")
+
+
+@contextmanager
+def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterator[None]:
+    """Add to a refusal what to do about it.
+
+    Args:
+        permission: What the user needs.
+        missing: Raised instead of what the org says of a record that is gone.
+    """
+    try:
+        yield
+    except PermissionDeniedError as error:
+        raise PermissionDeniedError(
+            f"{error}; the user needs the permission {permission}", error_code=error.error_code
+        ) from error
+    except RequestRefusedError as error:
+        code = error.error_code or ""
+        if missing is not None and code in _GONE:
+            raise missing from error
+        if code not in _CURES:
+            raise
+        raise RequestRefusedError(
+            f"{error}; {_CURES[code]}", status=error.status, error_code=code
+        ) from error

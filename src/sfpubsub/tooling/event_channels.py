@@ -1,0 +1,327 @@
+"""Channels of events: which there are, what is selected for them, and all topics of an org.
+
+Records of the org's Tooling API. The Pub/Sub API learns of a change up to some minutes later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.errors import ConfigurationError, RemoteProtocolError, TopicNotFoundError
+from sfpubsub.tooling.asking import TO_CHANGE, Queries, explaining
+from sfpubsub.tooling.records import quoted
+
+ChannelType = Literal["event", "data"]
+CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
+
+STANDARD: Final = "ChangeEvents"
+"""The channel of change events that every org has; it is no record, its members are."""
+
+_SUFFIX = "__chn"
+_NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
+_ENTITY = re.compile(r"[A-Za-z]\w*", re.ASCII)
+_ID = re.compile(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?")
+
+# Characters of a label (Salesforce documentation, PlatformEventChannel).
+_LABEL = 80
+
+
+@dataclass(frozen=True)
+class ChannelMember:
+    """An event that is selected for a channel."""
+
+    id: str
+    entity: str
+    """Name of the event: ``Order_Event__e``, ``AccountChangeEvent``."""
+    filter_expression: str | None
+    """Which of its events the channel has; None for all."""
+    enriched_fields: tuple[str, ...]
+    """Fields that each of its change events has, changed or not."""
+
+
+@dataclass(frozen=True)
+class EventChannel:
+    """A channel and its members."""
+
+    id: str | None
+    """Of 15 or 18 characters; None for the standard channel."""
+    name: str
+    """With its suffix ``__chn``; or ``ChangeEvents``."""
+    channel_type: str
+    """``event`` for platform events, ``data`` for change events."""
+    label: str
+    topic: str
+    """What to subscribe to."""
+    members: tuple[ChannelMember, ...]
+
+
+@dataclass(frozen=True)
+class EventTopic:
+    """Something that can be subscribed to."""
+
+    topic: str
+    kind: str
+    """``event``, ``change`` or ``channel``."""
+    label: str
+    members: tuple[str, ...]
+    """Of a channel: the names of its events."""
+
+
+class EventChannels:
+    """Administers the channels of an org. Thread-safe.
+
+    Every method raises what `sfpubsub.auth.rest.OrgClient` raises, with Salesforce's code in
+    ``error_code``.
+
+    Args:
+        org: Asks the org.
+        api_version: Such as ``60.0``.
+    """
+
+    def __init__(self, org: OrgClient, api_version: str) -> None:
+        self._org = org
+        self._queries = Queries(org, api_version)
+        self._records = f"{self._queries.data}tooling/sobjects/PlatformEventChannel"
+
+    # Reading.
+
+    def channels(self) -> list[EventChannel]:
+        """Return all channels, the standard one first, then by name."""
+        members = self._members()
+        custom = [
+            _channel(row, members)
+            for row in self._queries.rows(
+                "SELECT Id, DeveloperName, ChannelType, MasterLabel FROM PlatformEventChannel"
+            )
+        ]
+        return [_standard(members), *sorted(custom, key=lambda item: item.name)]
+
+    def show(self, name: str) -> EventChannel:
+        """Return a channel.
+
+        Args:
+            name: With or without its suffix ``__chn``; or ``ChangeEvents``.
+
+        Raises:
+            ConfigurationError: It is no name of a channel.
+            TopicNotFoundError: There is no such channel.
+        """
+        wanted = _checked(name)
+        for channel in self.channels():
+            if channel.name.lower() == wanted.lower():
+                return channel
+        raise _missing(wanted)
+
+    def topics(self) -> list[EventTopic]:
+        """Return all that one can subscribe to: custom platform events, the change events of the
+        objects that are selected, and channels. Standard platform events are not among them: the
+        org does not say which of them it publishes.
+        """
+        rows = self._queries.rows(
+            "SELECT QualifiedApiName, Label FROM EntityDefinition"
+            " WHERE QualifiedApiName LIKE '%\\_\\_e'"
+        )
+        events = [
+            EventTopic(f"/event/{_text(row, 'QualifiedApiName')}", "event", _text(row, "Label"), ())
+            for row in rows
+        ]
+        channels = self.channels()
+        changes = [
+            EventTopic(f"/data/{member.entity}", "change", member.entity, ())
+            for member in channels[0].members
+        ]
+        carrying = [
+            EventTopic(
+                channel.topic,
+                "channel",
+                channel.label,
+                tuple(member.entity for member in channel.members),
+            )
+            for channel in channels
+        ]
+        return [
+            item
+            for group in (events, changes, carrying)
+            for item in sorted(group, key=lambda item: item.topic)
+        ]
+
+    # Changing.
+
+    def create(self, name: str, channel_type: str, *, label: str | None = None) -> EventChannel:
+        """Create a channel without members.
+
+        Args:
+            name: With or without its suffix ``__chn``; it cannot be changed later.
+            channel_type: ``event`` or ``data``.
+            label: For people; the name without its suffix when None.
+
+        Raises:
+            ConfigurationError: The name, the type or the label is not one.
+        """
+        full_name = _checked(name)
+        if full_name == STANDARD:
+            raise ConfigurationError(f"every org has the channel {STANDARD}: choose another name")
+        if channel_type not in CHANNEL_TYPES:
+            raise ConfigurationError(f"a channel is of type event or data, not {channel_type!r}")
+        label = full_name.removesuffix(_SUFFIX) if label is None else label
+        if not label.strip() or len(label) > _LABEL:
+            raise ConfigurationError(f"a label has 1 to {_LABEL} characters")
+        metadata = {"channelType": channel_type, "label": label}
+        with explaining(TO_CHANGE):
+            answer = self._org.post(self._records, {"FullName": full_name, "Metadata": metadata})
+        topic = f"/{channel_type}/{full_name}"
+        return EventChannel(_made(answer), full_name, channel_type, label, topic, ())
+
+    def delete(self, name: str) -> EventChannel:
+        """Delete a channel with its members, and return what it was. Errors as of `show`."""
+        channel = self.show(name)
+        if channel.id is None:
+            raise ConfigurationError(
+                f"the channel {STANDARD} cannot be deleted: remove its members"
+            )
+        for member in channel.members:
+            self._remove(channel, member)
+        with explaining(TO_CHANGE, _missing(channel.name)):
+            self._org.delete(f"{self._records}/{channel.id}")
+        return channel
+
+    def add(
+        self,
+        name: str,
+        entity: str,
+        *,
+        filter_expression: str | None = None,
+        enriched_fields: Sequence[str] = (),
+    ) -> EventChannel:
+        """Select an event for a channel, and return the channel. Errors as of `show`.
+
+        Args:
+            name: Of the channel; with ``ChangeEvents`` the object's change events begin.
+            entity: Name of the event. An object's name, such as ``Account`` or ``Order__c``, stands
+                for its change event on a channel of change events.
+            filter_expression: Which of its events, in SOQL without WHERE; all when None.
+            enriched_fields: Fields that every event shall have.
+        """
+        channel = self.show(name)
+        event = _event_of(channel, entity)
+        for member in channel.members:
+            if member.entity == event:
+                raise ConfigurationError(f"{channel.name} has {event} already")
+        metadata: dict[str, Any] = {"eventChannel": channel.name, "selectedEntity": event}
+        if filter_expression is not None:
+            metadata["filterExpression"] = filter_expression
+        if enriched_fields:
+            metadata["enrichedFields"] = [{"name": field} for field in enriched_fields]
+        # Documented as ChannelName_EventName, without two underscores in a row.
+        body = {"FullName": f"{channel.name}_{event}".replace("__", "_"), "Metadata": metadata}
+        with explaining(TO_CHANGE):
+            self._org.post(f"{self._records}Member", body)
+        return self.show(name)
+
+    def remove(self, name: str, entity: str) -> EventChannel:
+        """Take an event off a channel, and return the channel. Errors as of `show` and `add`."""
+        channel = self.show(name)
+        event = _event_of(channel, entity)
+        for member in channel.members:
+            if member.entity == event:
+                self._remove(channel, member)
+                return self.show(name)
+        raise TopicNotFoundError(f"{channel.name} has no {event}: see sfpubsub channel show")
+
+    def _remove(self, channel: EventChannel, member: ChannelMember) -> None:
+        gone = TopicNotFoundError(f"{channel.name} has no {member.entity} any longer")
+        with explaining(TO_CHANGE, gone):
+            self._org.delete(f"{self._records}Member/{member.id}")
+
+    def _members(self) -> dict[str, list[ChannelMember]]:
+        """The members of all channels, by the name of the channel."""
+        # The columns EventChannel and SelectedEntity can be ids; names are in Metadata, which comes
+        # one row at a time.
+        found: dict[str, list[ChannelMember]] = {}
+        for head in self._queries.rows("SELECT Id FROM PlatformEventChannelMember"):
+            soql = "SELECT Id, Metadata FROM PlatformEventChannelMember WHERE Id = "
+            for row in self._queries.rows(f"{soql}{quoted(_id(head))} LIMIT 1"):
+                metadata = row.get("Metadata")
+                if not isinstance(metadata, dict):
+                    raise RemoteProtocolError("the org answered with a member without Metadata")
+                channel = _text(metadata, "eventChannel")
+                found.setdefault(channel, []).append(_member(_id(row), metadata))
+        return found
+
+
+def _standard(members: dict[str, list[ChannelMember]]) -> EventChannel:
+    found = _sorted(members.get(STANDARD, []))
+    return EventChannel(None, STANDARD, "data", "Change events", f"/data/{STANDARD}", found)
+
+
+def _channel(row: dict[str, Any], members: dict[str, list[ChannelMember]]) -> EventChannel:
+    developer_name, kind = _text(row, "DeveloperName"), _text(row, "ChannelType")
+    if kind not in CHANNEL_TYPES:
+        raise RemoteProtocolError(f"the channel {developer_name} is of the unknown type {kind}")
+    name = f"{developer_name.removesuffix(_SUFFIX)}{_SUFFIX}"
+    found = _sorted(members.get(name, []))
+    return EventChannel(_id(row), name, kind, _text(row, "MasterLabel"), f"/{kind}/{name}", found)
+
+
+def _sorted(members: Sequence[ChannelMember]) -> tuple[ChannelMember, ...]:
+    return tuple(sorted(members, key=lambda member: member.entity))
+
+
+def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
+    enriched = metadata.get("enrichedFields") or []
+    expression = metadata.get("filterExpression")
+    if not isinstance(enriched, list) or not all(isinstance(item, dict) for item in enriched):
+        raise RemoteProtocolError("the org answered with enriched fields that are none")
+    return ChannelMember(
+        member_id,
+        _text(metadata, "selectedEntity"),
+        expression if isinstance(expression, str) and expression else None,
+        tuple(_text(item, "name") for item in enriched),
+    )
+
+
+def _event_of(channel: EventChannel, entity: str) -> str:
+    """The name of an event, of that or of an object's."""
+    if not _ENTITY.fullmatch(entity):
+        raise ConfigurationError(f"{entity!r} is not the name of an event or an object")
+    if channel.channel_type == "event" or entity.endswith("ChangeEvent"):
+        return entity
+    return f"{entity.removesuffix('__c')}{'__' if entity.endswith('__c') else ''}ChangeEvent"
+
+
+def _checked(name: str) -> str:
+    if name == STANDARD:
+        return name
+    bare = name.removesuffix(_SUFFIX)
+    if not _NAME.fullmatch(bare):
+        raise ConfigurationError(
+            f"{name!r} is not the name of a channel: letters, digits and single underscores, "
+            f"beginning with a letter; {_SUFFIX} at the end may be left out"
+        )
+    return f"{bare}{_SUFFIX}"
+
+
+def _missing(name: str) -> TopicNotFoundError:
+    return TopicNotFoundError(f"the org has no channel {name}: see sfpubsub topics")
+
+
+def _made(answer: Any) -> str:
+    return _id({"Id": answer.get("id") if isinstance(answer, dict) else None})
+
+
+def _id(row: dict[str, Any]) -> str:
+    found = row.get("Id")
+    if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes a part of a path
+        raise RemoteProtocolError("the org answered with a record without a valid id")
+    return found
+
+
+def _text(values: dict[str, Any], name: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str):
+        raise RemoteProtocolError(f"the org answered with a record without {name}")
+    return value

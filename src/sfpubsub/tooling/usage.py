@@ -1,0 +1,103 @@
+"""What of an org's allocation of events is used, by the org's own figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.errors import RemoteProtocolError, RequestRefusedError
+from sfpubsub.tooling.asking import TO_READ, Queries, explaining
+
+# What the limits resource names them, and what they limit.
+_LIMITS = {
+    "DailyDeliveredPlatformEvents": "events delivered to clients in 24 hours",
+    "HourlyPublishedPlatformEvents": "platform events published in an hour",
+    "MonthlyPlatformEventsUsageEntitlement": "events of the month's entitlement",
+}
+
+# What an org answers that does not have Enhanced Usage Metrics.
+_WITHOUT_EVENTS = frozenset({"INVALID_FIELD", "INVALID_TYPE"})
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One of the org's limits of events."""
+
+    name: str
+    """As the limits resource has it."""
+    meaning: str
+    most: int
+    used: int
+    remaining: int
+
+
+@dataclass(frozen=True)
+class EventUsage:
+    """How often one event was published and delivered in the last 24 hours."""
+
+    event: str
+    published: int
+    delivered: int
+
+
+class Usages:
+    """Asks an org what is used. Thread-safe; raises what `OrgClient` raises.
+
+    Args:
+        org: Asks the org.
+        api_version: Such as ``60.0``.
+    """
+
+    def __init__(self, org: OrgClient, api_version: str) -> None:
+        self._org = org
+        self._queries = Queries(org, api_version)
+
+    def allocations(self) -> list[Allocation]:
+        """Return the limits of events that the org has; accurate within five minutes."""
+        with explaining(TO_READ):
+            answer = self._org.get(f"{self._queries.data}limits")
+        if not isinstance(answer, dict):
+            raise RemoteProtocolError("the org answered without its limits")
+        return [
+            _allocation(name, meaning, answer[name])
+            for name, meaning in _LIMITS.items()
+            if name in answer
+        ]
+
+    def by_event(self) -> list[EventUsage] | None:
+        """Return the usage of each event, by name; None if the org does not tell.
+
+        It does where Enhanced Usage Metrics is on and the user has View All Data.
+        """
+        soql = (
+            "SELECT EventName, UsageType, Value FROM PlatformEventUsageMetric"
+            " WHERE TimeSegment = 'Hourly'"
+        )
+        try:
+            rows = self._queries.rows(soql, tooling=False)
+        except RequestRefusedError as error:
+            if error.error_code in _WITHOUT_EVENTS:
+                return None
+            raise
+        found: dict[str, Counter[str]] = {}
+        for row in rows:
+            event, usage, count = row.get("EventName"), row.get("UsageType"), row.get("Value")
+            if not isinstance(usage, str) or not isinstance(count, (int, float)):
+                raise RemoteProtocolError("the org answered with usage without a value")
+            found.setdefault(str(event), Counter())[usage] += int(count)
+        return [
+            EventUsage(event, counts["PUBLISH"], counts["DELIVERY"])
+            for event, counts in sorted(found.items())
+        ]
+
+
+def _allocation(name: str, meaning: str, value: Any) -> Allocation:
+    try:
+        most, remaining = int(value["Max"]), int(value["Remaining"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(
+            f"the org answered with the limit {name} without {error}"
+        ) from error
+    return Allocation(name, meaning, most, most - remaining, remaining)

@@ -1,0 +1,31 @@
+"""An org with all objects of the default seed selected, and ways to look at its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.server import EmulatorServer
+from tests.emulator.records.support import select
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def org(tmp_path, clock) -> Iterator[EmulatorServer]:
+    """Not listening: the model alone."""
+    emulator = EmulatorServer(tmp_path / "org", clock=clock)
+    for name in ("Contact", "Opportunity", "Order__c"):
+        select(emulator, name)
+    yield emulator
+    emulator.stop()
+
+
+@pytest.fixture
+def user(org):
+    return org.accounts.user("user@example.com")

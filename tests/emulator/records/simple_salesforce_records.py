@@ -1,0 +1,70 @@
+"""simple-salesforce, unchanged: SOAP sign-in, records, queries in pages, Bulk API 2.0.
+
+    python simple_salesforce_records.py URL CA_FILE
+
+Runs in an environment of its own, see test_foreign_records.py. Prints what was seen as a line of
+JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from typing import Any
+
+os.environ["REQUESTS_CA_BUNDLE"] = sys.argv[2]
+
+from simple_salesforce import Salesforce, SalesforceLogin
+from simple_salesforce.exceptions import (
+    SalesforceMalformedRequest,
+    SalesforceResourceNotFound,
+)
+
+USER = {"username": "user@example.com", "password": "emulator-password", "security_token": ""}
+KIND = "Order__c"
+
+
+def records(client: Salesforce) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    orders = client.Order__c
+    made = orders.create({"Name": "one", "Quantity__c": 2, "Price__c": 1.5})
+    seen["created"] = made["success"]
+    seen["updated"] = orders.update(made["id"], {"Quantity__c": 4})
+    seen["total"] = orders.get(made["id"])["Total__c"]
+    seen["upserted"] = [orders.upsert("External_Id__c/x", {"Name": name}) for name in ("2", "3")]
+    seen["by_external_id"] = orders.get_by_custom_id("External_Id__c", "x")["Name"]
+    try:
+        orders.create({})
+    except SalesforceMalformedRequest as error:
+        seen["refused"] = error.content[0]["errorCode"]
+    seen["deleted"] = orders.delete(made["id"])
+    try:
+        orders.get(made["id"])
+    except SalesforceResourceNotFound as error:
+        seen["afterwards"] = error.content[0]["errorCode"]
+    seen["fields"] = len(orders.describe()["fields"]) > 10
+    seen["objects"] = len(client.describe()["sobjects"])
+    return seen
+
+
+def bulk(client: Salesforce) -> dict[str, Any]:
+    given = [{"Name": f"bulk {n}", "Quantity__c": str(n)} for n in range(2500)]
+    (job,) = client.bulk2.Order__c.insert(records=given)
+    seen = {"loaded": job["numberRecordsProcessed"], "failed": job["numberRecordsFailed"]}
+    soql = f"SELECT Id, Name FROM {KIND} WHERE Name LIKE 'bulk%'"
+    pages = list(client.bulk2.Order__c.query(soql, max_records=1000))
+    rows = [row for page in pages for row in csv.DictReader(io.StringIO(page))]
+    seen["sets"], seen["read"] = len(pages), len(rows)
+    seen["queried"] = client.query_all(soql)["totalSize"]
+    seen["iterated"] = sum(1 for _ in client.query_all_iter(soql))
+    (job,) = client.bulk2.Order__c.delete(records=[{"Id": row["Id"]} for row in rows])
+    seen["removed"] = job["numberRecordsProcessed"] - job["numberRecordsFailed"]
+    return seen
+
+
+session, instance = SalesforceLogin(**USER, scratch_url=sys.argv[1], sf_version="59.0")
+client = Salesforce(session_id=session, instance=instance, version="59.0")
+print(json.dumps({**records(client), **bulk(client)}))

@@ -1,0 +1,230 @@
+"""Bulk API 2.0: jobs that query and jobs that ingest, over HTTP as loaders use them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from urllib.parse import quote
+
+import pytest
+
+from sfpubsub.emulator.server import EmulatorServer
+from tests.conftest import until
+from tests.emulator.records.support import events, select
+from tests.emulator.web import ask
+
+BASE = "/services/data/v67.0/jobs"
+ORDERS = "/data/Order__ChangeEvent"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with EmulatorServer(tmp_path_factory.mktemp("org")) as emulator:
+        select(emulator, "Order__c")
+        yield emulator
+
+
+def call(emulator, method, path, body=None, kind="application/json"):
+    headers = {"Authorization": f"Bearer {emulator.access_token}"}
+    if body is not None:
+        headers["Content-Type"] = kind
+        body = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    return ask(
+        emulator, method, path if path.startswith("/services") else BASE + path, body, headers
+    )
+
+
+def ended(emulator, kind, job_id):
+    """Wait for the end of a job."""
+
+    def state():
+        found = call(emulator, "GET", f"/{kind}/{job_id}").json
+        return found if found["state"] in ("JobComplete", "Failed", "Aborted") else None
+
+    return until(state)
+
+
+def load(emulator, facts, text):
+    """Run an ingest job."""
+    made = call(emulator, "POST", "/ingest", {"object": "Order__c", **facts})
+    assert made.json["state"] == "Open", made.text
+    path = made.json["contentUrl"]
+    assert call(emulator, "PUT", f"/{path}", text, "text/csv").status == 201
+    job_id = made.json["id"]
+    closed = call(emulator, "PATCH", f"/ingest/{job_id}", {"state": "UploadComplete"})
+    assert closed.json["state"] == "UploadComplete"
+    return ended(emulator, "ingest", job_id)
+
+
+def rows(reply):
+    return list(csv.DictReader(io.StringIO(reply.text)))
+
+
+def test_an_ingest_job_and_a_query_job(shared):
+    """Rows of a file become records with their events; bad rows are told with their reason, and a
+    query reads everything back in sets, each with its own first line."""
+    lines = "".join(f"n{n},{n},\n" for n in range(450))
+    text = f'Name,Quantity__c,Notes__c\n{lines},1,\nbad,many,\nquoted,1,"a ""b""\nc"\n'
+    before = len(events(shared, ORDERS))
+    job = load(shared, {"operation": "insert"}, text)
+    assert (job["state"], job["jobType"]) == ("JobComplete", "V2Ingest")
+    assert (job["numberRecordsProcessed"], job["numberRecordsFailed"]) == (453, 2)
+    good = rows(call(shared, "GET", f"/ingest/{job['id']}/successfulResults"))
+    assert [row["sf__Created"] for row in good] == ["true"] * 451
+    assert good[7]["Name"] == "n7"
+    bad = rows(call(shared, "GET", f"/ingest/{job['id']}/failedResults/"))
+    assert [row["sf__Error"].partition(":")[0] for row in bad] == [
+        "REQUIRED_FIELD_MISSING",
+        "JSON_PARSER_ERROR",
+    ]
+    assert rows(call(shared, "GET", f"/ingest/{job['id']}/unprocessedrecords")) == []
+    changes = events(shared, ORDERS)[before:]
+    assert sum(len(change["ChangeEventHeader"]["recordIds"]) for change in changes) == 451
+    assert len({change["ChangeEventHeader"]["transactionKey"] for change in changes}) == 3
+
+    soql = "SELECT Id, Name, Quantity__c, Notes__c, Gift__c FROM Order__c"
+    made = call(shared, "POST", "/query", {"operation": "query", "query": soql}).json
+    assert (made["state"], made["object"]) == ("UploadComplete", "Order__c")
+    assert "numberRecordsProcessed" not in made
+    job = ended(shared, "query", made["id"])
+    assert (job["state"], job["numberRecordsProcessed"]) == ("JobComplete", 451)
+    found, locator = [], ""
+    while locator != "null":
+        query = f"?maxRecords=200&locator={quote(locator)}"
+        reply = call(shared, "GET", f"/query/{job['id']}/results{query}")
+        assert reply.headers.get_content_type() == "text/csv"
+        locator = reply.headers["Sforce-Locator"]
+        assert int(reply.headers["Sforce-NumberOfRecords"]) == len(rows(reply))
+        found += rows(reply)
+    assert [row["Id"] for row in found] == [row["sf__Id"] for row in good]
+    assert found[3] == {**found[3], "Name": "n3", "Quantity__c": "3.0", "Gift__c": "false"}
+    assert found[-1]["Notes__c"] == 'a "b"\nc'
+    other = f"/services/data/v60.0/jobs/query/{job['id']}/results"
+    assert call(shared, "GET", other).status == 409
+    refused = call(shared, "GET", f"/query/{job['id']}/results?locator=nonsense")
+    assert refused.code == (400, "INVALID_QUERY_LOCATOR")
+    assert call(shared, "DELETE", f"/query/{job['id']}").status == 204
+    assert call(shared, "GET", f"/query/{job['id']}").code == (404, "NOT_FOUND")
+    assert not list((shared.data_dir / "bulk").glob(f"{job['id']}*"))
+
+
+def test_an_ingest_job_updates_upserts_and_deletes(shared):
+    """Each operation does what its name says; #N/A empties a field, nothing leaves it alone."""
+    facts = {"operation": "upsert", "externalIdFieldName": "External_Id__c"}
+    job = load(shared, facts, "External_Id__c,Name,Quantity__c\nu1,one,1\nu2,two,2\n")
+    assert job["numberRecordsFailed"] == 0
+    job = load(shared, facts, "External_Id__c,Name,Quantity__c\nu2,zwei,\nu3,three,#N/A\n")
+    good = rows(call(shared, "GET", f"/ingest/{job['id']}/successfulResults"))
+    assert [row["sf__Created"] for row in good] == ["false", "true"]
+    second = good[0]["sf__Id"]
+    user = shared.accounts.user("user@example.com")
+    read = shared.records.get("Order__c", second, ["Name", "Quantity__c"])
+    assert read == {"Name": "zwei", "Quantity__c": 2.0}
+    facts = {"operation": "update", "lineEnding": "CRLF", "columnDelimiter": "SEMICOLON"}
+    load(shared, facts, f"Id;Quantity__c\r\n{second};#N/A\r\n")
+    assert shared.records.get("Order__c", second, ["Quantity__c"])["Quantity__c"] is None
+    assert load(shared, {"operation": "delete"}, f"Id\n{second}\n")["numberRecordsFailed"] == 0
+    soql = f"SELECT Id FROM Order__c WHERE Id = '{second}'"
+    assert shared.records.query(soql, user).total == 0
+    assert shared.records.query(soql, user, deleted=True).total == 1
+    job = load(shared, {"operation": "delete"}, f"Id\n{second}\nnonsense\n")
+    errors = [
+        row["sf__Error"] for row in rows(call(shared, "GET", f"/ingest/{job['id']}/failedResults"))
+    ]
+    assert [error.partition(":")[0] for error in errors] == ["ENTITY_IS_DELETED", "NOT_FOUND"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Colour__c\nred\n", "Field name not found : Colour__c"),
+        ("", "no first line"),
+        (b"Name\n\x00bad\n".decode() + "\udcff", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_fails_the_job(shared, text, said):
+    """A file without names, with unknown ones, or with bytes that are no text takes nothing."""
+    made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
+    headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": "text/csv"}
+    data = text.encode(errors="surrogateescape")
+    ask(shared, "PUT", f"{BASE}/ingest/{made['id']}/batches", data, headers)
+    call(shared, "PATCH", f"/ingest/{made['id']}", {"state": "UploadComplete"})
+    job = ended(shared, "ingest", made["id"])
+    assert job["state"] == "Failed"
+    assert said in job["errorMessage"]
+
+
+def test_jobs_that_are_refused(shared):
+    """What cannot be a job is refused when it is made, and a state that cannot be, too."""
+    for kind, body in (
+        ("query", {"operation": "query"}),
+        ("query", {"operation": "insert", "query": "SELECT Id FROM Account"}),
+        ("ingest", {"operation": "insert"}),
+        ("ingest", {"operation": "upsert", "object": "Order__c"}),
+        ("ingest", {"operation": "insert", "object": "Order__c", "columnDelimiter": "DOT"}),
+        ("ingest", {"operation": "insert", "object": "Order__c", "colour": "red"}),
+    ):
+        assert call(shared, "POST", f"/{kind}", body).code == (400, "INVALIDJOB")
+    body = {"operation": "query", "query": "SELECT Nothing FROM Account"}
+    assert call(shared, "POST", "/query", body).code == (400, "INVALID_FIELD")
+    body = {"operation": "query", "query": "SELECT COUNT() FROM Account"}
+    made = call(shared, "POST", "/query", body).json
+    assert ended(shared, "query", made["id"])["state"] == "Failed"
+    assert call(shared, "GET", f"/query/{made['id']}/results").status == 204
+    assert call(shared, "PATCH", f"/query/{made['id']}", {"state": "Aborted"}).status == 400
+    made = call(shared, "POST", "/ingest", {"operation": "insert", "object": "Account"}).json
+    assert call(shared, "DELETE", f"/ingest/{made['id']}").code == (400, "INVALIDJOBSTATE")
+    aborted = call(shared, "PATCH", f"/ingest/{made['id']}", {"state": "Aborted"})
+    assert aborted.json["state"] == "Aborted"
+    listed = call(shared, "GET", "/ingest").json["records"]
+    assert listed[-1]["id"] == made["id"]
+
+
+def test_a_job_that_is_aborted_keeps_what_it_did(shared):
+    """Rows that were taken stay, the others are unprocessed, and the state stays Aborted."""
+    made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
+    path = f"/ingest/{made['id']}"
+    text = "Name\n" + "".join(f"aborted {n}\n" for n in range(20_000))
+    call(shared, "PUT", f"{path}/batches", text, "text/csv")
+    call(shared, "PATCH", path, {"state": "UploadComplete"})
+    assert call(shared, "PATCH", path, {"state": "Aborted"}).json["state"] == "Aborted"
+    job = shared.jobs.job(made["id"], queries=False)
+    # The next job begins when this one has stopped.
+    following = load(shared, {"operation": "insert"}, "Name\nnext\n")
+    assert following["numberRecordsProcessed"] == 1
+    assert call(shared, "GET", path).json["state"] == "Aborted"
+    done = job.facts["numberRecordsProcessed"]
+    assert done < 20_000
+    left = rows(call(shared, "GET", f"{path}/unprocessedrecords"))
+    assert [row["Name"] for row in left] == [f"aborted {n}" for n in range(done, 20_000)]
+    soql = "SELECT COUNT() FROM Order__c WHERE Name LIKE 'aborted%'"
+    assert shared.records.query(soql, shared.accounts.holder("")).total == done
+
+
+def test_a_job_goes_on_after_a_restart(tmp_path):
+    """A job that was under way takes each row once, whatever its files held beyond its counts."""
+    with EmulatorServer(tmp_path) as emulator:
+        select(emulator, "Order__c")
+        made = call(emulator, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
+        path = f"/ingest/{made['id']}"
+        lines = "".join(f"n{n}\n" for n in range(600))
+        call(emulator, "PUT", f"{path}/batches", f"Name\n{lines}", "text/csv")
+        job = emulator.jobs.job(made["id"], queries=False)
+        user = emulator.accounts.user("user@example.com")
+        # As it is when the process dies behind the second transaction of three.
+        for n in range(400):
+            emulator.records.create("Order__c", {"Name": f"n{n}"}, user)
+        file = emulator.jobs.result(job, "successful", ["sf__Id", "sf__Created", "Name"])
+        list(file.append(iter([["x", "true", f"n{n}"] for n in range(450)])))
+        emulator.jobs.change(job, state="InProgress", numberRecordsProcessed=400)
+    with EmulatorServer(tmp_path) as emulator:
+        done = ended(emulator, "ingest", made["id"])
+        assert (done["state"], done["numberRecordsProcessed"]) == ("JobComplete", 600)
+        user = emulator.accounts.user("user@example.com")
+        names = [
+            row["Name"] for row in emulator.records.query("SELECT Name FROM Order__c", user).rows
+        ]
+        assert names == [f"n{n}" for n in range(600)]
+        good = rows(call(emulator, "GET", f"{path}/successfulResults"))
+        assert [row["Name"] for row in good] == names

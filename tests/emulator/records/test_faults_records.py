@@ -1,0 +1,72 @@
+"""Faults of changes: gap events, late events, another instance, a record that vanishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.emulator.faults.plan import Fault
+from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.server import EmulatorServer
+from tests.conftest import until
+from tests.emulator.records.support import events
+
+ACCOUNTS, ORDERS = "/data/AccountChangeEvent", "/data/Order__ChangeEvent"
+ALL = "/data/ChangeEvents"
+
+
+def headers(emulator, topic):
+    return [event["ChangeEventHeader"] for event in events(emulator, topic)]
+
+
+def test_a_gap_event_says_no_more_than_that_there_was_a_change(org, user):
+    """The next change of the target's object is a gap event; the others are not touched."""
+    org.faults.add(Fault("gap_event", target=ORDERS))
+    org.records.create("Account", {"Name": "A"}, user)
+    record = org.records.create("Order__c", {"Name": "1"}, user)
+    org.records.update("Order__c", record, {"Name": "2"}, user)
+    assert [header["changeType"] for header in headers(org, ORDERS)] == ["GAP_CREATE", "UPDATE"]
+    assert [header["changeType"] for header in headers(org, ACCOUNTS)] == ["CREATE"]
+    org.faults.assert_consumed()
+
+
+def test_an_event_can_be_late(org, user, clock, tmp_path):
+    """It comes when its time has come, behind later ones, and also after a restart."""
+    for seconds in (5.0, 60.0):
+        org.faults.add(Fault("delay_event", seconds=seconds))
+    for name in ("late", "later", "now"):
+        org.records.create("Account", {"Name": name}, user)
+    assert [event["Name"] for event in events(org, ALL)] == ["now"]
+    clock.jump(6)
+    until(lambda: len(events(org, ALL)) == 2)
+    org.stop()
+    clock.jump(60)
+    again = EmulatorServer(tmp_path / "org", clock=clock)
+    until(lambda: len(events(again, ALL)) == 3)
+    assert [event["Name"] for event in events(again, ACCOUNTS)] == ["now", "late", "later"]
+    again.stop()
+
+
+def test_on_another_instance_commit_numbers_begin_anew(org, user):
+    """After a move they grow from a smaller number, and old replay ids are refused."""
+    org.records.create("Account", {"Name": "1"}, user)
+    old = org.bus.ids.mint(org.bus.tip())
+    org.faults.add(Fault("move_org"))
+    org.records.create("Account", {"Name": "2"}, user)
+    org.records.create("Account", {"Name": "3"}, user)
+    numbers = [header["commitNumber"] for header in headers(org, ACCOUNTS)]
+    assert numbers[1] < numbers[0]
+    assert numbers[2] > numbers[1]
+    assert org.bus.position(old) is None
+
+
+def test_a_record_can_vanish_without_an_event(org, user):
+    """A purged record is found by nobody, and no event says so; whoever looks for it is counted."""
+    record = org.records.create("Account", {"Name": "A"}, user)
+    org.faults.add(Fault("purge_record", record_id=record))
+    assert len(events(org, ACCOUNTS)) == 1
+    assert org.records.query("SELECT Id FROM Account", user, deleted=True).total == 0
+    with pytest.raises(RecordProblem, match="does not exist"):
+        org.records.get("Account", record)
+    org.faults.assert_consumed()
+    with pytest.raises(ValueError, match="no record"):
+        org.faults.add(Fault("purge_record", record_id=record))

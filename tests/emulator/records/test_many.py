@@ -1,0 +1,133 @@
+"""Many records: a bulk query takes no more memory for more rows; changes keep their order."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.emulator.server import EmulatorServer
+from tests.conftest import until
+from tests.emulator.records.support import events, select
+
+ORDERS = "/data/Order__ChangeEvent"
+MANY = 1_000_000
+PAGE = 100_000
+PATIENCE_S = 600
+"""For a machine that has much else to do; it takes some 20 s on one that has not."""
+
+GROWTH_MB = 30.0
+"""What a million rows may take: pieces of files, one list of places; rows alone would be 100."""
+
+_FILL = """
+WITH RECURSIVE counter(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < ?)
+INSERT INTO rec_Order__c (Id, IsDeleted, Name, OwnerId, Quantity__c, Gift__c, CreatedDate,
+    LastModifiedDate, SystemModstamp)
+SELECT printf('a00SB%010dAAA', n), 0, 'order ' || n, '005SB0000000001YAA', n, 0,
+    '2026-01-01T00:00:00.000+0000', '2026-01-01T00:00:00.000+0000', '2026-01-01T00:00:00.000+0000'
+FROM counter
+"""
+
+
+def peak_mb() -> float:
+    """The most memory that this process had since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+@pytest.mark.slow
+def test_a_bulk_query_of_a_million_records_in_flat_memory(tmp_path):
+    """Neither the job nor its results hold more than pieces, and every row comes once, in order."""
+    with EmulatorServer(tmp_path) as emulator:
+        emulator._store.run(_FILL, MANY)
+        user = emulator.accounts.holder("")
+        forget_peak()
+        before, began = peak_mb(), time.monotonic()
+        facts = {
+            "operation": "query",
+            "query": "SELECT Id, Name, Quantity__c, CreatedDate FROM Order__c",
+            "columnDelimiter": "COMMA",
+            "lineEnding": "LF",
+            "apiVersion": 67.0,
+        }
+        job = emulator.jobs.create(facts, user)
+        until(lambda: job.state == "JobComplete", "the job's end", PATIENCE_S)
+        done = time.monotonic()
+        base = f"{emulator.http_url}/services/data/v67.0/jobs/query/{job.job_id}/results"
+        locator, number = "", 0
+        while locator != "null":
+            query = f"?maxRecords={PAGE}" + (f"&locator={locator}" if locator else "")
+            request = urllib.request.Request(
+                base + query, headers={"Authorization": f"Bearer {emulator.access_token}"}
+            )
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                locator = answer.headers["Sforce-Locator"]
+                next(answer)
+                for line in answer:
+                    number += 1
+                    assert line.startswith(b'"a00SB%010dAAA","order %d",' % (number, number))
+        took, growth = time.monotonic() - done, peak_mb() - before
+        print(
+            f"{MANY} rows: job {done - began:.1f} s, results {took:.1f} s,"
+            f" {growth:.1f} MB more at most"
+        )
+        assert number == MANY
+        assert growth < GROWTH_MB
+
+
+@pytest.mark.slow
+def test_five_hundred_changes_a_second_each_with_its_event(tmp_path):
+    """Changes over REST by several clients at once: one event each, in the order in which they
+    were committed. The rate is printed, and checked only loosely: the machine may be busy."""
+    clients, changes = 4, 1000
+    with EmulatorServer(tmp_path) as emulator:
+        select(emulator, "Order__c")
+        headers = {
+            "Authorization": f"Bearer {emulator.access_token}",
+            "Content-Type": "application/json",
+        }
+        made: list[list[str]] = [[] for _ in range(clients)]
+
+        def work(number: int) -> None:
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", int(emulator.http_url.rpartition(":")[2])
+            )
+            path = "/services/data/v67.0/sobjects/Order__c"
+            for count in range(changes // 2):
+                body = json.dumps({"Name": f"{number}-{count}", "Quantity__c": count})
+                connection.request("POST", path, body, headers)
+                answer = json.loads(connection.getresponse().read())
+                made[number].append(answer["id"])
+                body = json.dumps({"Quantity__c": count + 1})
+                connection.request("PATCH", f"{path}/{answer['id']}", body, headers)
+                assert connection.getresponse().read() == b""
+            connection.close()
+
+        began = time.monotonic()
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rate = clients * changes / (time.monotonic() - began)
+        print(f"{rate:.0f} changes a second by {clients} clients, each with its event")
+        found = [
+            event["ChangeEventHeader"] for event in events(emulator, "/data/Order__ChangeEvent")
+        ]
+        assert len(found) == clients * changes
+        numbers = [header["commitNumber"] for header in found]
+        assert numbers == sorted(set(numbers))
+        for ids in made:  # of one client's records, creation and change alternate
+            own = set(ids)
+            seen = [(h["recordIds"][0], h["changeType"]) for h in found if h["recordIds"][0] in own]
+            assert seen == [(one, kind) for one in ids for kind in ("CREATE", "UPDATE")]
+        assert rate > 50

@@ -1,0 +1,138 @@
+"""Objects: what a seed may say of them, formulas, and what clients may not be able to break."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.emulator.org import seed as seeds
+from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
+from sfpubsub.emulator.org.records import formulas
+from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.result_file import ResultFile
+from sfpubsub.emulator.server import EmulatorServer
+
+OBJECT = "[[objects]]\nname = '{name}'\nkey_prefix = '{prefix}'\nfields = [{fields}]\n"
+
+TOPIC = """[[topics]]
+name = '/data/A__ChangeEvent'
+schema = '{"type": "record", "name": "A__ChangeEvent", "fields": []}'
+"""
+
+
+def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
+    path.write_text(OBJECT.format(name=name, prefix=prefix, fields=fields) + rest, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "A c"}, "'A c' is not a name of an object"),
+        ({"prefix": "a0"}, "key_prefix must be three letters or digits"),
+        ({"fields": "{name = 'X__c'}"}, "type must be one of"),
+        ({"fields": "{name = 'X__c', type = 'colour'}"}, "type must be one of"),
+        ({"fields": "{name = '1', type = 'string'}"}, "'1' is not a name of a field"),
+        ({"fields": "{name = 'X__c', type = 'string', size = 3}"}, "size = 3 is not understood"),
+        ({"fields": "{name = 'X__c', type = 'string', length = 1000000}"}, "at most 131072"),
+        ({"fields": "{name = 'X__c', type = 'reference'}"}, "say what it references"),
+        ({"fields": "{name = 'X__c', type = 'double', formula = 'Y__c + 1'}"}, "cannot use Y__c"),
+        ({"fields": "{name = 'X__c', type = 'double', formula = '1 +'}"}, "cannot be read"),
+        (
+            {"fields": "{name = 'X__c', type = 'string'}, {name = 'x__C', type = 'int'}"},
+            "the field x__c stands there twice",
+        ),
+        ({"rest": OBJECT.format(name="B__c", prefix="a0A", fields="")}, "key prefix a0A"),
+        ({"rest": TOPIC}, "topic /data/A__ChangeEvent stands there twice"),
+    ],
+)
+def test_an_object_that_cannot_be_is_refused_with_the_seed(tmp_path, given, said):
+    """The text names the object and what is wrong; nothing is stored."""
+    with pytest.raises(SeedError, match=said):
+        seeds.load(seed_of(tmp_path / "seed.toml", **given))
+
+
+def test_a_seed_with_objects_is_applied_twice(tmp_path):
+    """An object that got another field in the file has it, its records stay, and channels can have
+    its topic."""
+    rest = "[[channels]]\nname = '/data/ChangeEvents'\ntopics = ['/data/A__ChangeEvent']\n"
+    seed = seed_of(tmp_path / "seed.toml", fields="{name = 'Name', type = 'string'}", rest=rest)
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        user = emulator.accounts.holder("")
+        emulator.records.create("A__c", {"Name": "1"}, user)
+    fields = "{name = 'Name', type = 'string'}, {name = 'X__c', type = 'int'}"
+    seed_of(seed, fields=fields, rest=rest)
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        emulator.records.create("A__c", {"Name": "2", "X__c": 7}, user)
+        rows = emulator.records.query("SELECT Name, X__c FROM A__c", user).rows
+        assert rows == [{"Name": "1", "X__c": None}, {"Name": "2", "X__c": 7}]
+        assert len(emulator.bus.read(emulator.bus.topic("/data/ChangeEvents"), 0, 10)[0]) == 2
+
+
+def test_a_seed_that_does_not_fit_the_directory_is_refused(tmp_path):
+    """A field cannot change its type under records that have it; one line says so."""
+    seed = seed_of(tmp_path / "seed.toml", fields="{name = 'X__c', type = 'string'}")
+    EmulatorServer(tmp_path / "data", seed=seed).stop()
+    seed_of(seed, fields="{name = 'X__c', type = 'int'}")
+    with pytest.raises(EmulatorProblem, match=r"A__c.X__c: string cannot become int"):
+        EmulatorServer(tmp_path / "data", seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [
+        ("A * B", 6.0),
+        ("(a + B) / 2 - 1", 1.5),
+        ("-A", -2.0),
+        ("Name & ' of ' & A", "x of 2"),
+        ("A / (B - 3)", None),
+        ("A * Empty", None),
+        ("Name & Empty", "x"),
+        ("Name * Name", None),
+    ],
+)
+def test_formulas(formula, value):
+    """Numbers are computed, texts joined; what cannot be computed is empty."""
+    row = {"A": 2.0, "B": 3.0, "Name": "x", "Empty": None}
+    assert formulas.compute(formula, row) == value
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "__import__('os')",
+        "A.b",
+        "A[0]",
+        "A ** 9",
+        "lambda: 1",
+        "[1]",
+        "A if B else 1",
+        "1+" * 60 + "1",
+    ],
+)
+def test_formulas_compute_and_nothing_else(formula):
+    """Calls, attributes, powers and deep nesting are refused when the field is defined."""
+    with pytest.raises(ValueError, match="formula"):
+        formulas.fields_of(formula)
+
+
+def test_a_custom_objects_event_is_named_after_it():
+    """Order__c has Order__ChangeEvent, Account has AccountChangeEvent."""
+    for name, event in (("Order__c", "Order__ChangeEvent"), ("Account", "AccountChangeEvent")):
+        assert SObject({"name": name, "key_prefix": "001", "fields": []}).event_name == event
+
+
+def test_any_run_of_rows_is_read_from_a_file(tmp_path):
+    """Rows with quotes and line ends come out as they went in, also after a cut and more rows."""
+    file = ResultFile(tmp_path / "rows.csv", ["A", "B"])
+    rows = [[str(n), 'x "y"\n' * (n % 3)] for n in range(1000)]
+    list(file.append(iter(rows)))
+    file.cut(500)
+    list(file.append(iter(rows[500:])))
+    assert file.count == 1000
+    for start, count in ((0, 1), (499, 3), (990, 100), (1000, 5)):
+        length, pieces = file.read(start, count)
+        data = b"".join(pieces)
+        assert len(data) == length
+        assert data == file.header + b"".join(map(file.line, rows[start : start + count]))
+    file.remove()
+    assert list(tmp_path.iterdir()) == []

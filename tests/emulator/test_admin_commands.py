@@ -1,0 +1,168 @@
+"""`sfpubsub emulator publish` and its neighbours, against one emulator that runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sfpubsub.cli.main import cli
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.server import EmulatorServer
+
+from .support import ACCOUNTS, MANAGED, ORDERS, WAIT_S
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """One that all tests share."""
+    with EmulatorServer(tmp_path_factory.mktemp("data"), clock=ManualClock()) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def command(running, monkeypatch):
+    """Run a command, found by the environment; return its exit code and what it printed."""
+    monkeypatch.setenv("SFPUBSUB_EMULATOR_URL", running.http_url)
+
+    def run(*arguments: str, stdin: str = "") -> tuple[int, Any]:
+        done = CliRunner().invoke(cli, ["emulator", *arguments], input=stdin)
+        if done.exit_code:
+            return done.exit_code, done.output
+        return 0, [json.loads(line) for line in done.output.splitlines()]
+
+    return run
+
+
+def test_publish(command, running):
+    """A line is an event, also of a topic that clients may not publish to; results come in order,
+    and more than one request is made of many."""
+    before = running.bus.tip()
+    lines = [json.dumps({"Order_Number__c": str(number)}) for number in range(401)]
+    code, results = command("publish", ORDERS, stdin="\n".join(lines))
+    assert (code, len(results)) == (0, 401)
+    ids = [running.bus.ids.read(bytes.fromhex(row["replay_id"])) for row in results]
+    assert ids == list(range(before + 1, before + 402))
+    code, (row,) = command("publish", ACCOUNTS, stdin='{"Name": "x"}\n')
+    assert code == 0
+    assert set(row) == {"event_id", "replay_id"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "line", "said"),
+    [
+        (ORDERS, "{", "line 1 of <stdin> is not JSON"),
+        (ORDERS, "[]", "line 1 of <stdin> is not a JSON object"),
+        (ORDERS, '{"Nonsense": 1}', "has no field Nonsense"),
+        ("/event/None__e", "{}", "/event/None__e"),
+        ("/data/ChangeEvents", "{}", "is a channel"),
+    ],
+)
+def test_publish_refused(command, running, topic, line, said):
+    """What cannot be published is one line and exit code 1; nothing of the request is published."""
+    before = running.bus.tip()
+    code, output = command("publish", topic, stdin=line)
+    assert code == 1
+    assert said in output
+    assert running.bus.tip() == before
+
+
+def test_topics_and_subscriptions(command, running):
+    """The lists are those of the health page."""
+    rows = command("topics")[1]
+    assert ORDERS in {row["name"] for row in rows}
+    assert {"published", "delivered", "streams"} <= set(rows[0])
+    (row,) = command("subscriptions")[1]
+    assert (row["name"], row["state"], row["committed_replay_id"]) == (MANAGED, "RUN", None)
+
+
+def test_faults(command, running):
+    """A fault is added with its parameters, and listed with what has happened."""
+    code, (row,) = command("faults", "add", "drop_stream", "after_responses=3", "status=RESET")
+    assert code == 0
+    listed = command("faults")[1][row["number"]]
+    assert (listed["kind"], listed["after_responses"], listed["status"]) == (
+        "drop_stream",
+        3,
+        "RESET",
+    )
+    assert command("faults", "list")[1][row["number"]] == listed
+    assert "drop_stream" in {kind["kind"] for kind in command("faults", "kinds")[1]}
+    assert command("faults", "add", "nonsense")[0] == 1
+    assert command("faults", "add", "drop_stream", "nonsense")[0] == 2
+
+
+def test_clock(command, running):
+    """The clock is shown and moved on."""
+    before = running.clock.now()
+    assert command("clock")[1][0]["now"] == before
+    assert command("clock", "--jump", "73h")[1][0]["now"] == before + 73 * 3600
+    assert running.clock.now() == before + 73 * 3600
+    assert command("clock", "--jump", "soon")[0] == 2
+
+
+def test_nobody_there(command):
+    """Where no emulator answers, one line says where it was looked for."""
+    code, output = command("topics", "--url", "http://127.0.0.1:1")
+    assert code == 1
+    assert "no emulator answers at http://127.0.0.1:1" in output
+
+
+def test_options_of_a_start_are_refused_with_a_command(command):
+    """--http-port in front of a command would be ignored; it is refused."""
+    code, output = command("--http-port", "7012", "topics")
+    assert code == 2
+    assert "--url" in output
+
+
+def test_an_org_with_apps_of_its_own_needs_its_token(tmp_path, monkeypatch):
+    """The default app opens nothing there, and the refusal says what does."""
+    seed = tmp_path / "seed.toml"
+    seed.write_text(
+        '[[users]]\nusername = "me@example.com"\n[[apps]]\nclient_id = "x"\nclient_secret = "y"\n'
+    )
+    with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
+        arguments = ["emulator", "clock", "--url", emulator.http_url]
+        refused = CliRunner().invoke(cli, arguments)
+        assert refused.exit_code == 1
+        assert "access_token of the ready line" in refused.output
+        monkeypatch.setenv("SFPUBSUB_EMULATOR_TOKEN", emulator.access_token)
+        assert CliRunner().invoke(cli, arguments).exit_code == 0
+
+
+def test_tls(tmp_path):
+    """With the authority of the ready line, an emulator with TLS is reached too."""
+    with EmulatorServer(tmp_path, tls=True) as emulator:
+        arguments = ["emulator", "topics", "--url", emulator.http_url]
+        assert CliRunner().invoke(cli, arguments).exit_code == 1
+        trusting = [*arguments, "--ca-file", str(emulator.ca_file)]
+        assert CliRunner().invoke(cli, trusting).exit_code == 0
+
+
+def test_it_ends_with_its_stdin(spawn):
+    """--until-stdin-closes: the end of the one who holds the pipe is its own, and a clean one."""
+    process = spawn("--until-stdin-closes", stdin=True).wait_ready()
+    process.popen.stdin.close()
+    assert process.popen.wait(WAIT_S) == 0
+
+
+def test_records(command, running):
+    """A record is made, found, changed and deleted, each with its change event."""
+    assert "Account" in {row["name"] for row in command("records")[1]}
+    before = running.bus.tip()
+    code, (made,) = command("records", "create", "Account", "Name=Acme", "NumberOfEmployees=7")
+    assert code == 0
+    key = made["id"]
+    found = command("records", "query", "SELECT Id, Name FROM Account")[1]
+    assert found == [{"Id": key, "Name": "Acme"}]
+    assert command("records", "update", "Account", key, "NumberOfEmployees=", "Name=A=B")[0] == 0
+    (shown,) = command("records", "show", "Account", key)[1]
+    assert (shown["Name"], shown["NumberOfEmployees"]) == ("A=B", None)
+    assert command("records", "delete", "Account", key)[0] == 0
+    assert running.bus.tip() == before + 3
+    code, output = command("records", "show", "Account", key)
+    assert code == 1
+    assert "deleted" in output
+    assert command("records", "create", "Account", "Name")[0] == 2

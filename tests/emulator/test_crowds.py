@@ -1,0 +1,179 @@
+"""Many calls, and calls that say nothing: bounds that are told, and threads that go back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.grpc.workers import Workers
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
+
+from .support import MANAGED, ORDERS, PREFIX, WAIT_S, until
+
+TOPIC = pb.TopicRequest(topic_name=ORDERS)
+FETCH = pb.FetchRequest(topic_name=ORDERS, num_requested=10, replay_preset=pb.EARLIEST)
+
+
+def call_threads() -> int:
+    """Threads of this process that serve calls."""
+    return sum(thread.name.startswith("emulator-call") for thread in threading.enumerate())
+
+
+def request_threads() -> int:
+    """Threads of this process that read the requests of streams."""
+    return sum(thread.name == "emulator-requests" for thread in threading.enumerate())
+
+
+def test_one_stream_too_many_is_refused_at_once(start):
+    """Beyond the bound every kind of stream is refused in the service's words, unary calls go on,
+    and a stream that ends makes room."""
+    emulator, client = start(settings=Settings(max_streams=3))
+    emulator.publish(ORDERS, [{}])
+    streams = [client.subscribe(), client.subscribe(), client.stream("PublishStream")]
+    for stream in streams[:2]:
+        stream.events(1)
+    until(lambda: emulator.bus.bells.count("PublishStream"))
+    for rpc in ("Subscribe", "ManagedSubscribe", "PublishStream"):
+        code, details, trailers = client.stream(rpc).end()
+        assert code == "RESOURCE_EXHAUSTED"
+        assert details.startswith("The service received too many connections and doesn't have the")
+        assert trailers["error-code"] == PREFIX + "service.protection.triggered"
+    assert client.call("GetTopic", TOPIC).topic_name == ORDERS
+    streams[0].half_close()
+    assert streams[0].end()[0] == "OK"
+    client.subscribe().events(1)
+
+
+def test_unary_calls_find_a_thread_behind_streams_that_are_delayed(start):
+    """Streams count from their start, even while a fault holds them up."""
+    emulator, client = start(settings=Settings(max_streams=2), clock=ManualClock())
+    for _ in range(2):
+        emulator.faults.add(Fault("delay_call", rpc="Subscribe", seconds=9.0))
+        client.subscribe()
+    until(lambda: call_threads() >= 2)
+    until(lambda: client.subscribe().refusal() == "service.protection.triggered")
+    assert client.call("GetTopic", TOPIC).topic_name == ORDERS
+
+
+def test_threads_go_back_when_streams_end(emulator):
+    """200 streams at once each get their event; after their end nearly no thread is left."""
+    emulator.publish(ORDERS, [{}])
+    before, readers = call_threads(), request_threads()
+    with grpc.insecure_channel(emulator.grpc_target) as channel:
+        stub = pb_grpc.PubSubStub(channel)
+        done = threading.Event()
+
+        def requests() -> Iterator[Any]:
+            yield FETCH
+            done.wait(WAIT_S)
+
+        calls = [stub.Subscribe(requests(), metadata=emulator.metadata) for _ in range(200)]
+        for call in calls:
+            assert len(next(call).events) == 1
+        assert call_threads() >= 200
+        done.set()
+        for call in calls:
+            assert call.code() == grpc.StatusCode.OK
+    until(lambda: call_threads() <= before + 4)
+    until(lambda: request_threads() <= readers)
+
+
+def test_workers_run_in_turn_beyond_their_number():
+    """Two threads do five pieces of work, an error reaches its future, and none is left behind."""
+    workers = Workers(2, "emulator-call-test")
+    gate = threading.Event()
+    running = [workers.submit(gate.wait, WAIT_S) for _ in range(2)]
+    waiting = [workers.submit(int, text) for text in ("1", "2", "x")]
+    assert not any(future.done() for future in waiting)
+    gate.set()
+    assert [future.result(WAIT_S) for future in (*running, *waiting[:2])] == [True, True, 1, 2]
+    with pytest.raises(ValueError, match="invalid literal"):
+        waiting[2].result(WAIT_S)
+    workers.shutdown()
+    with pytest.raises(RuntimeError):
+        workers.submit(int)
+
+
+@pytest.mark.parametrize("rpc", ["Subscribe", "ManagedSubscribe"])
+@pytest.mark.parametrize("close", ["ok", "error"])
+def test_a_stream_that_says_nothing_is_closed(start, rpc, close):
+    """Without a first request it ends in its time, as one that asks for nothing does."""
+    clock = ManualClock()
+    emulator, client = start(settings=Settings(idle_close=close), clock=clock)
+    stream = client.stream(rpc)
+    until(lambda: emulator.bus.bells.count("first request"))
+    clock.jump(59.0)
+    assert stream.silent()
+    clock.jump(1.0)
+    if close == "ok":
+        assert stream.end()[0] == "OK"
+    else:
+        assert stream.refusal() == "subscription.fetch.idle.timeout"
+    assert emulator.bus.bells.count("first request") == 0
+
+
+def test_a_silent_stream_ends_with_its_token(start):
+    """The token expires before the first request: the stream ends, it does not wait for one."""
+    clock = ManualClock()
+    emulator, client = start(settings=Settings(token_lifetime_s=10.0), clock=clock)
+    stream = client.stream("Subscribe")
+    until(lambda: emulator.bus.bells.count("first request"))
+    clock.jump(11.0)
+    assert stream.refusal() == "service.auth.error"
+
+
+def test_response_headers_before_the_first_message(start, tmp_path):
+    """At once if the setting says so, with the first message otherwise: tonic tells the two
+    apart."""
+    _, client = start(settings=Settings(headers_at_once=True), data_dir=tmp_path / "at once")
+    stream = client.subscribe()
+    assert stream.call.initial_metadata() == ()
+    emulator, client = start(data_dir=tmp_path / "with the first")
+    stream = client.subscribe()
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(stream.call.initial_metadata()))
+    waiting.start()
+    waiting.join(0.2)  # a promise that something does not happen
+    assert not found
+    emulator.publish(ORDERS, [{}])
+    waiting.join(WAIT_S)
+    assert found == [()]
+
+
+@pytest.mark.parametrize(
+    ("rpc", "first", "suffix", "said"),
+    [
+        ("subscribe", {"replay_preset": 7}, "subscription.fetch.request.invalid", "preset"),
+        (
+            "managed",
+            {"developer_name": ""},
+            "managed.subscription.id.or.developer.name.empty",
+            "must name",
+        ),
+        (
+            "managed",
+            {"developer_name": MANAGED, "subscription_id": "18xSB0000000001"},
+            "managed.subscription.id.or.developer.name.empty",
+            "not both",
+        ),
+        (
+            "managed",
+            {"num_requested": 0},
+            "managed.subscription.fetch.request.invalid",
+            "asks for no events",
+        ),
+    ],
+)
+def test_refusals_say_what_is_wrong(client, rpc, first, suffix, said):
+    """One suffix can stand for several mistakes: the text tells which."""
+    code, details, trailers = getattr(client, rpc)(**first).end()
+    assert (code, trailers["error-code"]) == ("INVALID_ARGUMENT", PREFIX + suffix)
+    assert said in details

@@ -1,0 +1,107 @@
+"""Clients of others work against the emulator as they are published.
+
+Run with `-m foreign`. The packages are fetched once, at pinned versions, into a cache directory
+outside of the tree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfpubsub.emulator.server import EmulatorServer
+
+from ..streaming.test_foreign import CACHE, needs_node, node_packages
+from .support import ORDERS, Client
+
+pytestmark = pytest.mark.foreign
+
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "scripts" / "python_clients.sh"
+
+LONGEST_S = 600
+"""With the download of packages; a run without it takes seconds."""
+
+GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4"
+
+
+def run(*command: str, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_python_clients():
+    """pysfpubsub and aiosfpubsub sign in by SOAP, publish and subscribe; simple-salesforce signs in
+    by SOAP, publishes by REST, asks the Tooling API and the limits."""
+    text = run(str(SCRIPT), str(CACHE / "python_clients"), PYTHON=sys.executable)
+    assert json.loads(text) == {
+        "simple-salesforce": {
+            "success": True,
+            "events": ["AccountChangeEvent", "Order_Event__e"],
+            "used": 1,
+        },
+        "pysfpubsub": {"published": 1, "received": ["simple-salesforce", "pysfpubsub"]},
+        "aiosfpubsub": {"topic": ORDERS, "received": ["simple-salesforce", "pysfpubsub"]},
+    }
+
+
+@needs_node
+def test_jsforce(emulator):
+    """It signs in by SOAP, asks who it is, publishes, makes a channel, and logs out by SOAP."""
+    modules = str(node_packages() / "node_modules")
+    program = str(HERE / "jsforce_client.cjs")
+    seen = json.loads(run("node", program, emulator.http_url, NODE_PATH=modules))
+    assert seen == {
+        "organization": emulator.tenant_id,
+        "identity": emulator.tenant_id,
+        "published": True,
+        "schema": "Order_Event__e",
+        "selected": ["AccountChangeEvent"],
+        "channel": True,
+        "limit": 50_000,
+        "afterLogout": seen["afterLogout"],
+    }
+    assert isinstance(seen["afterLogout"], str)
+
+
+@pytest.mark.skipif(not shutil.which("go"), reason="go is not there")
+@pytest.mark.parametrize("tls", [False, True])
+def test_grpcurl(tmp_path, tls):
+    """It lists a service that it knows nothing of by reflection, calls it, and asks for health."""
+    binary = CACHE / "grpcurl" / "grpcurl"
+    if not binary.exists():
+        run("go", "install", GRPCURL, GOBIN=str(binary.parent))
+    with EmulatorServer(tmp_path, tls=tls) as emulator:
+        trust = ["-cacert", str(emulator.ca_file)] if tls else ["-plaintext"]
+        headers = [part for name, value in emulator.metadata for part in ("-H", f"{name}: {value}")]
+
+        def grpcurl(*arguments: str) -> str:
+            return run(str(binary), *trust, *arguments)
+
+        target = emulator.grpc_target
+        assert "eventbus.v1.PubSub" in grpcurl(target, "list").splitlines()
+        assert "SERVING" in grpcurl(target, "grpc.health.v1.Health/Check")
+        assert "rpc ManagedSubscribe" in grpcurl(target, "describe", "eventbus.v1.PubSub")
+        asked = json.dumps({"topic_name": ORDERS})
+        answer = grpcurl("-d", asked, *headers, target, "eventbus.v1.PubSub/GetTopic")
+        assert ORDERS in json.loads(answer).values()
+        emulator.publish(ORDERS, [{}])
+        fetch = json.dumps({"topic_name": ORDERS, "replay_preset": "EARLIEST", "num_requested": 1})
+        answer = grpcurl("-d", fetch, *headers, target, "eventbus.v1.PubSub/Subscribe")
+        assert len(json.loads(answer)["events"]) == 1
+        client = Client(target, emulator.metadata, emulator.ca_file)
+        assert len(client.subscribe().events(1)) == 1
+        client.close()

@@ -1,0 +1,396 @@
+"""The page without a browser: what it says, what it refuses, and its stream of updates."""
+
+from __future__ import annotations
+
+import html
+import http.client
+import json
+import re
+import threading
+import time
+import urllib.parse
+from typing import Any
+
+import pytest
+
+from sfpubsub.emulator.faults.kinds import KINDS
+from sfpubsub.emulator.http import listener
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.lag import CommitHistory, series
+from sfpubsub.emulator.server import EmulatorServer
+
+from .support import ACCOUNTS, CHANGES, MANAGED, ORDERS, WAIT_S, commit, until
+from .web import ask
+
+HTML = {"Accept": "text/html"}
+TOPIC = "/ui/topic?name=" + urllib.parse.quote(ORDERS)
+NASTY = "<script>alert('1')</script> \"&"
+PAGES = [
+    "/",
+    TOPIC,
+    f"/ui/topic?name={ACCOUNTS}",
+    f"/ui/topic?name={CHANGES}",
+    "/ui/records",
+    "/ui/records?object=Account",
+    "/ui/subscriptions",
+    "/ui/streams",
+    "/ui/faults",
+    "/ui/clock",
+]
+
+
+@pytest.fixture(scope="module")
+def org(tmp_path_factory):
+    """An org that all tests share, with something to see."""
+    with EmulatorServer(tmp_path_factory.mktemp("data"), clock=ManualClock()) as emulator:
+        emulator.publish(ORDERS, [{"City__c": NASTY}])
+        yield emulator
+
+
+def load(org: Any, path: str) -> str:
+    reply = ask(org, "GET", path, headers=HTML)
+    assert reply.status == 200, reply.text
+    return reply.text
+
+
+def token(org: Any) -> str:
+    found = re.search(r'name="form-token" value="([^"]+)"', load(org, "/ui/clock"))
+    assert found
+    return found[1]
+
+
+def send(org: Any, path: str, headers: Any = None, **fields: str) -> tuple[int, str, str]:
+    """Post a form as the page does; status, Location and text, without following."""
+    fields.setdefault("form-token", token(org))
+    host = urllib.parse.urlsplit(org.http_url).netloc
+    connection = http.client.HTTPConnection(host, timeout=WAIT_S)
+    kind = {"Content-Type": "application/x-www-form-urlencoded", **(headers or {})}
+    connection.request("POST", path, urllib.parse.urlencode(fields), kind)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers.get("Location", ""), text
+
+
+class Updates:
+    """A stream of updates, as a browser reads one."""
+
+    def __init__(self, org: Any, path: str, headers: Any = None) -> None:
+        host = urllib.parse.urlsplit(org.http_url).netloc
+        self.connection = http.client.HTTPConnection(host, timeout=WAIT_S)
+        self.connection.request("GET", path, headers=headers or {})
+        self.answer = self.connection.getresponse()
+
+    def next(self, kind: str) -> dict[str, str]:
+        """The next message of a kind; with `mark`, if it has one."""
+        fields: dict[str, str] = {}
+        while True:
+            line = self.answer.readline().decode()
+            assert line, "the stream has ended"
+            name, _, value = line.rstrip("\n").partition(": ")
+            if name:
+                fields[name] = value
+            elif fields.get("event") == kind:
+                return {"mark": fields.get("id", ""), **json.loads(fields["data"])}
+            else:
+                fields = {}
+
+    def close(self) -> None:
+        self.answer.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def updates(org):
+    """Open a stream of updates; closed with the test."""
+    opened = []
+
+    def make(path: str, headers: Any = None) -> Updates:
+        opened.append(Updates(org, path, headers))
+        return opened[-1]
+
+    yield make
+    for item in opened:
+        item.close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_loads_nothing_from_elsewhere(org, path):
+    """No address of another host, no script or style in the page, and headers that hold a browser
+    to it."""
+    reply = ask(org, "GET", path, headers=HTML)
+    text = reply.text
+    assert reply.status == 200
+    assert re.findall(r'(?:src|href|action)="(?!/|#)', text) == []
+    assert re.findall(r'(?:src|href|action)="//', text) == []
+    assert not re.search(r"<style|<script(?! src=\"/ui/live.js\")| style=| on\w+=", text)
+    policy = reply.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert org.access_token not in text
+
+
+def test_what_events_say_is_text(org, updates):
+    """An event's values, a topic's name and what was entered never become HTML."""
+    assert "<script>alert" not in load(org, TOPIC)
+    assert html.escape(NASTY) in load(org, TOPIC)
+    assert (
+        "<script>alert" not in updates(TOPIC.replace("topic?", "topic/live?")).next("add")["html"]
+    )
+    reply = ask(org, "GET", f"/ui/topic?name={urllib.parse.quote(NASTY)}", headers=HTML)
+    assert reply.status == 404
+    assert "<script>alert" not in reply.text
+    status, _, text = send(org, "/ui/topic", **{"form-topic": ORDERS, "Amount__c": NASTY})
+    assert status == 400
+    assert "<script>alert" not in text
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({}, {"form-token": ""}),
+        ({}, {"form-token": "guessed"}),
+        ({"Origin": "https://example.com"}, {}),
+        ({"Origin": "null"}, {}),
+        ({"Origin": "http://[::1"}, {}),
+        ({"Sec-Fetch-Site": "cross-site"}, {}),
+        ({"Sec-Fetch-Site": "same-site"}, {}),
+        ({"Content-Type": "text/plain"}, {}),
+    ],
+)
+def test_a_form_of_another_site_changes_nothing(org, headers, fields):
+    """Without the token of our own page, or from elsewhere, a form is refused."""
+    before = org.bus.tip()
+    status, _, _ = send(org, "/ui/topic", headers, **{"form-topic": ORDERS, **fields})
+    assert status in (403, 415)
+    assert org.bus.tip() == before
+
+
+@pytest.mark.parametrize("host", ["evil.example.com", "127.0.0.1.example.com", "", "[::1"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_name_bent_to_this_address_is_refused(org, method, host):
+    """DNS rebinding: under a name that anybody can register, nothing is shown or changed."""
+    reply = ask(org, method, TOPIC, b"" if method == "POST" else None, {"Host": host, **HTML})
+    assert reply.status == 421
+    assert NASTY not in html.unescape(reply.text)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:1", "emulator:7012", "[::1]:7012", "10.0.0.7", "a.localhost"]
+)
+def test_names_of_this_machine_are_served(org, host):
+    """Addresses, localhost, and names without a dot, as containers have."""
+    assert ask(org, "GET", "/", headers={"Host": host, **HTML}).status == 200
+
+
+def test_publish_from_the_form(org):
+    """What is entered is published with its type; what is blank is null; JSON makes several."""
+    done = send(
+        org,
+        "/ui/topic",
+        **{"form-topic": ORDERS, "Order_Number__c": "7", "Amount__c": "1.5", "City__c": ""},
+        Has_Shipped__c="true",
+    )
+    assert done[:2] == (303, f"{TOPIC.replace('/event/', '%2Fevent%2F')}&done=published")
+    event = last(org, ORDERS)
+    assert (event["Order_Number__c"], event["Amount__c"], event["Has_Shipped__c"]) == (
+        "7",
+        1.5,
+        True,
+    )
+    assert event["City__c"] is None
+    rows = json.dumps([{"Order_Number__c": "8"}, {"Order_Number__c": "9"}])
+    before = org.bus.tip()
+    assert send(org, "/ui/topic", **{"form-topic": ORDERS, "form-json": rows})[0] == 303
+    assert (org.bus.tip(), last(org, ORDERS)["Order_Number__c"]) == (before + 2, "9")
+    change = json.dumps({"changeType": "DELETE", "recordIds": ["001x"]})
+    fields = {"form-topic": ACCOUNTS, "ChangeEventHeader": change}
+    assert send(org, "/ui/topic", **fields)[0] == 303
+    assert last(org, ACCOUNTS)["ChangeEventHeader"]["changeType"] == "DELETE"
+
+
+def last(org: Any, name: str) -> dict[str, Any]:
+    ((event, _),) = org.bus.newest(org.bus.topic(name), 1)
+    return org.bus.schema(event.schema_id).decode(event.payload)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"Amount__c": "much"}, "Amount__c is not a number: 'much'"),
+        ({"Ordered_At__c": "1.5"}, "Ordered_At__c is not a whole number"),
+        ({"form-json": "{"}, "this is not JSON"),
+        ({"form-json": '{"Nonsense": 1}'}, "has no field Nonsense"),
+        ({"form-json": "[]"}, "write an object"),
+    ],
+)
+def test_what_cannot_be_published_is_said_beside_the_form(org, fields, said):
+    """Nothing is published, and what was entered still stands in the form."""
+    before = org.bus.tip()
+    entered = {"form-topic": ORDERS, "Order_Number__c": "kept", **fields}
+    status, _, text = send(org, "/ui/topic", **entered)
+    assert status == 400
+    assert said in html.unescape(text)
+    assert 'value="kept"' in text
+    assert org.bus.tip() == before
+
+
+def test_updates_come_at_once_and_each_event_once(org, updates):
+    """A new event is sent with what tells a browser that comes again where it was; one that comes
+    again gets what it missed and nothing twice."""
+    path = f"/ui/topic/live?name={ORDERS}&after={org.bus.tip()}"
+    stream = updates(path)
+    assert stream.next("put")["id"].endswith("-published")
+    org.publish(ORDERS, [{"Order_Number__c": "live-1"}])
+    first = stream.next("add")
+    assert first["id"] == "events"
+    assert "live-1" in first["html"]
+    org.publish(ORDERS, [{"Order_Number__c": "live-2"}])
+    second = stream.next("add")
+    assert "live-2" in second["html"]
+    assert "live-1" not in second["html"]
+    stream.close()
+    org.publish(ORDERS, [{"Order_Number__c": "live-3"}])
+    again = updates(path, {"Last-Event-ID": second["mark"]}).next("add")["html"]
+    assert "live-3" in again
+    assert "live-2" not in again
+
+
+def test_who_looks_is_no_stream_of_the_service(org, updates):
+    """An open page is not counted among the readers of a topic."""
+    before = ask(org, "GET", "/health").json["topics"][ORDERS]["streams"]
+    updates(TOPIC.replace("topic?", "topic/live?")).next("put")
+    assert ask(org, "GET", "/health").json["topics"][ORDERS]["streams"] == before
+
+
+def test_pages_left_open_take_no_connection_from_clients(org, updates, monkeypatch):
+    """There is a bound; and who goes away makes room."""
+    monkeypatch.setattr(listener, "_STREAMS", 1)
+    until(lambda: not org._http._server._streams)
+    stream = updates("/ui/clock/live")
+    stream.next("put")
+    assert updates("/ui/clock/live").answer.status == 503
+    stream.close()
+    until(lambda: not org._http._server._streams)
+    assert updates("/ui/clock/live").answer.status == 200
+
+
+def test_an_open_page_does_not_hold_up_the_end(tmp_path, caplog):
+    """The emulator stops while somebody looks, at once and without a word in its log."""
+    before = set(threading.enumerate())
+    emulator = EmulatorServer(tmp_path).start()
+    stream = Updates(emulator, "/ui/live")
+    stream.next("put")
+    began = time.monotonic()
+    emulator.stop()
+    assert time.monotonic() - began < listener._STREAM_END_S
+    began_then = set(threading.enumerate()) - before
+    assert not [item for item in began_then if "process_request" in item.name]
+    assert not caplog.records
+    stream.close()
+
+
+def test_streams_show_their_credit(start):
+    """An open stream is listed with what it asked for less what it got, and gone with its end."""
+    emulator, client = start()
+    stream = client.subscribe(num_requested=42)
+    emulator.publish(ORDERS, [{}, {}])
+    stream.events(2)
+    rows = re.search(r"<tbody.*?</tbody>", load(emulator, "/ui/streams"), re.DOTALL)[0]
+    assert "<b>40</b>" in rows
+    assert ORDERS in rows
+    stream.close()
+    until(lambda: ORDERS not in load(emulator, "/ui/streams"))
+
+
+def test_lag_follows_from_what_was_published_and_committed():
+    """At each time it is the number of events published by then behind the position committed by
+    then; what was committed before the process began holds before its first commit."""
+    published = [(position, float(position)) for position in range(1, 11)]
+    history = CommitHistory({"a": 2, "b": None})
+    history.note("a", 5, 7.0)
+    history.note("a", 10, 11.0)
+    history.note("b", 4, 6.0)
+    times = [1.0, 5.0, 7.0, 10.0, 11.0]
+    assert [lag.events for lag in series(published, history.of("a"), times)] == [0, 3, 2, 5, 0]
+    assert [lag.events for lag in series(published, history.of("b"), times)] == [1, 5, 3, 6, 6]
+    assert [lag.events for lag in series(published, history.of("c"), times)] == [1, 5, 7, 10, 10]
+
+
+def test_a_subscription_shows_position_lag_and_plot(start):
+    """Ten events and a commit of the sixth are four behind."""
+    emulator, client = start()
+    stream = client.managed()
+    emulator.publish(ORDERS, [{} for _ in range(10)])
+    events = stream.events(10)
+    stream.send(commit(events[5].replay_id))
+    stream.answer()
+    text = load(emulator, "/ui/subscriptions")
+    assert events[5].replay_id.hex() in text
+    assert re.search(r"events behind</dt><dd>4</dd>", text)
+    assert re.search(r'<svg[^>]*aria-label="[^"]*now 4, ', text)
+    status, place, _ = send(emulator, "/ui/subscriptions", name=MANAGED, state="STOP")
+    assert (status, place) == (303, "/ui/subscriptions?done=stopped")
+    assert emulator.managed.get(MANAGED).state == "STOP"
+    assert send(emulator, "/ui/subscriptions", name="None", state="STOP")[0] == 404
+    assert send(emulator, "/ui/subscriptions", name=MANAGED, state="WALK")[0] == 400
+
+
+def test_every_kind_of_fault_has_a_form(org):
+    """As it stands there each can be sent, but for those that need to be told which."""
+    text = load(org, "/ui/faults")
+    needing = set()
+    for kind in KINDS:
+        section = re.search(rf'value="{kind}">.*?</form>', text, re.DOTALL)[0]
+        fields = dict(re.findall(r'<input [^>]*name="([^"]+)" value="([^"]*)"', section))
+        fields |= dict.fromkeys(re.findall(r'<select [^>]*name="([^"]+)"', section), "")
+        if KINDS[kind].acts and kind not in ("corrupt_id", "stop_managed", "delete_managed"):
+            continue  # it would be done to the org that other tests use
+        if send(org, "/ui/faults", kind=kind, **fields)[0] != 303:
+            needing.add(kind)
+    assert needing == {"corrupt_id", "stop_managed", "delete_managed"}
+    added = {row["kind"]: row for row in org.faults.report()}
+    assert added["drop_stream"]["after_responses"] == 0
+    assert added["cut_poll"]["with_events"] is True
+    status, _, text = send(org, "/ui/faults", kind="drop_stream", **{"p-after_responses": "few"})
+    assert status == 400
+    assert "after_responses is a whole number, not 'few'" in html.unescape(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "", "nan", "inf", "soon", "1e12"])
+def test_the_clock_jumps_only_on(org, text):
+    """A number of seconds moves it on; anything else is refused."""
+    before = org.clock.now()
+    assert send(org, "/ui/clock", seconds="90")[:2] == (303, "/ui/clock?done=jumped")
+    assert org.clock.now() == before + 90
+    assert send(org, "/ui/clock", seconds=text)[0] == 400
+    assert org.clock.now() == before + 90
+
+
+def test_records(org):
+    """A record is made, changed and deleted by its forms; the event of a change has what did change
+    and no more."""
+    status, place, _ = send(org, "/ui/records", **{"form-object": "Account", "Name": "Burlington"})
+    assert status == 303
+    key = urllib.parse.parse_qs(place)["id"][0]
+    assert 'value="Burlington"' in load(org, place)
+    given = {"form-object": "Account", "form-id": key}
+    # A field that nobody ever set is in the form, too: false.
+    fields = {"Name": "Burlington", "Active__c": "false", "Phone": "+43 1 2"}
+    assert send(org, "/ui/record", **given, **fields)[0] == 303
+    event = last(org, ACCOUNTS)
+    assert event["ChangeEventHeader"]["changeType"] == "UPDATE"
+    assert (event["Name"], event["Active__c"], event["Phone"]) == (None, None, "+43 1 2")
+    status, _, text = send(org, "/ui/record", **given, Name="")
+    assert status == 400
+    assert "Name" in re.search(r'class="problem"[^>]*>([^<]+)', text)[1]
+    assert send(org, "/ui/record", **given, **{"form-do": "delete"})[0] == 303
+    assert last(org, ACCOUNTS)["ChangeEventHeader"]["changeType"] == "DELETE"
+    assert ask(org, "GET", f"/ui/record?object=Account&id={key}", headers=HTML).status == 404
+    assert ask(org, "GET", "/ui/records?object=Nonsense", headers=HTML).status == 404
+
+
+def test_notices_are_our_own_words(org):
+    """A link cannot make the page say something."""
+    assert "Pay me" not in load(org, "/?done=Pay+me")

@@ -1,0 +1,201 @@
+"""The page in a real browser: with keys alone, on a phone, light and dark, without a script.
+
+Needs playwright and a Chromium of the machine; without them it is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import pytest
+
+from sfpubsub.emulator.server import EmulatorServer
+
+from .support import ORDERS, WAIT_S, Client, commit
+from .test_page import PAGES, TOPIC
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = os.environ.get("BROWSER_FOR_TESTS") or next(filter(None, map(shutil.which, _NAMES)), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+
+WIDTHS = (1280, 390)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One browser for all tests."""
+    # The sandbox of Chromium refuses root, whom containers have.
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=BROWSER, args=options)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def org(tmp_path_factory):
+    """An org with a long name, an open stream and a subscription with a lag."""
+    with EmulatorServer(tmp_path_factory.mktemp("data")) as emulator:
+        emulator.publish(ORDERS, [{"City__c": "x" * 300, "Notes__c": "<b>bold</b>"}])
+        client = Client(emulator.grpc_target, emulator.metadata)
+        client.subscribe(num_requested=42).events(1)
+        managed = client.managed()
+        managed.send(commit(managed.events(1)[0].replay_id))
+        managed.answer()
+        yield emulator
+        client.close()
+
+
+@pytest.fixture
+def visit(browser, org):
+    """Load a page; what the browser complains of, or asks of other hosts, fails the test."""
+    contexts: list[Any] = []
+    complaints: list[str] = []
+
+    def note(request: Any) -> None:
+        if not request.url.startswith(org.http_url):
+            complaints.append(f"asked for {request.url}")
+
+    def load(path: str, **options: Any) -> Any:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(WAIT_S * 1000)
+        page.on("console", lambda said: complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", note)
+        page.goto(org.http_url + path)
+        return page
+
+    yield load
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def test_publish_with_keys_alone(visit):
+    """From the top of the page to a published event without a mouse; it is the first of the list,
+    decoded."""
+    page = visit(TOPIC)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Publish an event"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.type("by-key")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**done=published")
+    assert page.locator(".notice").text_content() == "Published."
+    first = page.locator("#events > li").first
+    assert "by-key" in first.locator("summary").text_content()
+    first.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert '"Order_Number__c": "by-key"' in first.locator("pre").text_content()
+    page.reload()  # publishes nothing again
+    assert page.locator("#events summary", has_text="by-key").count() == 1
+
+
+def test_events_and_counts_arrive_while_one_looks(visit, org):
+    """What others publish appears without loading the page, what they say stays text, and the
+    focus stays where it is."""
+    page = visit(TOPIC)
+    published = page.locator("[id$=-published]")
+    before = int(published.text_content())
+    page.locator("#publish summary").focus()
+    org.publish(ORDERS, [{"Order_Number__c": "<i>live</i>"}])
+    first = page.locator("#events > li summary", has_text="<i>live</i>")
+    first.wait_for()
+    assert first.count() == 1
+    sync_api.expect(published).to_have_text(str(before + 1))
+    assert page.evaluate("document.activeElement.textContent") == "Publish an event"
+    assert page.locator("#live-state").text_content() == "Updates as it happens."
+
+
+def test_a_record_and_the_event_of_its_change(visit):
+    """Make, edit and delete a record by its forms; each change event arrives on the page."""
+    page = visit("/ui/records?object=Account")
+    page.get_by_text("New Account", exact=True).click()
+    page.get_by_label("Account Name").fill("Burlington")
+    page.get_by_role("button", name="Create").click()
+    page.get_by_role("heading", name="Account Burlington").wait_for()
+    assert "CREATE Account" in page.locator("#events > li summary").first.text_content()
+    page.get_by_label("Phone", exact=True).fill("+43 1 2")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("The record was saved.").wait_for()
+    update = page.locator("#events > li").first
+    update.locator("summary").click()
+    assert "UPDATE Account" in update.locator("summary").text_content()
+    assert '"Phone": "+43 1 2"' in update.locator("pre").text_content()
+    other = visit("/ui/topic?name=/data/AccountChangeEvent")
+    page.get_by_role("button", name="Delete").click()
+    other.locator("#events summary", has_text="DELETE Account").wait_for()
+
+
+def test_a_fault_and_the_clock(visit, org):
+    """A fault is switched on from its form; a jump shows on a page that is open."""
+    page = visit("/ui/faults")
+    page.locator("summary", has_text="withhold_keepalive").click()
+    page.locator("form[aria-label=withhold_keepalive] button").click()
+    page.locator("#plan", has_text="withhold_keepalive").wait_for()
+    assert org.faults.report()[-1]["kind"] == "withhold_keepalive"
+    page = visit("/ui/clock")
+    page.get_by_role("button", name="+ 1 hour").click()
+    page.get_by_text("The clock was moved on.").wait_for()
+    org.clock.jump(3600)
+    sync_api.expect(page.locator("#ahead")).to_have_text("2 h 0 min 0 s")
+
+
+def test_without_a_script(visit, org):
+    """Everything works but the updates."""
+    page = visit(TOPIC, java_script_enabled=False)
+    page.locator("#publish > summary").click()
+    page.get_by_label("Order_Number__c").fill("no-script")
+    page.get_by_role("button", name="Publish").click()
+    assert "no-script" in page.locator("#events > li summary").first.text_content()
+
+
+def test_every_page_fits_and_can_be_read(visit, org):
+    """In both widths nothing sticks out; every control has a name; in both schemes every
+    text has enough contrast, and dark is dark."""
+    page = visit("/")
+    for path in PAGES:
+        page.goto(org.http_url + path)
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert page.evaluate(_NAMELESS) == [], path
+        for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 22, 28)")):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
+            assert page.evaluate(_FAINT) == [], (path, scheme)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, (path, width, over)
+
+
+_NAMELESS = """[...document.querySelectorAll('input, select, textarea, button, summary, a')]
+  .filter(e => e.type !== 'hidden')
+  .filter(e => !(e.labels?.length || e.getAttribute('aria-label') || e.textContent.trim()))
+  .map(e => e.outerHTML)"""
+
+# Text and its ground, by the formula of WCAG 2: 4.5 is its level AA.
+_FAINT = """(() => {
+  const numbers = c => c.match(/[\\d.]+/g).map(Number);
+  const light = c => { const [r, g, b] = numbers(c).map(v => v / 255)
+      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const ground = e => { for (; e; e = e.parentElement) {
+      const c = getComputedStyle(e).backgroundColor;
+      if (numbers(c)[3] !== 0) return c; } return 'rgb(255, 255, 255)'; };
+  return [...document.querySelectorAll('body *')]
+    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+    .filter(e => !['OPTION', 'SCRIPT'].includes(e.tagName) && !e.closest('svg'))
+    .filter(e => e.textContent.trim() && e.offsetParent)
+    .map(e => { const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)]; })
+    .filter(([ratio]) => ratio < 4.5);
+})()"""

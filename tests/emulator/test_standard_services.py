@@ -1,0 +1,132 @@
+"""Health and reflection, as the tools that know no schema of ours ask for them."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from sfpubsub.emulator.server import EmulatorServer
+
+from .support import ORDERS, WAIT_S
+
+SERVICE = "eventbus.v1.PubSub"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: Any) -> Any:
+    """One emulator for all tests here."""
+    with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def channel(emulator: EmulatorServer) -> Any:
+    """A connection without credentials: neither service asks for any."""
+    with grpc.insecure_channel(emulator.grpc_target) as channel:
+        yield channel
+
+
+def test_health(channel):
+    """The server and its service are well, in one answer or as a stream; others are unknown."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("", SERVICE):
+        asked = health_pb2.HealthCheckRequest(service=name)
+        assert stub.Check(asked, timeout=WAIT_S).status == SERVING
+        watch = stub.Watch(asked, timeout=WAIT_S)
+        assert next(watch).status == SERVING
+        watch.cancel()
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Check(health_pb2.HealthCheckRequest(service="x"), timeout=WAIT_S)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_a_client_that_knows_nothing_calls_by_reflection(emulator, channel):
+    """It learns service and messages from the server alone, and calls GetTopic with them."""
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert SERVICE in database.get_services()
+    pool = descriptor_pool.DescriptorPool(database)
+    method = pool.FindServiceByName(SERVICE).FindMethodByName("GetTopic")
+    request_class = message_factory.GetMessageClass(method.input_type)
+    answer_class = message_factory.GetMessageClass(method.output_type)
+    call = channel.unary_unary(
+        f"/{SERVICE}/GetTopic", request_class.SerializeToString, answer_class.FromString
+    )
+    answer = call(request_class(topic_name=ORDERS), metadata=emulator.metadata, timeout=WAIT_S)
+    assert answer.topic_name == ORDERS
+
+
+def reflect(channel: Any, version: str, *requests: Any) -> Any:
+    return channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )(iter(requests), timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_in_both_versions(channel, version):
+    """Tools ask for v1 first; a symbol that is not there is an answer, not an end."""
+    (listed, found, missing) = reflect(
+        channel,
+        version,
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="x.Y"),
+    )
+    names = {item.name for item in listed.list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health"} < names
+    (raw,) = found.file_descriptor_response.file_descriptor_proto
+    assert descriptor_pb2.FileDescriptorProto.FromString(raw).name == "pubsub_api.proto"
+    assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+def test_reflection_takes_no_more_threads_than_its_own(channel):
+    """Streams of it that are left open are bounded, and unary calls go on."""
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    gate: queue.Queue[Any] = queue.Queue()
+
+    def endless() -> Any:
+        yield asked
+        while True:
+            yield gate.get(timeout=WAIT_S)
+
+    multi = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    calls = [multi(endless()) for _ in range(16)]
+    for call in calls:
+        assert next(call).list_services_response.service
+    with pytest.raises(grpc.RpcError) as caught:
+        next(reflect(channel, "v1", asked))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    stub = health_pb2_grpc.HealthStub(channel)
+    assert stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == SERVING
+    for call in calls:
+        call.cancel()
+
+
+def test_without_the_packages_the_rest_works(tmp_path, monkeypatch):
+    """They are part of the extra; an emulator without it has neither service."""
+    monkeypatch.setitem(sys.modules, "grpc_health", None)
+    monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
+    with (
+        EmulatorServer(tmp_path) as emulator,
+        grpc.insecure_channel(emulator.grpc_target) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

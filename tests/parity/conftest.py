@@ -1,0 +1,121 @@
+"""The org under test, and events for its topic."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fastavro
+import grpc
+import pytest
+
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub_grpc import pubsub_api_pb2 as pb
+
+from ..emulator.support import ORDERS, Client
+
+# Settings of a real org, for scripts/parity.sh; all of them or none.
+NAMES = ("ENDPOINT", "ACCESS_TOKEN", "INSTANCE_URL", "TENANT_ID", "TOPIC", "USER_ID")
+
+
+@dataclass(frozen=True)
+class Org:
+    """Where it is and who asks; `topic` may be published to and read.
+
+    Attributes:
+        user_id: What events have as CreatedById.
+        is_real: Whether it is one of Salesforce's.
+    """
+
+    access_token: str
+    instance_url: str
+    tenant_id: str
+    topic: str
+    user_id: str
+    is_real: bool
+    client: Client
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {
+            "accesstoken": self.access_token,
+            "instanceurl": self.instance_url,
+            "tenantid": self.tenant_id,
+        }
+
+
+@pytest.fixture(scope="session")
+def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Org]:
+    """The org of the settings, else an emulator."""
+    given = {name: os.environ.get(f"PARITY_{name}", "") for name in NAMES}
+    if not any(given.values()):
+        with EmulatorServer(tmp_path_factory.mktemp("parity")) as emulator:
+            client = Client(emulator.grpc_target, emulator.metadata)
+            yield Org(
+                emulator.access_token,
+                emulator.instance_url,
+                emulator.tenant_id,
+                ORDERS,
+                "005SB0000000001YAA",
+                False,
+                client,
+            )
+            client.close()
+        return
+    missing = [f"PARITY_{name}" for name, value in given.items() if not value]
+    if missing:
+        pytest.fail(f"set {', '.join(missing)} too: see scripts/parity.sh")
+    token, url, tenant = given["ACCESS_TOKEN"], given["INSTANCE_URL"], given["TENANT_ID"]
+    metadata = (("accesstoken", token), ("instanceurl", url), ("tenantid", tenant))
+    channel = grpc.secure_channel(given["ENDPOINT"], grpc.ssl_channel_credentials())
+    client = Client(given["ENDPOINT"], metadata, channel=channel)
+    yield Org(token, url, tenant, given["TOPIC"], given["USER_ID"], True, client)
+    client.close()
+
+
+@pytest.fixture
+def client(org: Org) -> Iterator[Client]:
+    """The stub, with the headers of the org; its streams end with the test."""
+    opened = len(org.client._streams)
+    yield org.client
+    for stream in org.client._streams[opened:]:
+        stream.close()
+    del org.client._streams[opened:]
+
+
+@pytest.fixture(scope="session")
+def schema(org: Org) -> Any:
+    """The schema of the topic, as the service tells it."""
+    info = org.client.call("GetTopic", pb.TopicRequest(topic_name=org.topic))
+    return org.client.call("GetSchema", pb.SchemaRequest(schema_id=info.schema_id))
+
+
+@pytest.fixture
+def event(org: Org, schema: Any) -> Callable[..., Any]:
+    """Make an event for the topic: null where it may be, else as little as its type takes."""
+    parsed = json.loads(schema.schema_json)
+    known = {"CreatedDate": int(time.time() * 1000), "CreatedById": org.user_id}
+    values = {
+        item["name"]: known.get(item["name"], _least(item["type"])) for item in parsed["fields"]
+    }
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(parsed), values)
+
+    def make(payload: bytes | None = None) -> Any:
+        data = written.getvalue() if payload is None else payload
+        return pb.ProducerEvent(id=str(uuid.uuid4()), schema_id=schema.schema_id, payload=data)
+
+    return make
+
+
+def _least(kind: Any) -> Any:
+    if isinstance(kind, list):
+        return None if "null" in kind else _least(kind[0])
+    least = {"string": "", "boolean": False, "int": 0, "long": 0, "float": 0.0, "double": 0.0}
+    return least[kind]

@@ -1,0 +1,56 @@
+"""scripts/parity.sh does nothing to anybody's org unless it is told all of which one; and what it
+replays is on the page of evidence."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import NAMES
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "parity.sh"
+SETTINGS = {f"PARITY_{name}": "x" for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "set " + " ".join(SETTINGS)),
+        ({name: "x" for name in SETTINGS if name != "PARITY_TOPIC"}, "set PARITY_TOPIC"),
+        (SETTINGS, "PARITY_TOPIC is a platform event"),
+    ],
+)
+def test_it_refuses_without_its_settings(settings, said):
+    """It names what is missing, before it installs or asks anything."""
+    environment = {name: text for name, text in os.environ.items() if name not in SETTINGS}
+    done = subprocess.run(
+        ["bash", str(SCRIPT)],
+        env={**environment, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"nothing was done: {said}" in done.stderr
+
+
+def test_the_evidence_names_each_test():
+    """Every behaviour that both must have has its source on the page, and no other is there."""
+    page = (ROOT / "docs" / "emulator-evidence.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`parity/(\w+)::(\w+)`", page))
+    there = {
+        (file, name)
+        for file in ("pubsub", "rest")
+        for name in re.findall(
+            r"^def test_(\w+)\(",
+            (Path(__file__).parent / f"test_{file}.py").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    }
+    assert named == there
