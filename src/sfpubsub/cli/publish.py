@@ -12,7 +12,7 @@ from sfpubsub.cli.params import Topic
 from sfpubsub.cli.render import publish_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.cli.words import counted
-from sfpubsub.client.publisher import MAX_EVENTS
+from sfpubsub.config import MAX_PUBLISH_EVENTS as MAX_EVENTS
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
 from sfpubsub.types import PublishResult
 

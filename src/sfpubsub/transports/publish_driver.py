@@ -1,0 +1,196 @@
+"""The driver of a publisher: events in, outcomes out.
+
+The recipe is that of `CallDriver`. Which events go together, what is sent again and when it is
+enough is decided by the protocol.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.protocol.commands import (
+    Command,
+    Finish,
+    OpenPublish,
+    Reencode,
+    SendEvents,
+    SettleEvents,
+    UseSchema,
+)
+from sfpubsub.protocol.events import PublishAnswer
+from sfpubsub.protocol.publishing import PublishProtocol
+from sfpubsub.transports.alarm import AlarmClock, Clock
+from sfpubsub.transports.base import Call, Headers, Transport
+from sfpubsub.transports.calls import CallDriver
+from sfpubsub.transports.mailbox import Mailbox
+from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
+
+
+class PublishDriver(CallDriver[OpenPublish]):
+    """Runs one `PublishProtocol` over a transport. Thread-safe.
+
+    Args:
+        protocol: Owned by this object from now on.
+        transport: Opens the calls.
+        streamed: By PublishStream, otherwise by Publish.
+        reencode: Returns the event of a ticket encoded by that schema; may wait; raises
+            SfPubSubError.
+        use_schema: Told of the topic's new schema; must not wait.
+        settled: Told what has become of events, by ticket; must not wait.
+        alarm: Shared by the drivers of a client.
+        renew: As for `CallDriver`.
+        clock: Steady time in seconds, the alarm's.
+        jitter: Uniform random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        protocol: PublishProtocol,
+        transport: Transport,
+        *,
+        streamed: bool,
+        reencode: Callable[[int, str], ProducerEvent],
+        use_schema: Callable[[str], None],
+        settled: Callable[[Sequence[tuple[int, PublishResult]]], None],
+        alarm: AlarmClock,
+        renew: Callable[[Headers], None],
+        clock: Clock = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(
+            protocol,
+            protocol.topic,
+            f"the publisher of {protocol.topic}",
+            alarm=alarm,
+            renew=renew,
+            clock=clock,
+            jitter=jitter,
+        )
+        self._protocol = protocol
+        self._transport = transport
+        self._streamed = streamed
+        self._reencode = reencode
+        self._use_schema = use_schema
+        self._settled = settled
+        self._mailbox = Mailbox()  # wakes whoever waits for room, or for outcomes
+        self._early: list[SendEvents] = []  # requests for a call that is being opened
+
+    # For the application's threads.
+
+    def offer(self, event: ProducerEvent, taken: Callable[[int], None]) -> bool:
+        """Take an event if there is room; return whether there was.
+
+        Args:
+            event: With its id.
+            taken: Called with the ticket, before anything can become of it.
+
+        Raises:
+            SfPubSubError: What ended the publisher, or that it was closed.
+        """
+        has_room = False
+
+        def submit(now: float) -> list[Command]:
+            nonlocal has_room
+            has_room = self._protocol.has_room
+            if not has_room:
+                return []
+            ticket, commands = self._protocol.submit(event, now)
+            taken(ticket)
+            return commands
+
+        self.raise_failure()
+        self._apply(submit)
+        return has_room
+
+    def drain(self) -> None:
+        """Take no more; it is over when all events are settled."""
+        self._apply(self._protocol.drain)
+
+    @property
+    def over(self) -> bool:
+        """Whether the publisher has ended."""
+        return self._mailbox.finish is not None
+
+    @property
+    def failure(self) -> SfPubSubError | None:
+        """What ended the publisher, if that was an error."""
+        return None if self._mailbox.finish is None else self._mailbox.finish.error
+
+    def raise_failure(self) -> None:
+        """Raise what ended the publisher, if that was an error."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    @property
+    def changes(self) -> int:
+        """Changes with everything that `wait` may be waiting for."""
+        return self._mailbox.count
+
+    def wait(self, changes: int, timeout: float | None) -> None:
+        """Wait until `changes` differs from *changes*, or for *timeout* seconds; None for ever."""
+        self._check_process()
+        self._mailbox.wait(changes, timeout)
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call *changed* with every change; see `Mailbox.listen`."""
+        self._mailbox.listen(changed)
+
+    def counts(self) -> PublishCounts:
+        """Return what has become of the events so far."""
+        self._check_process()
+        with self._lock:
+            return self._protocol.counts()
+
+    # The recipe.
+
+    def _open_call(self, opening: OpenPublish) -> Call[Any, Any]:
+        return self._transport.open_publish(self._name, opening, streamed=self._streamed)
+
+    def _opened(self, call: Call[Any, Any]) -> None:
+        for request in self._early:
+            call.send(request)
+        self._early.clear()
+
+    def _carry_out(self, command: Command) -> bool:
+        if isinstance(command, SendEvents):
+            if self._call is None:
+                self._early.append(command)
+            else:
+                self._call.send(command)
+            return True
+        if isinstance(command, Finish):
+            self._mailbox.close(command)
+            return True
+        if isinstance(command, OpenPublish):
+            # What follows is for this call, not for one that is about to end.
+            self._call = None
+            self._early.clear()
+        return self._steer(command)
+
+    def _tell(self, command: Command) -> None:
+        if isinstance(command, SettleEvents):
+            self._settled(command.outcomes)
+            self._mailbox.wake()
+        elif isinstance(command, UseSchema):
+            self._use_schema(command.schema_id)
+        elif isinstance(command, Reencode):
+            self._spawn("encode", lambda: self._encode_again(command))
+
+    def _received(self, stream: int, message: PublishAnswer) -> None:
+        self._apply(lambda now: self._protocol.response(stream, message, now, self._jitter()))
+
+    def _encode_again(self, command: Reencode) -> None:
+        for ticket in command.tickets:
+            outcome: ProducerEvent | SfPubSubError
+            try:
+                outcome = self._reencode(ticket, command.schema_id)
+            except SfPubSubError as error:
+                outcome = error
+            self._encoded(ticket, outcome)
+
+    def _encoded(self, ticket: int, outcome: ProducerEvent | SfPubSubError) -> None:
+        self._apply(lambda now: self._protocol.reencoded(ticket, outcome, now, self._jitter()))
