@@ -67,7 +67,7 @@ def submit(protocol: PublishProtocol, count: int = 1, now: float = 0.0, **kind) 
     out: list[Command] = []
     first = protocol.counts().accepted + protocol.counts().pending
     for number in range(first, first + count):
-        out += protocol.submit(event(number, **kind), now)[1]
+        out += protocol.submit([event(number, **kind)], now)[1]
     return out
 
 
@@ -96,6 +96,14 @@ def test_events_come_together_while_a_request_is_in_flight():
     out = protocol.response(1, ok(event(0)), 0.1, 0.5)
     assert settled(out)[1].ok
     assert out[1:] == [SendEvents(1, (event(1), event(2)))]
+
+
+def test_events_given_together_go_together():
+    """A list is one request, not a first event and then the others."""
+    protocol = make()
+    tickets, out = protocol.submit([event(0), event(1)], 0.0)
+    assert tickets == [1, 2]
+    assert out == [OpenPublish(1, (event(0), event(1)))]
 
 
 def test_a_request_holds_no_more_than_the_service_takes():
@@ -162,9 +170,9 @@ def test_results_find_their_event_by_the_correlation_key():
 def test_one_id_given_twice_is_settled_twice():
     """Whoever gives an id twice gets two results, though subscribers take the events for one."""
     protocol = make()
-    protocol.submit(event(0), 0.0)
-    protocol.submit(event(1), 0.0)
-    protocol.submit(event(1), 0.0)
+    protocol.submit([event(0)], 0.0)
+    protocol.submit([event(1)], 0.0)
+    protocol.submit([event(1)], 0.0)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
     found = settled(protocol.response(1, ok(event(1), event(1)), 0.0, 0.5))
     assert sorted(found) == [2, 3]
@@ -381,7 +389,7 @@ def test_what_cannot_be_helped_ends_the_publisher():
     assert not any(result.retryable for result in found.values())
     assert out[-1] == Finish(DENIED.error)
     with pytest.raises(LocalProtocolError, match="closed"):
-        protocol.submit(event(9), 2.0)
+        protocol.submit([event(9)], 2.0)
     assert protocol.abort() == []
     assert protocol.deadline() is None
 
@@ -392,7 +400,7 @@ def test_drain_waits_for_every_result():
     submit(protocol, 2)
     assert protocol.drain(0.0) == []
     with pytest.raises(LocalProtocolError):
-        protocol.submit(event(9), 0.0)
+        protocol.submit([event(9)], 0.0)
     assert protocol.response(1, ok(event(0)), 1.0, 0.5)[-1] == SendEvents(1, (event(1),))
     out = protocol.response(1, ok(event(1)), 2.0, 0.5)
     assert out[1:] == [HalfClose(1), Finish(None)]
@@ -506,8 +514,8 @@ class Publishing(RuleBasedStateMachine):
             name = str(len(self.given))
             self.given.append(name)
             each = ProducerEvent("A", bytes(size), name)
-            ticket, commands = self.protocol.submit(each, self.now)
-            assert ticket == len(self.given)
+            tickets, commands = self.protocol.submit([each], self.now)
+            assert tickets == [len(self.given)]
             self.do(commands)
 
     @precondition(lambda self: self.requests)

@@ -72,7 +72,7 @@ class AsyncPublisher:
         await asyncio.sleep(0)  # other tasks get their turn, also while there is room
         while True:
             changes = self._bell.count
-            if outbound.offer(draft, receipt):
+            if outbound.offer([draft], [receipt]):
                 return receipt
             await self._bell.until(lambda: self._bell.count != changes)  # noqa: B023  # at once
 

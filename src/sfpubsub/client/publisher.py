@@ -71,7 +71,7 @@ class Publisher:
         receipt.set_running_or_notify_cancel()  # what was sent cannot be cancelled
         while True:
             changes = outbound.driver.changes
-            if outbound.offer(draft, receipt):
+            if outbound.offer([draft], [receipt]):
                 return receipt
             outbound.driver.wait(changes, None)  # events expire, so there will be room
 
@@ -163,8 +163,7 @@ def publish_all(
             except EncodeError as error:
                 raise EncodeError(f"event {index + 1}, none was published: {error}") from error
         receipts: list[Future[PublishResult]] = [Future() for _ in drafts]
-        for draft, receipt in zip(drafts, receipts, strict=True):
-            outbound.offer(draft, receipt)
+        outbound.offer(drafts, receipts)
         driver.drain()
         _wait(outbound, lambda: outbound.is_over, None)
     finally:

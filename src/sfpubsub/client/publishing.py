@@ -175,19 +175,20 @@ class Outbound(Generic[ReceiptT]):
 
     # Events to receipts.
 
-    def offer(self, draft: Draft, receipt: ReceiptT) -> bool:
-        """Take an event if there is room; return whether there was.
+    def offer(self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT]) -> bool:
+        """Take events, all or none, if there is room; return whether there was.
 
         Raises:
             SfPubSubError: What ended the publisher, or that it was closed.
         """
 
-        def taken(ticket: int) -> None:
+        def taken(tickets: list[int]) -> None:
             with self._lock:
-                self._pending[ticket] = (draft, receipt)
-                self._last = ticket
+                for ticket, draft, receipt in zip(tickets, drafts, receipts, strict=True):
+                    self._pending[ticket] = (draft, receipt)
+                    self._last = ticket
 
-        return self.driver.offer(draft.event, taken)
+        return self.driver.offer([draft.event for draft in drafts], taken)
 
     def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
         """Give the receipts of these tickets their results."""

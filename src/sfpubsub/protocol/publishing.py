@@ -14,7 +14,7 @@ Unary calls are the same with one request a call in flight; the transport makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sfpubsub.config import PublishLimits, Timings
 from sfpubsub.errors import (
@@ -85,21 +85,23 @@ class PublishProtocol:
 
     @property
     def has_room(self) -> bool:
-        """Whether `submit` takes another event without holding more than it may."""
+        """Whether `submit` takes events without holding more than it may."""
         limits = self._limits
         few = len(self._events) < limits.max_pending_count
         return few and self._events.size < limits.max_pending_bytes
 
-    def submit(self, event: ProducerEvent, now: float) -> tuple[int, list[Command]]:
-        """Take an event in; return its ticket, and what follows.
+    def submit(
+        self, events: Sequence[ProducerEvent], now: float
+    ) -> tuple[list[int], list[Command]]:
+        """Take events in; return their tickets, and what follows.
 
         Raises:
             LocalProtocolError: The publisher is closed.
         """
         if self._draining or self._over:
             raise LocalProtocolError(f"the publisher of {self.topic} is closed")
-        ticket = self._events.add(event, now + self._timeout)
-        return ticket, self._send(now)
+        expires_at = now + self._timeout
+        return [self._events.add(event, expires_at) for event in events], self._send(now)
 
     def drain(self, now: float) -> list[Command]:
         """Take no more events, and end when all are settled."""

@@ -81,12 +81,12 @@ class PublishDriver(CallDriver[OpenPublish]):
 
     # For the application's threads.
 
-    def offer(self, event: ProducerEvent, taken: Callable[[int], None]) -> bool:
-        """Take an event if there is room; return whether there was.
+    def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
+        """Take events, all or none, if there is room; return whether there was.
 
         Args:
-            event: With its id.
-            taken: Called with the ticket, before anything can become of it.
+            events: With their ids.
+            taken: Called with the tickets, before anything can become of them.
 
         Raises:
             SfPubSubError: What ended the publisher, or that it was closed.
@@ -98,8 +98,8 @@ class PublishDriver(CallDriver[OpenPublish]):
             has_room = self._protocol.has_room
             if not has_room:
                 return []
-            ticket, commands = self._protocol.submit(event, now)
-            taken(ticket)
+            tickets, commands = self._protocol.submit(events, now)
+            taken(tickets)
             return commands
 
         self.raise_failure()
