@@ -60,8 +60,10 @@ class Provider:
     def __init__(self, emulator: Any) -> None:
         self.emulator = emulator
 
-    def get_session(self, _expired: Session | None = None) -> Session:
+    def get_session(self, expired: Session | None = None) -> Session:
         e = self.emulator
+        if expired is not None:
+            e.new_token()
         return Session(e.access_token, e.instance_url, e.tenant_id)
 
 
@@ -71,11 +73,11 @@ async def publisher_of(face: str, emulator: Any, *, timings: Timings = QUICK, **
     options.setdefault("created_by", USER)
     settings = {"endpoint": emulator.grpc_target, "insecure": "1", "timings": timings}
     if face == "sync":
-        with PubSubClient(Provider(emulator), **settings) as client:
+        with PubSubClient(Provider(emulator), **settings) as client:  # noqa: SIM117
             with client.open_publisher(TOPIC, **options) as publisher:
                 yield Awaited(publisher)
         return
-    async with AsyncPubSubClient(Provider(emulator), **settings) as client:
+    async with AsyncPubSubClient(Provider(emulator), **settings) as client:  # noqa: SIM117
         async with client.open_publisher(TOPIC, **options) as publisher:
             yield publisher
 
@@ -246,7 +248,7 @@ def test_send_waits_while_too_many_have_no_result(face, run_emulator):
             done, _ = await asyncio.wait({sixth}, timeout=0.1)
             assert not done
             assert publisher.counts.pending == 5
-            with pytest.raises(PublishError, match="5 events have no result after 0.01 s"):
+            with pytest.raises(PublishError, match=r"5 events have no result after 0\.01 s"):
                 await publisher.flush(0.01)
             emulator.clock.jump(5)
             assert (await (await sixth)).ok
@@ -299,7 +301,7 @@ def test_what_is_final_ends_the_publisher(face, run_emulator):
     emulator.faults.add(Fault("refuse", rpc="PublishStream", error_code="topic.meta.permission"))
 
     async def scenario():
-        with pytest.raises(PublishError, match="may have been published") as raised:
+        with pytest.raises(PublishError, match="may have been published") as raised:  # noqa: PT012
             async with publisher_of(face, emulator) as publisher:
                 receipt = await publisher.send({})
                 assert "topic.meta.permission" in (await receipt).error
@@ -318,7 +320,7 @@ def test_an_event_is_given_up_after_its_time(face, run_emulator):
     emulator.faults.add(Fault("lose_answer", times=10_000))
 
     async def scenario():
-        with pytest.raises(PublishError, match="no result within 0.5 s") as raised:
+        with pytest.raises(PublishError, match=r"no result within 0\.5 s") as raised:
             async with publisher_of(face, emulator, timeout=0.5) as publisher:
                 await publisher.send({}, event_id="a")
         assert "may have been published" in raised.value.results[0].error
@@ -335,7 +337,7 @@ def test_leaving_by_an_exception_ends_at_once(face, run_emulator):
     receipts = []
 
     async def scenario():
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
             async with publisher_of(face, emulator) as publisher:
                 receipts.append(await publisher.send({}))
                 raise ZeroDivisionError
