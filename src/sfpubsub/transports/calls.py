@@ -28,6 +28,7 @@ from sfpubsub.errors import LocalProtocolError, SfPubSubError, StreamError
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
+    Finish,
     HalfClose,
     OpenPublish,
     OpenStream,
@@ -36,6 +37,7 @@ from sfpubsub.protocol.commands import (
 from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.transports.alarm import AlarmClock, Clock, Reminder
 from sfpubsub.transports.base import Call, Headers
+from sfpubsub.transports.mailbox import Mailbox
 from sfpubsub.transports.process import Home
 
 logger = logging.getLogger("sfpubsub.transport")
@@ -93,14 +95,11 @@ class CallDriver(ABC, Generic[Opening]):
         self._call: Call[Any, Any] | None = None
         self._headers: Headers = ()  # of the last call that was made
         self._threads: list[threading.Thread] = []
+        # What came, how it ended, and the news that whoever waits is waiting for.
+        self._mailbox = Mailbox()
         self._home = Home()
         self._reminder = Reminder(alarm, self._on_alarm)
         self._todo: deque[Command] = deque()  # what an interrupted `_apply` has left to the next
-
-    @property
-    @abstractmethod
-    def over(self) -> bool:
-        """Whether it has ended; nothing more comes."""
 
     @abstractmethod
     def _open_call(self, opening: Opening) -> Call[Any, Any]:
@@ -120,6 +119,39 @@ class CallDriver(ABC, Generic[Opening]):
     @abstractmethod
     def _tell(self, command: Command) -> None:
         """Tell the application, outside the lock."""
+
+    # For the application's threads.
+
+    @property
+    def changes(self) -> int:
+        """Changes with everything that `wait` may be waiting for."""
+        return self._mailbox.count
+
+    def wait(self, changes: int, timeout: float | None) -> None:
+        """Wait until `changes` differs from *changes*, or for *timeout* seconds; None for ever."""
+        self._check_process()
+        self._mailbox.wait(changes, timeout)
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call *changed* with every change; see `Mailbox.listen`."""
+        self._mailbox.listen(changed)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended; nothing more comes."""
+        return self._mailbox.finish is not None
+
+    def raise_failure(self) -> None:
+        """Raise what ended it, if that was an error."""
+        if self.failure is not None:
+            # The same error may be raised by many calls: without the frames of the last one.
+            raise self.failure.with_traceback(None)
+
+    @property
+    def failure(self) -> SfPubSubError | None:
+        """What ended it, if that was an error."""
+        finish = self._mailbox.finish
+        return None if finish is None else finish.error
 
     def abort(self) -> None:
         """End now."""
@@ -170,7 +202,7 @@ class CallDriver(ABC, Generic[Opening]):
         self._guard(lambda: self._apply(rung))
 
     def _steer(self, command: Command) -> bool:
-        """Carry out a command about calls; return False for one that is about something else."""
+        """Carry out what every driver does alike; return False for another command."""
         if isinstance(command, (OpenStream, OpenPublish)):
             self._wanted = command.stream
             opening: Any = command  # of the kind that this driver's protocol makes
@@ -187,6 +219,8 @@ class CallDriver(ABC, Generic[Opening]):
                 call.cancel()
         elif isinstance(command, RenewSession):
             self._spawn("renew", self._renew_session)
+        elif isinstance(command, Finish):
+            self._mailbox.close(command)
         else:
             return False
         return True

@@ -14,12 +14,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from sfpubsub.errors import CommitError, SfPubSubError
+from sfpubsub.errors import CommitError
 from sfpubsub.protocol.commands import (
     Command,
     Deliver,
     Discard,
-    Finish,
     OpenStream,
     ReportGap,
     SendRequest,
@@ -31,7 +30,7 @@ from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Call, Headers, Target, Transport
 from sfpubsub.transports.calls import CallDriver
-from sfpubsub.transports.mailbox import Arrival, Mailbox
+from sfpubsub.transports.mailbox import Arrival
 from sfpubsub.transports.tickets import Tickets
 from sfpubsub.types import CommitReceipt, Gap, Health, ReplayId, StartPosition
 
@@ -80,7 +79,6 @@ class StreamDriver(CallDriver[OpenStream]):
         self.has_begun = False
         """Whether `start` was called."""
         self._tickets = Tickets()
-        self._mailbox = Mailbox()
 
     # For the application's threads.
 
@@ -111,33 +109,14 @@ class StreamDriver(CallDriver[OpenStream]):
 
         self._apply(pop)
 
-    @property
-    def changes(self) -> int:
-        """Changes with everything that `wait` may be waiting for."""
-        return self._mailbox.count
-
-    def wait(self, changes: int, timeout: float | None) -> None:
-        """Wait until `changes` differs from *changes*, or for *timeout* seconds; None for ever."""
-        self._check_process()
-        self._mailbox.wait(changes, timeout)
-
     def wake(self) -> None:
         """Have whoever waits look again."""
         self._mailbox.wake()
-
-    def listen(self, changed: Callable[[], None]) -> None:
-        """Call *changed* with every change; see `Mailbox.listen`."""
-        self._mailbox.listen(changed)
 
     @property
     def target(self) -> Target:
         """What the streams subscribe to."""
         return self._target
-
-    @property
-    def over(self) -> bool:
-        """Whether the subscription has ended; nothing more comes."""
-        return self._mailbox.finish is not None
 
     @property
     def discarded(self) -> bool:
@@ -221,18 +200,6 @@ class StreamDriver(CallDriver[OpenStream]):
         """Start to end in order; `over` tells when it has."""
         self._apply(self._protocol.drain)
 
-    def raise_failure(self) -> None:
-        """Raise what ended the subscription, if it ended with an error."""
-        if self.failure is not None:
-            # The same error may be raised by many calls: without the frames of the last one.
-            raise self.failure.with_traceback(None)
-
-    @property
-    def failure(self) -> SfPubSubError | None:
-        """What ended the subscription, if that was an error."""
-        finish = self._mailbox.finish
-        return None if finish is None else finish.error
-
     def health(self) -> Health:
         """Return a snapshot."""
         self._check_process()
@@ -254,8 +221,6 @@ class StreamDriver(CallDriver[OpenStream]):
             self._mailbox.discard()
         elif isinstance(command, Wake):
             self._mailbox.wake()
-        elif isinstance(command, Finish):
-            self._mailbox.close(command)
         else:
             return self._steer(command)
         return True

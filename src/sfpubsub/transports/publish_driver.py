@@ -14,7 +14,6 @@ from typing import Any
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.protocol.commands import (
     Command,
-    Finish,
     OpenPublish,
     Reencode,
     SendEvents,
@@ -26,7 +25,6 @@ from sfpubsub.protocol.publishing import PublishProtocol
 from sfpubsub.transports.alarm import AlarmClock, Clock
 from sfpubsub.transports.base import Call, Headers, Transport
 from sfpubsub.transports.calls import CallDriver
-from sfpubsub.transports.mailbox import Mailbox
 from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
 
 
@@ -76,7 +74,6 @@ class PublishDriver(CallDriver[OpenPublish]):
         self._reencode = reencode
         self._use_schema = use_schema
         self._settled = settled
-        self._mailbox = Mailbox()  # wakes whoever waits for room, or for outcomes
         self._early: list[SendEvents] = []  # requests for a call that is being opened
 
     # For the application's threads.
@@ -110,35 +107,6 @@ class PublishDriver(CallDriver[OpenPublish]):
         """Take no more; it is over when all events are settled."""
         self._apply(self._protocol.drain)
 
-    @property
-    def over(self) -> bool:
-        """Whether the publisher has ended."""
-        return self._mailbox.finish is not None
-
-    @property
-    def failure(self) -> SfPubSubError | None:
-        """What ended the publisher, if that was an error."""
-        return None if self._mailbox.finish is None else self._mailbox.finish.error
-
-    def raise_failure(self) -> None:
-        """Raise what ended the publisher, if that was an error."""
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
-
-    @property
-    def changes(self) -> int:
-        """Changes with everything that `wait` may be waiting for."""
-        return self._mailbox.count
-
-    def wait(self, changes: int, timeout: float | None) -> None:
-        """Wait until `changes` differs from *changes*, or for *timeout* seconds; None for ever."""
-        self._check_process()
-        self._mailbox.wait(changes, timeout)
-
-    def listen(self, changed: Callable[[], None]) -> None:
-        """Call *changed* with every change; see `Mailbox.listen`."""
-        self._mailbox.listen(changed)
-
     def counts(self) -> PublishCounts:
         """Return what has become of the events so far."""
         self._check_process()
@@ -161,9 +129,6 @@ class PublishDriver(CallDriver[OpenPublish]):
                 self._early.append(command)
             else:
                 self._call.send(command)
-            return True
-        if isinstance(command, Finish):
-            self._mailbox.close(command)
             return True
         if isinstance(command, OpenPublish):
             # What follows is for this call, not for one that is about to end.
