@@ -47,8 +47,8 @@ def test_the_table_has_each_event_once(tmp_path: Path):
         table = tmp_path / "table"
         ready = service.ready
         subprocess.run(
-            [sys.executable, "-m", "sfpubsub", "ingest", "--topic", publish_killer.TOPIC,
-             "--replay", "earliest", "--to", str(table), "--idle-timeout", "10"],
+            [sys.executable, "-m", "sfpubsub", "ingest", "--managed",
+             "My_Managed_Subscription", "--to", str(table), "--idle-timeout", "10"],
             check=True,
             timeout=600,
             env={
@@ -61,7 +61,7 @@ def test_the_table_has_each_event_once(tmp_path: Path):
                 "SFPUBSUB_TENANT_ID": ready["tenant_id"],
             },
         )  # fmt: skip
-        files = [str(path) for path in table.glob("*.parquet")]
+        files = [str(path) for path in table.rglob("*.parquet")]
         ids = ds.dataset(files, format="parquet").to_table(["event_id"])["event_id"].to_pylist()
         assert len(ids) == len(set(ids)) == 20_000
 

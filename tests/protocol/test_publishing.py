@@ -63,6 +63,14 @@ def make(*, timeout=120.0, ordered=False, **limits) -> PublishProtocol:
     )
 
 
+def proven(**limits) -> PublishProtocol:
+    """A publisher whose stream has answered once."""
+    protocol = make(**limits)
+    submit(protocol, 1)
+    protocol.response(1, ok(event(0)), 0.0, 0.5)
+    return protocol
+
+
 def submit(protocol: PublishProtocol, count: int = 1, now: float = 0.0, **kind) -> list[Command]:
     out: list[Command] = []
     first = protocol.counts().accepted + protocol.counts().pending
@@ -108,11 +116,11 @@ def test_events_given_together_go_together():
 
 def test_a_request_holds_no_more_than_the_service_takes():
     """200 events and 3 MB are the bounds; one that is full need not wait for an answer."""
-    protocol = make()
+    protocol = proven()
     submit(protocol, 1)
     full = submit(protocol, MAX_PUBLISH_EVENTS + 1)
     assert [len(command.events) for command in full] == [MAX_PUBLISH_EVENTS]
-    protocol = make()
+    protocol = proven()
     submit(protocol, 1)
     (request,) = submit(protocol, 4, size=900_000)
     assert len(request.events) == 3
@@ -122,9 +130,20 @@ def test_a_request_holds_no_more_than_the_service_takes():
 def test_as_many_requests_are_in_flight_as_were_allowed():
     """Full requests follow each other up to the bound, and one by one where order is kept."""
     for ordered, expected in ((False, 4), (True, 1)):
-        protocol = make(ordered=ordered, max_pending_count=10_000)
+        protocol = proven(ordered=ordered, max_pending_count=10_000)
         sent = submit(protocol, 3000)
         assert len(sent) == expected
+
+
+def test_a_new_stream_is_tried_with_one_request():
+    """A service that is down is not sent all that waits with each attempt."""
+    protocol = proven()
+    submit(protocol, 1500)
+    protocol.ended(1, DOWN, 0.0, 0.0)
+    (opening,) = protocol.timer(0.0, 0.5)
+    assert len(opening.events) == MAX_PUBLISH_EVENTS
+    sent = protocol.response(2, ok(*opening.events), 0.1, 0.5)[1:]
+    assert [len(command.events) for command in sent] == [MAX_PUBLISH_EVENTS] * 4
 
 
 def test_there_is_room_until_the_bounds_are_reached():
@@ -159,12 +178,13 @@ def test_what_was_not_answered_is_sent_again_in_its_order():
 def test_results_find_their_event_by_the_correlation_key():
     """The order of results within an answer and between answers does not matter."""
     protocol = make()
+    protocol = proven()
     submit(protocol, 1)
     submit(protocol, 201)
     found = settled(protocol.response(1, ok(event(7), event(3)), 0.0, 0.5))
     assert sorted(found) == [4, 8]
-    found = settled(protocol.response(1, ok(event(0), ProducerEvent("A", b"", "?")), 0.0, 0.5))
-    assert sorted(found) == [1]
+    found = settled(protocol.response(1, ok(event(1), ProducerEvent("A", b"", "?")), 0.0, 0.5))
+    assert sorted(found) == [2]
 
 
 def test_one_id_given_twice_is_settled_twice():

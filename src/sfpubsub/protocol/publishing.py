@@ -73,6 +73,7 @@ class PublishProtocol:
         self._pause = Backoff(timings.backoff_initial, timings.backoff_max)
         self._stream = 0  # of the newest call
         self._open = False
+        self._proven = False  # it has answered
         self._sent_at = 0.0
         self._wait_until: float | None = None  # nothing is sent before
         self._renewing = False  # a session is being fetched
@@ -144,6 +145,7 @@ class PublishProtocol:
         if stream != self._stream or not self._open:
             return []
         self._retries.responded()
+        self._proven = True
         settled: list[tuple[Entry, PublishResult]] = []
         others: list[int] = []
         passing = False
@@ -260,7 +262,7 @@ class PublishProtocol:
                 out.append(SendEvents(self._stream, events))
             else:
                 self._stream += 1
-                self._open = True
+                self._open, self._proven = True, False
                 out.append(OpenPublish(self._stream, events))
         if self._draining and not self._over and not self._events:
             if self._open and not self._events.requests:
@@ -278,7 +280,9 @@ class PublishProtocol:
             return False  # it has its place before those that wait
         if not events.requests:
             return True
-        return events.requests < self._limits.max_requests and events.fills_request
+        # One request tries a new stream: a service that is down is not sent everything each time.
+        allowed = self._limits.max_requests if self._proven else 1
+        return events.requests < allowed and events.fills_request
 
     def _dropped(self) -> None:
         self._open = False
