@@ -105,9 +105,6 @@ class CallDriver(ABC, Generic[Opening]):
     def _open_call(self, opening: Opening) -> Call[Any, Any]:
         """Start a call; raises SfPubSubError."""
 
-    def _opened(self, call: Call[Any, Any]) -> None:
-        """Send what waited for the call to be there; called under the lock."""
-
     @abstractmethod
     def _received(self, stream: int, message: Any) -> None:
         """Hand a message to the protocol."""
@@ -267,7 +264,6 @@ class CallDriver(ABC, Generic[Opening]):
             wanted = self._wanted == stream
             if wanted:
                 self._call = call
-                self._opened(call)
         if not wanted:
             call.cancel()
             # Read on: the end of the call is what lets go of it.

@@ -74,7 +74,6 @@ class PublishDriver(CallDriver[OpenPublish]):
         self._reencode = reencode
         self._use_schema = use_schema
         self._settled = settled
-        self._early: list[SendEvents] = []  # requests for a call that is being opened
 
     # For the application's threads.
 
@@ -118,22 +117,11 @@ class PublishDriver(CallDriver[OpenPublish]):
     def _open_call(self, opening: OpenPublish) -> Call[Any, Any]:
         return self._transport.open_publish(self._name, opening, streamed=self._streamed)
 
-    def _opened(self, call: Call[Any, Any]) -> None:
-        for request in self._early:
-            call.send(request)
-        self._early.clear()
-
     def _carry_out(self, command: Command) -> bool:
         if isinstance(command, SendEvents):
-            if self._call is None:
-                self._early.append(command)
-            else:
+            if self._call is not None:  # otherwise it has just ended, and the protocol is told
                 self._call.send(command)
             return True
-        if isinstance(command, OpenPublish):
-            # What follows is for this call, not for one that is about to end.
-            self._call = None
-            self._early.clear()
         return self._steer(command)
 
     def _tell(self, command: Command) -> None:
