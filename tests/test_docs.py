@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "client.md",
+    ROOT / "docs" / "publishing.md",
     ROOT / "docs" / "handlers.md",
     ROOT / "docs" / "values.md",
     ROOT / "docs" / "change-events.md",

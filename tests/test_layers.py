@@ -157,6 +157,7 @@ def test_asyncio_is_for_the_asyncio_face_only():
     assert users == {
         "client/aio.py",
         "aio_bridge.py",
+        "client/aio_publisher.py",
         "client/aio_runner.py",
         "client/aio_subscription.py",
     }

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from sfpubsub.auth.session import Session, SessionProvider
     from sfpubsub.avro.change_events import ChangeEvent, FieldChange, FieldState, TextDiff
     from sfpubsub.client.aio import AsyncPubSubClient
+    from sfpubsub.client.aio_publisher import AsyncPublisher
     from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
     from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.dispatch import QuarantineLimit, Retry, Shared
     from sfpubsub.client.handling import RunSummary, by_record
     from sfpubsub.client.options import AckMode
+    from sfpubsub.client.publisher import Publisher
     from sfpubsub.client.subscription import ManagedSubscription, Subscription
     from sfpubsub.client.undecodable import OnUndecodable
     from sfpubsub.config import Limits, Timings
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
         Health,
         HealthState,
         ProducerEvent,
+        PublishCounts,
         PublishResult,
         RawEvent,
         Replay,
@@ -86,6 +89,7 @@ _HOMES = {
     "AckMode": "sfpubsub.client.options",
     "AsyncManagedSubscription": "sfpubsub.client.aio_subscription",
     "AsyncPubSubClient": "sfpubsub.client.aio",
+    "AsyncPublisher": "sfpubsub.client.aio_publisher",
     "AsyncReplayStore": "sfpubsub.stores.replay_store",
     "AsyncStreamingClient": "sfpubsub.streaming.aio",
     "AsyncSubscription": "sfpubsub.client.aio_subscription",
@@ -119,8 +123,10 @@ _HOMES = {
     "ProducerEvent": "sfpubsub.types",
     "ProtocolError": "sfpubsub.errors",
     "PubSubClient": "sfpubsub.client.client",
+    "PublishCounts": "sfpubsub.types",
     "PublishError": "sfpubsub.errors",
     "PublishResult": "sfpubsub.types",
+    "Publisher": "sfpubsub.client.publisher",
     "Quarantine": "sfpubsub.stores.quarantine",
     "QuarantineLimit": "sfpubsub.client.dispatch",
     "QuarantinedEvent": "sfpubsub.stores.quarantine",
@@ -166,6 +172,7 @@ __all__ = [
     "AckMode",
     "AsyncManagedSubscription",
     "AsyncPubSubClient",
+    "AsyncPublisher",
     "AsyncReplayStore",
     "AsyncStreamingClient",
     "AsyncSubscription",
@@ -199,8 +206,10 @@ __all__ = [
     "ProducerEvent",
     "ProtocolError",
     "PubSubClient",
+    "PublishCounts",
     "PublishError",
     "PublishResult",
+    "Publisher",
     "Quarantine",
     "QuarantineLimit",
     "QuarantinedEvent",

@@ -26,7 +26,7 @@
      │    ├── SchemaNotFoundError      the service does not know the schema id
      │    ├── DecodeError              a payload does not fit its schema
      │    └── EncodeError              a value does not fit the schema
-     ├── PublishError                  events were refused
+     ├── PublishError                  events were refused, or not answered in time
      ├── HandlerError                  a handler failed on an event (has its position)
      ├── RequestRefusedError           the org refused an HTTP request (has its status)
      └── WriteError                    a batch could not be written to its table
@@ -190,14 +190,17 @@ class EncodeError(SchemaError):
 
 
 class PublishError(SfPubSubError):
-    """One or more events were refused.
+    """One or more events were refused, or not answered in time.
 
     Args:
-        results: One result an event, in the order of the request; the refused ones carry an error.
+        results: Of `PubSubClient.publish` one an event, in order; of a `Publisher` those of the
+            events that failed. What failed carries an error.
     """
 
-    def __init__(self, message: str, *, results: list[PublishResult] | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, results: list[PublishResult] | None = None, **details: Any
+    ) -> None:
+        super().__init__(message, **details)
         self.results = results or []
 
 

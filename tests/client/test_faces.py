@@ -13,6 +13,7 @@ import sfpubsub
 # Sync class -> asyncio class, and the methods that wait: coroutines there, plain methods here.
 FACES = {
     "PubSubClient": {"connect", "get_topic", "get_schema", "publish", "close"},
+    "Publisher": {"send", "flush", "close"},
     # `run` is written once and returns what the face's own half returns, here a coroutine.
     "Subscription": {"next_batch", "drain", "aclose", "join"},
     "ManagedSubscription": {"next_batch", "commit", "drain", "aclose", "join"},

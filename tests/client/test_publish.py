@@ -94,12 +94,12 @@ def test_the_command_says_that_a_topic_takes_no_events(run_emulator, monkeypatch
 def test_the_command_names_the_lines_it_could_not_encode(
     run_emulator, monkeypatch, tmp_path, capsys
 ):
-    """One line or the lines of one request, as they are numbered in the file, blank ones too."""
+    """As they are numbered in the file, blank ones too; what stands before was published."""
     point_at(run_emulator(), monkeypatch)
     file = tmp_path / "events.jsonl"
     for text, lines in (
         ('\n{"Nope": 1}\n', "line 2 of"),
-        ('{"Nope": 1}\n\n{}', "lines 1 to 3 of"),
+        ('{"Nope": 1}\n\n{}', "line 1 of"),
         ('{"CreatedDate": 1, "CreatedById": "x"}\n' * 200 + '{"Nope": 1}', "line 201 of"),
     ):
         file.write_text(text)

@@ -10,7 +10,6 @@ import json
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from sfpubsub.avro.codec import Codec
@@ -22,12 +21,10 @@ from sfpubsub.errors import (
     SubscriptionBusyError,
     SubscriptionStoppedError,
 )
-from sfpubsub.protocol.commands import OpenStream, SendRequest
+from sfpubsub.protocol.commands import OpenPublish, OpenStream, SendRequest
 from sfpubsub.protocol.events import CommitAnswer, Failure, FailureKind, Response
-from sfpubsub.transports.base import StreamCall, Target, Transport
+from sfpubsub.transports.base import PublishCall, StreamCall, Target, Transport
 from sfpubsub.types import (
-    ProducerEvent,
-    PublishResult,
     RawEvent,
     ReplayId,
     ReplayPreset,
@@ -154,7 +151,7 @@ class MemoryService(Transport):
             raise SchemaNotFoundError(schema_id)
         return SchemaInfo("schema", SCHEMA)
 
-    def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
+    def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:
         raise NotImplementedError
 
     def close(self) -> None:

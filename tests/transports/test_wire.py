@@ -112,17 +112,31 @@ def test_an_event_without_a_position_breaks_the_contract():
 
 
 def test_publishing():
-    """Requests keep order and ids; results keep errors."""
-    request = wire.publish_request("/event/X__e", [ProducerEvent("s", b"1", "a")])
+    """Requests keep order, ids and headers; results keep errors, and say which may pass."""
+    events = [ProducerEvent("s", b"1", "a"), ProducerEvent("s", b"2", "b", (("key", b"value"),))]
+    request = wire.publish_request("/event/X__e", events)
+    assert request.topic_name == "/event/X__e"
     assert request.events[0] == pb.ProducerEvent(id="a", schema_id="s", payload=b"1")
-    results = wire.publish_results(
+    assert request.events[1] == pb.ProducerEvent(
+        id="b", schema_id="s", payload=b"2", headers=[pb.EventHeader(key="key", value=b"value")]
+    )
+    busy = "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE: later"
+    answer = wire.publish_answer(
         pb.PublishResponse(
+            schema_id="new",
+            rpc_id="call",
             results=[
                 pb.PublishResult(replay_id=RAW, correlation_key="a"),
                 pb.PublishResult(correlation_key="b", error=pb.Error(code=pb.PUBLISH, msg="no")),
-            ]
+                pb.PublishResult(correlation_key="c", error=pb.Error(code=pb.PUBLISH, msg=busy)),
+                pb.PublishResult(correlation_key="d", error=pb.Error(code=pb.PUBLISH)),
+            ],
         )
     )
-    assert [result.ok for result in results] == [True, False]
+    results = answer.results
+    assert (answer.schema_id, answer.rpc_id) == ("new", "call")
+    assert [result.ok for result in results] == [True, False, False, False]
+    assert [result.retryable for result in results] == [False, False, True, False]
+    assert results[3].error == "PUBLISH"
     assert results[0].replay_id == ReplayId(RAW)
     assert results[1].error == "no"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import assert_type
 
 from sfpubsub import (
@@ -17,6 +18,7 @@ from sfpubsub import (
     Health,
     HealthState,
     ManagedSubscription,
+    Publisher,
     PublishResult,
     PubSubClient,
     ReplayId,
@@ -65,6 +67,9 @@ def sync_face(ack: AckMode) -> HealthState:
         assert_type(client, PubSubClient)
         assert_type(client.get_topic("/event/X__e"), TopicInfo)
         assert_type(client.publish("/event/X__e", [{"A__c": 1}]), list[PublishResult])
+        with client.open_publisher("/event/X__e", ordered=True) as publisher:
+            assert_type(publisher, Publisher)
+            assert_type(publisher.send({"A__c": 1}, event_id="a"), Future[PublishResult])
         with client.subscribe("/event/X__e", replay=MyStore(), ack=ack) as plain:
             assert_type(plain, Subscription)
             assert_type(plain.next_batch(1.0), EventBatch | None)

@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, TextIO
 
 import click
 
-from sfpubsub.cli.params import Topic
+from sfpubsub.cli.params import Seconds, Topic
+from sfpubsub.cli.publish_progress import PublishProgress
 from sfpubsub.cli.render import publish_line
-from sfpubsub.cli.service import connected_client, service_options
+from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.words import counted
-from sfpubsub.client.publisher import MAX_EVENTS
+from sfpubsub.client.publisher import Publisher
+from sfpubsub.client.publishing import DEFAULT_TIMEOUT
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
 from sfpubsub.types import PublishResult
+
+# The member of a line that is about the event, and no field: fields begin with a letter.
+ABOUT = "_event"
+
+INTERRUPTED = 130
+
+# Events a second that can be asked for: far more than an org takes, and no infinity.
+MAX_RATE = 1_000_000
+
+
+class Rate(Seconds):
+    """Finite events a second, as ``100`` or ``100/s``."""
+
+    name = "rate"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        plain: Any = value.removesuffix("/s") if isinstance(value, str) else value
+        return float(super().convert(plain, param, ctx))
+
+
+class Pace:
+    """When the next event may go.
+
+    Args:
+        rate: Events a second.
+        clock: Steady time in seconds.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._begun: float | None = None
+        self._count = 0
+
+    def next(self) -> float:
+        """Return the seconds to wait before the next event, which is counted."""
+        now = self._clock()
+        if self._begun is None:
+            self._begun = now
+        due = self._begun + self._count / self._rate
+        self._count += 1
+        return max(0.0, due - now)
 
 
 @click.command()
@@ -32,61 +85,166 @@ from sfpubsub.types import PublishResult
     help="Fill CreatedById with this, and CreatedDate with the present time, where they are left "
     "out.",
 )
+@click.option("--stream", is_flag=True, help="Publish by PublishStream, several requests at once.")
+@click.option(
+    "--rate",
+    type=Rate(0, MAX_RATE, min_open=True),
+    metavar="N/s",
+    help="Publish at most so many events a second.",
+)
+@click.option(
+    "--timeout",
+    type=Seconds(min=0, min_open=True),
+    metavar="S",
+    default=DEFAULT_TIMEOUT,
+    help=f"Seconds until an event without a result has failed.  [default: {DEFAULT_TIMEOUT:g}]",
+)
 @service_options
-def publish(topic: str, file: TextIO, created_by: str | None, **service: str | None) -> None:
+def publish(
+    topic: str,
+    file: TextIO,
+    created_by: str | None,
+    stream: bool,
+    rate: float | None,
+    timeout: float,
+    **service: str | None,
+) -> int | None:
     """Publish an event for every JSON line, and print a result for every event.
 
     A line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
     CreatedDate (milliseconds since 1970 UTC) and CreatedById have to be among them, or be asked for
-    with --created-by.
+    with --created-by. A member "_event" is no field: {"_event": {"id": "…", "headers": {"a":
+    "b"}}} sets the event's id, which it keeps however often it is sent, and its headers.
+
+    Events go out in the order of the lines, with one request at a time; with --stream several are
+    on their way, which the service may publish in any order. What is not answered is sent again
+    under the same id. A line that is not an event ends the reading; Ctrl-C does, too.
     """
-    with connected_client(None, **service) as client:
-        refused = 0
-        for lines, part in _parts(file):
+    stop = StopRequest()
+    with (
+        connected_client(None, **service) as client,
+        stop.installed(),
+        client.open_publisher(
+            topic,
+            ordered=not stream,
+            streamed=stream,
+            timeout=timeout,
+            created_by=created_by,
+        ) as publisher,
+    ):
+        failed = _publish(publisher, _until(stop, file), Pace(rate) if rate else None)
+    if failed:
+        raise PublishError(f"{topic}: {counted(failed, 'event')} failed; see the printed results")
+    return INTERRUPTED if stop.interrupted else None
+
+
+def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]], pace: Pace | None) -> int:
+    """Send every line, print results in the order of the lines; return how many failed."""
+    printer = Printer(PublishProgress(sys.stderr, publisher))
+    try:
+        for where, line in lines:
+            value, about = _event(line, where)
+            if pace is not None:
+                time.sleep(pace.next())
             try:
-                results = client.publish(topic, part, created_by=created_by)
+                printer.put(publisher.send(value, **about))
             except EncodeError as error:
-                raise EncodeError(f"{lines}, not published: {error}") from error
-            except PublishError as error:
-                results = error.results
-                if error.__cause__ is not None:  # not refused events, but a call that failed
-                    _show(results)
-                    raise
-                refused += sum(not result.ok for result in results)
-            _show(results)
-        if refused:
-            raise PublishError(
-                f"{topic}: {counted(refused, 'event')} refused; see the printed results"
-            )
+                raise EncodeError(f"{where}, not published: {error}") from error
+    finally:
+        printer.close()
+        _forget_failures(publisher)
+    return printer.failed
 
 
-def _show(results: list[PublishResult]) -> None:
-    click.echo("".join(map(publish_line, results)), nl=False)
+class Printer:
+    """Prints results in the order of their events, in a thread: also while no line comes.
+
+    Args:
+        progress: Looked at with each result.
+    """
+
+    def __init__(self, progress: PublishProgress) -> None:
+        self.failed = 0
+        self._progress = progress
+        self._receipts: queue.SimpleQueue[Future[PublishResult] | None] = queue.SimpleQueue()
+        self._broken: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="sfpubsub-print", daemon=True)
+        self._thread.start()
+
+    def put(self, receipt: Future[PublishResult]) -> None:
+        """Have the result of *receipt* printed; raises what became of an earlier one's printing."""
+        self._receipts.put(receipt)
+        self._raise_broken()
+
+    def close(self) -> None:
+        """Wait until all is printed; every result comes in the publisher's own time."""
+        self._receipts.put(None)
+        self._thread.join()
+        self._raise_broken()
+
+    def _raise_broken(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _run(self) -> None:
+        try:
+            while (receipt := self._receipts.get()) is not None:
+                result = receipt.result()
+                self.failed += not result.ok
+                click.echo(publish_line(result), nl=False)
+                self._progress.look()
+            self._progress.end()
+        except Exception as error:  # noqa: BLE001  # raised where it can end the command
+            self._broken = error
 
 
-def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the events of one request, and which lines they are."""
-    part: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(file, 1):
+def _forget_failures(publisher: Publisher) -> None:
+    # They are printed, one by one: the publisher need not raise them once more.
+    try:
+        publisher.flush()
+    except PublishError:
+        return
+
+
+class _Enough(Exception):  # noqa: N818  # no error: it ends a wait for input
+    """A signal came while a line was waited for."""
+
+
+def _until(stop: StopRequest, file: TextIO) -> Iterator[tuple[str, str]]:
+    """Yield lines with their place until a signal comes."""
+    is_reading = False
+
+    def interrupt() -> None:
+        if is_reading:
+            raise _Enough
+
+    stop.tell(interrupt)
+    for number in itertools.count(1):
+        try:
+            is_reading = True
+            line = "" if stop.requested else file.readline()
+            is_reading = False
+        except _Enough:
+            line = ""
+        is_reading = False
+        if not line:
+            return
         if line.strip():
-            part[number] = _event(line, f"line {number} of {file.name}")
-        if len(part) == MAX_EVENTS:
-            yield _lines(part, file), list(part.values())
-            part = {}
-    if part:
-        yield _lines(part, file), list(part.values())
+            yield f"line {number} of {file.name}", line
 
 
-def _lines(part: dict[int, dict[str, Any]], file: TextIO) -> str:
-    first, last = min(part), max(part)
-    return f"line{f's {first} to' if last > first else ''} {last} of {file.name}"
-
-
-def _event(line: str, where: str) -> dict[str, Any]:
+def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a line's values, and what it says about the event."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigurationError(f"{where} is not a JSON object")
-    return value
+    about = value.pop(ABOUT, {})
+    if not isinstance(about, dict) or not about.keys() <= {"id", "headers"}:
+        raise ConfigurationError(f"{where}: {ABOUT} is an object with id, headers, or both")
+    headers = about.get("headers") or {}
+    if not isinstance(headers, dict):
+        raise ConfigurationError(f"{where}: headers is an object of texts")
+    return value, {"event_id": about.get("id"), "headers": headers}

@@ -13,13 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from sfpubsub.aio_bridge import call_in, in_thread, settled
+from sfpubsub.client.aio_publisher import AsyncPublisher, deliver_in
 from sfpubsub.client.aio_subscription import AsyncManagedSubscription, AsyncSubscription
 from sfpubsub.client.base import ClientBase
 from sfpubsub.client.connection import CLOSE_TIMEOUT
 from sfpubsub.client.options import SubscribeOptions
+from sfpubsub.client.publisher import publish_all
+from sfpubsub.client.publishing import DEFAULT_TIMEOUT, Outbound, publish_limits
+from sfpubsub.config import PublishLimits
 from sfpubsub.errors import LocalProtocolError
 from sfpubsub.stores.replay_store import AnyStore, ReplayStore, is_async
 from sfpubsub.transports.base import Target
@@ -64,10 +69,42 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         events: Iterable[Mapping[str, Any]],
         *,
         created_by: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> list[PublishResult]:
         """Publish events, encoded by the topic's schema; see `PubSubClient.publish`."""
         taken = list(events)  # here: a generator of the caller's may not leave the caller's thread
-        return await self._run(lambda: self._connection.publish(topic, taken, created_by))
+        return await self._run(
+            lambda: publish_all(self._connection, topic, taken, created_by, timeout)
+        )
+
+    def open_publisher(
+        self,
+        topic: str,
+        *,
+        ordered: bool = False,
+        streamed: bool = True,
+        timeout: float = DEFAULT_TIMEOUT,
+        created_by: str | None = None,
+        max_pending_count: int = PublishLimits.max_pending_count,
+    ) -> AsyncPublisher:
+        """Open a publisher in this loop; see `PubSubClient.open_publisher`.
+
+        The topic is asked for when the publisher is entered, or first awaited.
+        """
+        limits = publish_limits(ordered, max_pending_count)
+
+        def connect() -> Outbound[asyncio.Future[PublishResult]]:
+            return self._connection.outbound(
+                topic,
+                streamed=streamed,
+                timeout=timeout,
+                limits=limits,
+                created_by=created_by,
+                deliver=partial(deliver_in, loop),
+            )
+
+        loop = asyncio.get_running_loop()
+        return AsyncPublisher(topic, connect, run=self._run)
 
     async def _run(self, call: Callable[[], T]) -> T:
         future = self._submit(call)

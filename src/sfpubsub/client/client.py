@@ -7,7 +7,10 @@ from typing import Any, Self
 
 from sfpubsub.client.base import ClientBase
 from sfpubsub.client.options import SubscribeOptions
+from sfpubsub.client.publisher import Publisher, publish_all, settle
+from sfpubsub.client.publishing import DEFAULT_TIMEOUT, publish_limits
 from sfpubsub.client.subscription import ManagedSubscription, Subscription
+from sfpubsub.config import PublishLimits
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.stores.replay_store import AnyStore, ReplayStore, is_async
 from sfpubsub.transports.base import Target
@@ -58,8 +61,12 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         events: Iterable[Mapping[str, Any]],
         *,
         created_by: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> list[PublishResult]:
-        """Publish events, encoded by the topic's schema.
+        """Publish events, encoded by the topic's schema, in order.
+
+        What fails in passing is sent again under the same event id, until *timeout*. The topic and
+        its schema are asked for once.
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
@@ -67,17 +74,56 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
                 ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` do not have.
             created_by: Id of a user: events that lack ``CreatedById`` get it, and those that lack
                 ``CreatedDate`` the time of this call.
+            timeout: Seconds until the last result.
 
         Returns:
             One result an event, in order.
 
         Raises:
             PermissionDeniedError: The topic cannot be published to.
-            EncodeError: An event does not fit the schema; none was published.
-            PublishError: Events were refused, or a later call failed; has the results so far.
-            SfPubSubError: The first call failed.
+            EncodeError: An event does not fit the schema or is too large; none was published.
+            PublishError: Events were refused or not answered; has all results.
+            SfPubSubError: The call failed for good, and no event was accepted.
         """
-        return self._connection.publish(topic, events, created_by)
+        return publish_all(self._connection, topic, events, created_by, timeout)
+
+    def open_publisher(
+        self,
+        topic: str,
+        *,
+        ordered: bool = False,
+        streamed: bool = True,
+        timeout: float = DEFAULT_TIMEOUT,
+        created_by: str | None = None,
+        max_pending_count: int = PublishLimits.max_pending_count,
+    ) -> Publisher:
+        """Open a publisher: events go out while others are made.
+
+        Args:
+            topic: Full path, such as ``/event/Order_Event__e``.
+            ordered: Keep one request in flight, and so the order of the events. Otherwise several
+                are, which the service may publish in any order.
+            streamed: By PublishStream, otherwise by Publish.
+            timeout: Seconds from `Publisher.send` to an event's result.
+            created_by: As for `publish`.
+            max_pending_count: Events sent and without a result before `Publisher.send` waits.
+
+        Raises:
+            PermissionDeniedError: The topic cannot be published to.
+            SfPubSubError: The topic or its schema could not be fetched.
+            ValueError: *max_pending_count* is below 1.
+        """
+        limits = publish_limits(ordered, max_pending_count)
+        return Publisher(
+            self._connection.outbound(
+                topic,
+                streamed=streamed,
+                timeout=timeout,
+                limits=limits,
+                created_by=created_by,
+                deliver=settle,
+            )
+        )
 
     # Streams.
 

@@ -13,22 +13,25 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.delivery import Delivery
 from sfpubsub.client.options import ClientOptions, SubscribeOptions
-from sfpubsub.client.publisher import publish
-from sfpubsub.config import Timings
+from sfpubsub.client.publishing import Outbound, ReceiptT, Topics
+from sfpubsub.config import PublishLimits, Timings
 from sfpubsub.errors import LocalProtocolError, SessionExpiredError
+from sfpubsub.protocol.publishing import PublishProtocol
 from sfpubsub.protocol.subscription import SubscriptionProtocol
 from sfpubsub.stores.replay_store import AnyStore
 from sfpubsub.transports.alarm import AlarmClock
 from sfpubsub.transports.base import Headers, Target
+from sfpubsub.transports.calls import CallDriver
 from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.transports.driver import StreamDriver
+from sfpubsub.transports.publish_driver import PublishDriver
 from sfpubsub.types import (
     PublishResult,
     SchemaInfo,
@@ -67,9 +70,10 @@ class Connection:
             lambda: self._sessions.get().headers,
         )
         self.schemas = SchemaCache(self.get_schema, store=options.schema_store)
+        self._topics = Topics(self.get_topic)
         self._alarm = AlarmClock(time.monotonic)
         self._lock = threading.Lock()  # guards the two below
-        self._drivers: set[StreamDriver] = set()
+        self._drivers: set[CallDriver[Any]] = set()
         self._closed = False
         _open_connections.add(self)
 
@@ -87,18 +91,6 @@ class Connection:
     def get_schema(self, schema_id: str) -> SchemaInfo:
         """Call GetSchema."""
         return self._with_session(lambda: self.transport.get_schema(schema_id))
-
-    def publish(
-        self, topic: str, events: Iterable[Mapping[str, Any]], created_by: str | None
-    ) -> list[PublishResult]:
-        """Encode events by the topic's schema and call Publish as often as it takes."""
-        return publish(
-            events,
-            topic=self.get_topic(topic),
-            codec=self.schemas.get,
-            created_by=created_by,
-            send=lambda part: self._with_session(lambda: self.transport.publish(topic, part)),
-        )
 
     def _with_session(self, call: Callable[[], T]) -> T:
         self._check_open()
@@ -158,9 +150,7 @@ class Connection:
             renew=self._renew,
             on_gap=options.on_gap or (lambda _gap: None),
         )
-        with self._lock:
-            self._check_open()
-            self._drivers.add(driver)
+        self._keep(driver)
         return Delivery(
             driver,
             self.schemas,
@@ -171,6 +161,66 @@ class Connection:
             release=self.release,
             stores_on_ack=stores_on_ack,
         )
+
+    def outbound(
+        self,
+        topic: str,
+        *,
+        streamed: bool,
+        timeout: float,
+        limits: PublishLimits,
+        created_by: str | None,
+        deliver: Callable[[Sequence[tuple[ReceiptT, PublishResult]]], None],
+    ) -> Outbound[ReceiptT]:
+        """Return a publisher without its face; asks for the topic and its schema if need be.
+
+        Args:
+            topic: Full path.
+            streamed: By PublishStream, otherwise by Publish.
+            timeout: Seconds from an event to its result.
+            limits: What it may hold and send.
+            created_by: See `PubSubClient.open_publisher`.
+            deliver: See `Outbound`.
+
+        Raises:
+            PermissionDeniedError: The topic cannot be published to.
+            LocalProtocolError: The client is closed.
+            SfPubSubError: A call failed.
+        """
+        self._check_open()
+        schema_id = self._topics.get(topic).schema_id
+        self.schemas.get(schema_id)
+
+        def make_driver(outbound: Outbound[ReceiptT]) -> PublishDriver:
+            return PublishDriver(
+                PublishProtocol(
+                    topic, schema_id, timeout=timeout, limits=limits, timings=self.timings
+                ),
+                self.transport,
+                streamed=streamed,
+                reencode=outbound.encode_again,
+                use_schema=outbound.use_schema,
+                settled=outbound.settled,
+                alarm=self._alarm,
+                renew=self._renew,
+            )
+
+        outbound = Outbound(
+            topic,
+            topics=self._topics,
+            schemas=self.schemas,
+            created_by=created_by,
+            make_driver=make_driver,
+            deliver=deliver,
+        )
+        self._keep(outbound.driver)
+        return outbound
+
+    def _keep(self, driver: CallDriver[Any]) -> None:
+        self.release()
+        with self._lock:
+            self._check_open()
+            self._drivers.add(driver)
 
     def release(self) -> None:
         """Forget the drivers that have ended and of which no thread is left."""

@@ -1,89 +1,185 @@
-"""Publishing: values to Avro, in requests of a size that the service takes."""
+"""The publisher's blocking face, and publishing a list in one call."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
 
-from sfpubsub.avro.codec import Codec
-from sfpubsub.errors import PermissionDeniedError, PublishError, SfPubSubError
-from sfpubsub.types import ProducerEvent, PublishResult, TopicInfo
-
-# Events and payload bytes of one request (Salesforce documentation, allocations: at most 200
-# events and 3 MB are recommended; over 4 MB the stream breaks).
-MAX_EVENTS = 200
-MAX_BYTES = 3_000_000
+from sfpubsub.client.connection import Connection
+from sfpubsub.client.publishing import Outbound
+from sfpubsub.config import MAX_PUBLISH_BYTES, PublishLimits
+from sfpubsub.errors import EncodeError, PublishError
+from sfpubsub.types import PublishCounts, PublishResult
 
 
-def publish(
-    events: Iterable[Mapping[str, Any]],
-    *,
-    topic: TopicInfo,
-    codec: Callable[[str], Codec],
-    created_by: str | None,
-    send: Callable[[list[ProducerEvent]], list[PublishResult]],
-) -> list[PublishResult]:
-    """Encode *events* and send them in as many requests as they need.
+class Publisher:
+    """Publishes to one topic. Thread-safe. `PubSubClient.open_publisher` makes it.
 
-    Args:
-        events: Values of the fields by name.
-        topic: Where to; the service has just said so.
-        codec: Returns the codec of a schema id.
-        created_by: ``CreatedById`` of events that lack it; those that lack ``CreatedDate`` get the
-            present time. None to fill in nothing.
-        send: Publishes one request's events.
+    ::
 
-    Raises:
-        PermissionDeniedError: The topic cannot be published to. No event was looked at.
-        EncodeError: An event does not fit the schema; none was published.
-        PublishError: Events were refused, or a call after the first failed; has the results so far.
+        with client.open_publisher("/event/Order_Event__e") as publisher:
+            for order in orders:
+                publisher.send(order)
+
+    Leaving the block waits for every result, and raises if an event failed. Leaving it by an
+    exception ends at once: what has no result by then gets one that says so.
     """
-    name = topic.topic_name
-    if not topic.can_publish:
-        reason = (
-            "change events come from the org alone"
-            if name.startswith("/data/")
-            else "give the user create access to the event"
-        )
-        raise PermissionDeniedError(
-            f"{name} cannot be published to (can_publish is false): {reason}"
-        )
-    schema = codec(topic.schema_id)
-    created = None if created_by is None else (round(time.time() * 1000), created_by)
-    encoded = [
-        ProducerEvent(schema.schema_id, schema.encode(event, fill_created=created))
-        for event in events
-    ]
-    results: list[PublishResult] = []
-    for part in _parts(encoded):
-        try:
-            results += send(part)
-        except SfPubSubError as error:
-            if not results:
-                raise
-            raise PublishError(
-                f"{name}: published {len(results)} of {len(encoded)}, then: {error}",
-                results=results,
-            ) from error
-    refused = [result for result in results if not result.ok]
-    if refused:
-        raise PublishError(
-            f"{name}: the service refused {len(refused)} of {len(results)}, the first one: "
-            f"{refused[0].error}",
-            results=results,
-        )
-    return results
+
+    def __init__(self, outbound: Outbound[Future[PublishResult]]) -> None:
+        self._outbound = outbound
+
+    @property
+    def topic(self) -> str:
+        """What it publishes to."""
+        return self._outbound.topic
+
+    @property
+    def counts(self) -> PublishCounts:
+        """What has become of the events so far."""
+        return self._outbound.driver.counts()
+
+    def send(
+        self,
+        value: Mapping[str, Any],
+        *,
+        event_id: str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
+    ) -> Future[PublishResult]:
+        """Send an event; waits only while too many have no result.
+
+        Args:
+            value: Values by field name; see `PubSubClient.publish`.
+            event_id: The event's id, at most 36 characters, which it keeps however often it is
+                sent; a UUID if it is left out. Subscribers tell repeats by it.
+            headers: The service sets them aside for later use.
+
+        Returns:
+            A future of the result, which may be a refusal: look at ``result().ok``. It never
+            raises; `flush` and `close` do, for every event that failed.
+
+        Raises:
+            EncodeError: The value does not fit the schema, or is too large; nothing was sent.
+            LocalProtocolError: The publisher is closed.
+            SfPubSubError: What ended the publisher.
+        """
+        outbound = self._outbound
+        draft = outbound.draft(value, event_id, headers)
+        receipt: Future[PublishResult] = Future()
+        receipt.set_running_or_notify_cancel()  # what was sent cannot be cancelled
+        while True:
+            changes = outbound.driver.changes
+            if outbound.offer([draft], [receipt]):
+                return receipt
+            outbound.driver.wait(changes, None)  # events expire, so there will be room
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait for the results of all events sent before.
+
+        Args:
+            timeout: Seconds; without it the publisher's own timeout ends the wait.
+
+        Raises:
+            PublishError: Events have failed since the last time that this was raised; or there was
+                no result in time.
+            SfPubSubError: What ended the publisher.
+        """
+        outbound = self._outbound
+        last = outbound.last
+        if not _wait(outbound, lambda: outbound.is_settled(last), timeout):
+            raise outbound.late(timeout or 0.0)
+        outbound.raise_failures()
+
+    def close(self) -> None:
+        """Take no more events, wait for all results, and end.
+
+        Raises:
+            PublishError: Events have failed, and that was not raised yet.
+            SfPubSubError: What ended the publisher.
+        """
+        outbound = self._outbound
+        outbound.driver.drain()
+        _wait(outbound, lambda: outbound.is_over, None)
+        outbound.raise_failures()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._outbound.driver.abort()
 
 
-def _parts(events: list[ProducerEvent]) -> Iterator[list[ProducerEvent]]:
-    part: list[ProducerEvent] = []
-    size = 0
-    for event in events:
-        if part and (len(part) >= MAX_EVENTS or size + len(event.payload) > MAX_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(event)
-        size += len(event.payload)
-    if part:
-        yield part
+def settle(outcomes: Sequence[tuple[Future[PublishResult], PublishResult]]) -> None:
+    """Give futures their results."""
+    for receipt, result in outcomes:
+        receipt.set_result(result)
+
+
+def _wait(outbound: Outbound[Any], condition: Callable[[], bool], timeout: float | None) -> bool:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        changes = outbound.driver.changes
+        if condition():
+            return True
+        rest = None if deadline is None else deadline - time.monotonic()
+        if rest is not None and rest <= 0:
+            return False
+        outbound.driver.wait(changes, rest)
+
+
+def publish_all(
+    connection: Connection,
+    topic: str,
+    events: Iterable[Mapping[str, Any]],
+    created_by: str | None,
+    timeout: float,
+) -> list[PublishResult]:
+    """Publish a list by Publish, a request at a time; see `PubSubClient.publish`."""
+    outbound: Outbound[Future[PublishResult]] = connection.outbound(
+        topic,
+        streamed=False,
+        timeout=timeout,
+        # The caller holds them all anyway.
+        limits=_UNBOUNDED,
+        created_by=created_by,
+        deliver=settle,
+    )
+    driver = outbound.driver
+    try:
+        drafts = []
+        for index, event in enumerate(events):
+            try:
+                drafts.append(outbound.draft(event))
+            except EncodeError as error:
+                raise EncodeError(f"event {index + 1}, none was published: {error}") from error
+        receipts: list[Future[PublishResult]] = [Future() for _ in drafts]
+        outbound.offer(drafts, receipts)
+        driver.drain()
+        _wait(outbound, lambda: outbound.is_over, None)
+    finally:
+        driver.abort()
+    results = [receipt.result() for receipt in receipts]
+    failed = [result for result in results if not result.ok]
+    if not failed:
+        return results
+    if driver.failure is not None and len(failed) == len(results):
+        driver.raise_failure()
+    raise PublishError(
+        f"{topic}: {len(failed)} of {len(results)} events failed, the first one "
+        f"({failed[0].correlation_key}): {failed[0].error}",
+        results=results,
+        retryable=all(result.retryable for result in failed),
+    ) from driver.failure
+
+
+_UNBOUNDED = PublishLimits(2**31, 2**31 * MAX_PUBLISH_BYTES, max_requests=1)

@@ -6,22 +6,32 @@ Nothing here reads the environment before it is asked to; nothing imports grpc, 
 """
 
 from sfpubsub.config.numbers import (
+    EVENT_OVERHEAD,
     FIRST_CREDIT,
     LARGEST_EVENT,
+    LONGEST_EVENT_ID,
+    MAX_PUBLISH_BYTES,
+    MAX_PUBLISH_EVENTS,
     RETURN_CREDIT_AT,
     WINDOW,
     Limits,
+    PublishLimits,
     Timings,
 )
 from sfpubsub.config.settings import DEFAULT_ENDPOINT, Setting, Settings
 
 __all__ = [
     "DEFAULT_ENDPOINT",
+    "EVENT_OVERHEAD",
     "FIRST_CREDIT",
     "LARGEST_EVENT",
+    "LONGEST_EVENT_ID",
+    "MAX_PUBLISH_BYTES",
+    "MAX_PUBLISH_EVENTS",
     "RETURN_CREDIT_AT",
     "WINDOW",
     "Limits",
+    "PublishLimits",
     "Setting",
     "Settings",
     "Timings",

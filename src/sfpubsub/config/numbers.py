@@ -20,6 +20,18 @@ FIRST_CREDIT = 10
 LARGEST_EVENT = 1024 * 1024
 
 
+# Events and bytes of one PublishRequest (Salesforce documentation, allocations: at most 200 events
+# and 3 MB are recommended; over 4 MB the call breaks).
+MAX_PUBLISH_EVENTS = 200
+MAX_PUBLISH_BYTES = 3_000_000
+
+# Bytes that an event takes in a request beside what is in it: tags and lengths, generously.
+EVENT_OVERHEAD = 64
+
+# Characters of an event's id; a longer one is replaced by the service (Publish RPC).
+LONGEST_EVENT_ID = 36
+
+
 @dataclass(frozen=True)
 class Timings:
     """Times of the service and of this client, in seconds. Scaled down by tests."""
@@ -74,6 +86,12 @@ class Timings:
     unacked_stall: float = 300.0
     """With ``max_unacked`` exceeded (by the events that keep the stream open) and no ack for this
     long, the subscription fails instead of standing still in silence."""
+    publish_idle: float = 50.0
+    """A PublishStream is closed this long after its last request, and opened again for the next
+    event: the service ends it after 70 s (PublishStream RPC), less a margin for a slow link."""
+    publish_answer: float = 30.0
+    """A request to publish that is unanswered for this long is sent again on another stream;
+    answers take well under 1 s. With it nothing waits into the 70 s above."""
     ping_interval: float = 30.0
     """Between HTTP/2 pings, with which a dead connection is noticed; 0 for none. Others run these
     two values against the service without being told to go away."""
@@ -96,5 +114,23 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class PublishLimits:
+    """How much one publisher may hold and send."""
+
+    max_pending_count: int = 2000
+    """Events taken from the application and not answered: what is in flight, and as much again."""
+    max_pending_bytes: int = 32 * 1024 * 1024
+    """Bytes of those; overshoot: one event."""
+    max_requests: int = 4
+    """Requests in flight: enough to keep the way to the service busy while answers come back. With
+    1 the order of events is kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_pending_count", "max_pending_bytes", "max_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")

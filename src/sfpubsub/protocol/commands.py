@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.types import CommitReceipt, Gap, RawEvent, ReplayId, StartPosition
+from sfpubsub.types import (
+    CommitReceipt,
+    Gap,
+    ProducerEvent,
+    PublishResult,
+    RawEvent,
+    ReplayId,
+    StartPosition,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,45 @@ class Finish:
     error: SfPubSubError | None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenPublish:
+    """Start a new call that publishes, with its first request."""
+
+    stream: int
+    """As in `OpenStream`."""
+    events: tuple[ProducerEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendEvents:
+    """Send a further request to publish on the open stream."""
+
+    stream: int
+    events: tuple[ProducerEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettleEvents:
+    """Tell whoever gave these events what has become of them, by ticket."""
+
+    outcomes: tuple[tuple[int, PublishResult], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reencode:
+    """Encode these events by another schema, under the same ids; then report `reencoded`."""
+
+    tickets: tuple[int, ...]
+    schema_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UseSchema:
+    """Encode what is published from now on by this schema."""
+
+    schema_id: str
+
+
 Command: TypeAlias = (
     OpenStream
     | SendRequest
@@ -111,4 +158,9 @@ Command: TypeAlias = (
     | ReportGap
     | SettleCommit
     | Finish
+    | OpenPublish
+    | SendEvents
+    | SettleEvents
+    | Reencode
+    | UseSchema
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.types import RawEvent, ReplayId
+from sfpubsub.types import PublishResult, RawEvent, ReplayId
 
 
 class CommitAnswer(NamedTuple):
@@ -46,6 +46,15 @@ class Response(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and 
     def position(self) -> ReplayId | None:
         """Where the stream stands behind this message; None where it does not say."""
         return self.events[-1].replay_id if self.events else self.keepalive
+
+
+class PublishAnswer(NamedTuple):
+    """The service's word on the events of one request to publish."""
+
+    results: tuple[PublishResult, ...]
+    schema_id: str = ""
+    """The topic's current schema."""
+    rpc_id: str = ""
 
 
 class FailureKind(enum.Enum):

@@ -1,4 +1,4 @@
-"""What the client needs of a transport: three unary calls and a stream of responses.
+"""What the client needs of a transport: unary calls, and calls that send and receive.
 
 Protobuf and grpc stay behind this interface. `sfpubsub.transports.channel` is the real one,
 `sfpubsub.transports.memory` a scripted one for tests.
@@ -9,10 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
 
-from sfpubsub.protocol.commands import OpenStream, SendRequest
-from sfpubsub.protocol.events import Failure, Response
-from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
+from sfpubsub.protocol.commands import OpenPublish, OpenStream, SendEvents, SendRequest
+from sfpubsub.protocol.events import Failure, PublishAnswer, Response
+from sfpubsub.types import SchemaInfo, TopicInfo
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 # Name and value of each header of a call. They hold the session: never logged.
 Headers = Sequence[tuple[str, str]]
@@ -27,24 +31,24 @@ class Target:
     managed: bool
 
 
-class StreamCall(ABC):
+class Call(ABC, Generic[Sent, Received]):
     """One live call. `receive` is for one thread; the other methods are for any thread."""
 
     headers: Headers = ()
     """The session's headers that the call was made with."""
 
     @abstractmethod
-    def receive(self) -> Response | Failure | None:
+    def receive(self) -> Received | Failure | None:
         """Wait for the next message.
 
         Returns:
-            A response; or how the stream failed; or None when the service ended it with OK. After
+            A message; or how the call failed; or None when the service ended it with OK. After
             one of the last two nothing follows.
         """
 
     @abstractmethod
-    def send(self, request: SendRequest) -> None:
-        """Queue a request; never waits. After the end of the stream it goes nowhere."""
+    def send(self, request: Sent) -> None:
+        """Queue a request; never waits. After the end of the call it goes nowhere."""
 
     @abstractmethod
     def half_close(self) -> None:
@@ -53,6 +57,13 @@ class StreamCall(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """End the call now; a waiting `receive` returns."""
+
+
+StreamCall: TypeAlias = Call[SendRequest, Response]
+"""A Subscribe or ManagedSubscribe call."""
+
+PublishCall: TypeAlias = Call[SendEvents, PublishAnswer]
+"""A PublishStream call, or one Publish call after another, a request each."""
 
 
 class Transport(ABC):
@@ -90,8 +101,17 @@ class Transport(ABC):
         """Call GetSchema; raises like `get_topic`."""
 
     @abstractmethod
-    def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
-        """Call Publish; raises like `get_topic`. One result an event, in order."""
+    def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:
+        """Start to publish. Does not wait for the service.
+
+        Args:
+            topic: Full path.
+            opening: Has the first request's events.
+            streamed: By PublishStream, otherwise by Publish.
+
+        Raises:
+            SfPubSubError: No session could be had.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -10,7 +10,7 @@ import logging
 import queue
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -24,22 +24,19 @@ from sfpubsub.errors import (
     StreamUnavailableError,
     TopicNotFoundError,
 )
-from sfpubsub.protocol.commands import OpenStream, SendRequest
+from sfpubsub.protocol.commands import OpenPublish, OpenStream, SendRequest
 from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.transports import wire
-from sfpubsub.transports.base import Headers, StreamCall, Target, Transport
+from sfpubsub.transports.base import Headers, PublishCall, StreamCall, Target, Transport
+from sfpubsub.transports.publish_calls import UNARY_TIMEOUT, StreamedPublish, UnaryPublish
 from sfpubsub.transports.status import classify
-from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
+from sfpubsub.types import SchemaInfo, TopicInfo
 from sfpubsub_grpc import pubsub_api_pb2_grpc
 
 logger = logging.getLogger("sfpubsub.transport")
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
-
-# Deadline of a unary call, in seconds. The service answers in well under one; a bogus token was
-# seen refused only after 11.
-UNARY_TIMEOUT = 30.0
 
 # Seconds that the reader lets go of the interpreter, so that grpc's own thread takes the request
 # from the queue and sends it. Measured with responses of 100 events, received and decoded: 0.78
@@ -191,9 +188,11 @@ class GrpcTransport(Transport):
             ) from error
         return wire.schema_info(answer)
 
-    def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
-        request = wire.publish_request(topic, events)
-        return wire.publish_results(self._unary(f"topic {topic}", self._stub.Publish, request))
+    def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:
+        headers = self._headers()
+        method = self._stub.PublishStream if streamed else self._stub.Publish
+        kind = StreamedPublish if streamed else UnaryPublish
+        return kind(topic, method, opening, headers, lambda: _traced(headers))
 
     def close(self) -> None:
         self._channel.close()

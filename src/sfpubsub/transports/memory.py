@@ -7,12 +7,12 @@ service would and reads what the client asked for. Nothing happens by itself.
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sfpubsub.errors import SchemaNotFoundError, StreamUnavailableError, TopicNotFoundError
-from sfpubsub.protocol.commands import OpenStream, SendRequest
-from sfpubsub.protocol.events import Failure, FailureKind, Response
-from sfpubsub.transports.base import StreamCall, Target, Transport
+from sfpubsub.protocol.commands import OpenPublish, OpenStream, SendEvents, SendRequest
+from sfpubsub.protocol.events import Failure, FailureKind, PublishAnswer, Response
+from sfpubsub.transports.base import PublishCall, StreamCall, Target, Transport
 from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
 
 # How long a test waits for the client to do something, in seconds: far more than it takes.
@@ -63,6 +63,29 @@ class MemoryCall(StreamCall):
         self._to_client.put(Failure(FailureKind.RETRY, StreamUnavailableError("cancelled")))
 
 
+class MemoryPublishCall(PublishCall):
+    """Publishes to a list and answers at once."""
+
+    def __init__(self, topic: str, published: list[tuple[str, tuple[ProducerEvent, ...]]]) -> None:
+        self._topic = topic
+        self._published = published
+        self._answers: queue.SimpleQueue[PublishAnswer | Failure | None] = queue.SimpleQueue()
+
+    def receive(self) -> PublishAnswer | Failure | None:
+        return self._answers.get()
+
+    def send(self, request: SendEvents) -> None:
+        self._published.append((self._topic, request.events))
+        results = tuple(PublishResult(None, event.id) for event in request.events)
+        self._answers.put(PublishAnswer(results))
+
+    def half_close(self) -> None:
+        self._answers.put(None)
+
+    def cancel(self) -> None:
+        self._answers.put(Failure(FailureKind.RETRY, StreamUnavailableError("cancelled")))
+
+
 class MemoryTransport(Transport):
     """A scripted service. Thread-safe.
 
@@ -105,9 +128,10 @@ class MemoryTransport(Transport):
             raise SchemaNotFoundError(f"schema {schema_id}: not in this script")
         return SchemaInfo(schema_id, self.schemas[schema_id])
 
-    def publish(self, topic: str, events: Sequence[ProducerEvent]) -> list[PublishResult]:
-        self.published.append((topic, tuple(events)))
-        return [PublishResult(None, event.id) for event in events]
+    def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:
+        call = MemoryPublishCall(topic, self.published)
+        call.send(SendEvents(opening.stream, opening.events))
+        return call
 
     def close(self) -> None:
         """Nothing to let go of."""

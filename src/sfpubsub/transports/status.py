@@ -154,6 +154,15 @@ BY_STATUS: dict[grpc.StatusCode, Rule] = {
     grpc.StatusCode.UNAUTHENTICATED: _RENEW,
 }
 
+# What the results of single events say when it may help to send them again (Salesforce
+# documentation, platform event error status codes: the words of the other APIs. How a result of
+# this one spells them is not known, so they are looked for anywhere in its text).
+PASSING = (
+    "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE",
+    "PLATFORM_EVENT_PUBLISH_FAILED",
+    "LIMIT_EXCEEDED",
+)
+
 _RPC_ID = re.compile(r"[\s.]*rpcId: (\S+)\s*$")
 
 
@@ -186,6 +195,11 @@ def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failu
     failed.__cause__ = error
     final = code is not None and rule.kind is FailureKind.TURNED_AWAY
     return Failure(FailureKind.STOP if final else rule.kind, failed)
+
+
+def is_passing(text: str) -> bool:
+    """Return whether an event that was refused with *text* may be taken later."""
+    return any(word in text for word in PASSING)
 
 
 def _trailers(call: grpc.Call) -> dict[str, str]:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from sfpubsub.errors import LocalProtocolError, RemoteProtocolError
 from sfpubsub.protocol.commands import OpenStream, SendRequest
-from sfpubsub.protocol.events import CommitAnswer, Response
+from sfpubsub.protocol.events import CommitAnswer, PublishAnswer, Response
 from sfpubsub.transports.base import Target
+from sfpubsub.transports.status import is_passing
 from sfpubsub.types import (
     ProducerEvent,
     PublishResult,
@@ -166,21 +167,28 @@ def publish_request(topic: str, events: Sequence[ProducerEvent]) -> pb.PublishRe
     return pb.PublishRequest(
         topic_name=topic,
         events=[
-            pb.ProducerEvent(id=event.id, schema_id=event.schema_id, payload=event.payload)
+            pb.ProducerEvent(
+                id=event.id,
+                schema_id=event.schema_id,
+                payload=event.payload,
+                headers=[pb.EventHeader(key=key, value=value) for key, value in event.headers],
+            )
             for event in events
         ],
     )
 
 
-def publish_results(message: pb.PublishResponse) -> list[PublishResult]:
-    """Return Publish's answer: one result an event, in the order of the request."""
-    return [
-        PublishResult(
-            _replay_id(result.replay_id),
-            result.correlation_key,
-            (result.error.msg or pb.ErrorCode.Name(result.error.code))
-            if result.HasField("error")
-            else None,
-        )
-        for result in message.results
-    ]
+def publish_answer(message: pb.PublishResponse) -> PublishAnswer:
+    """Return Publish's answer, or one of PublishStream."""
+    return PublishAnswer(
+        tuple(_publish_result(result) for result in message.results),
+        message.schema_id,
+        message.rpc_id,
+    )
+
+
+def _publish_result(result: pb.PublishResult) -> PublishResult:
+    if not result.HasField("error"):
+        return PublishResult(_replay_id(result.replay_id), result.correlation_key)
+    error = result.error.msg or pb.ErrorCode.Name(result.error.code)
+    return PublishResult(None, result.correlation_key, error, is_passing(error))

@@ -6,6 +6,7 @@ Responsible for meaning, not behaviour: no I/O, no clock, the standard library o
 from sfpubsub.types.events import (
     EventKey,
     ProducerEvent,
+    PublishCounts,
     PublishResult,
     RawEvent,
     SchemaInfo,
@@ -31,6 +32,7 @@ __all__ = [
     "Health",
     "HealthState",
     "ProducerEvent",
+    "PublishCounts",
     "PublishResult",
     "RawEvent",
     "Replay",

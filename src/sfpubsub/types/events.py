@@ -97,6 +97,8 @@ class ProducerEvent:
     payload: bytes
     id: str = ""
     """At most 36 characters; the service makes a UUID when it is empty."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """The service sets them aside for later use."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,26 @@ class PublishResult:
     correlation_key: str
     """The id under which the event was published."""
     error: str | None = None
-    """Why it was refused."""
+    """Why it was refused, or that nothing is known of it."""
+    retryable: bool = False
+    """With an error: whether sending it again, under the same id, may help."""
 
     @property
     def ok(self) -> bool:
         """Whether the event was accepted."""
         return self.error is None
+
+
+@dataclass(frozen=True)
+class PublishCounts:
+    """What has become of the events that a publisher was given."""
+
+    accepted: int = 0
+    failed: int = 0
+    """Refused, or given up without an answer."""
+    pending: int = 0
+    """Not answered yet."""
+    sent_again: int = 0
+    """Sendings beyond the first one of an event: so many repeats can be on the bus, at most."""
+    streams: int = 0
+    """Streams, or unary calls' connections, that were begun."""

@@ -113,6 +113,20 @@ _DELIVERY: dict[str, Kind] = {
     ),
 }
 
+_PUBLISHING: dict[str, Kind] = {
+    "lose_answer": Kind(
+        ("Publish", "PublishStream"),
+        {"after_responses": 0, "status": "UNAVAILABLE"},
+        "Publish the events of a request, then end the call instead of answering, once it has sent "
+        "that many responses. RESET cuts the stream.",
+    ),
+    "refuse_event": Kind(
+        ("Publish", "PublishStream"),
+        {"text": "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE: Try again later."},
+        "Refuse the first event of a request with that text, and take the others.",
+    ),
+}
+
 _COMMITS: dict[str, Kind] = {
     "drop_before_commit_answer": Kind(
         _MANAGED,
@@ -249,6 +263,7 @@ _ORG: dict[str, Kind] = {
 KINDS: dict[str, Kind] = {
     **_CALLS,
     **_DELIVERY,
+    **_PUBLISHING,
     **_COMMITS,
     **_SIGN_IN,
     **_COMETD,

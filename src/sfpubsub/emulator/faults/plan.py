@@ -272,7 +272,7 @@ def _is_hex(value: str) -> bool:
 def _statuses(kind: str) -> frozenset[str]:
     if "error_code" in KINDS[kind].params:
         return STATUSES | {""}  # blank is the status of the row
-    if kind == "drop_call":
+    if kind in ("drop_call", "lose_answer"):
         return STATUSES | {"RESET"}  # a unary call cannot end well without a result
     return STATUSES | {"RESET", "OK"}
 

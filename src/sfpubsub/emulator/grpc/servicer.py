@@ -106,7 +106,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         def work(rpc_id: str) -> pb.PublishResponse:
             if not request.topic_name.strip():
                 raise Refused("publish.topic.validation.empty")
-            return self._publish(request.topic_name, request, rpc_id)
+            return self._publish("Publish", request.topic_name, request, rpc_id, 0)
 
         return self._unary("Publish", context, request.topic_name, work)
 
@@ -120,8 +120,8 @@ class PubSubServicer(pb_grpc.PubSubServicer):
                 self._world, mailbox, lambda request: request.topic_name, _token(context)
             )
             _feed(mailbox, request_iterator, lambda request: request, context)
-            for topic, request in stream.run():
-                yield self._publish(topic, request, _rpc_id())
+            for sent, (topic, request) in enumerate(stream.run()):
+                yield self._publish("PublishStream", topic, request, _rpc_id(), sent)
 
     def ManagedSubscribe(  # noqa: N802
         self, request_iterator: Iterator[pb.ManagedFetchRequest], context: grpc.ServicerContext
@@ -170,13 +170,25 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             sent.schema_id = event.schema_id
             sent.payload = event.payload
 
-    def _publish(self, topic: str, request: pb.PublishRequest, rpc_id: str) -> pb.PublishResponse:
+    def _publish(
+        self, rpc: str, topic: str, request: pb.PublishRequest, rpc_id: str, sent: int
+    ) -> pb.PublishResponse:
+        """Publish what a request holds; `sent` is how many responses went before its own."""
         if request.ByteSize() > self._world.settings.publish_request_bytes:
             raise Dropped("UNAVAILABLE")  # a proxy before the service does this
         drafts = [Draft(event.payload, event.schema_id, event.id) for event in request.events]
-        results = self._world.bus.publish(topic, drafts)
+        refusal = self._world.faults.take("refuse_event", rpc, topic) if drafts else None
+        refused: list[pb.PublishResult] = []
+        if refusal:
+            first = drafts.pop(0)
+            error = pb.Error(code=pb.PUBLISH, msg=refusal.params["text"])
+            refused = [pb.PublishResult(error=error, correlation_key=first.event_id)]
+        results = self._world.bus.publish(topic, drafts) if drafts or not refused else []
+        lost = self._world.faults.take("lose_answer", rpc, topic, responses=sent)
+        if lost:
+            raise Dropped(lost.params["status"])
         return pb.PublishResponse(
-            results=[_publish_result(result) for result in results],
+            results=[*refused, *(_publish_result(result) for result in results)],
             schema_id=self._world.bus.topic(topic).schema_id,
             rpc_id=rpc_id,
         )

@@ -170,7 +170,7 @@ class Bus(Positions):
             raise Refused("publish.topic.cannot.publish", topic=name)
         if not drafts:
             raise Refused("publish.event.count.invalid")
-        problems = [self._problem(name, draft) for draft in drafts]
+        problems = [self._problem(topic, draft) for draft in drafts]
         good = [draft for draft, problem in zip(drafts, problems, strict=True) if problem is None]
         done = iter(self.append(name, good))
         return [
@@ -304,11 +304,13 @@ class Bus(Positions):
             can_subscribe,
         )
 
-    def _problem(self, topic: str, draft: Draft) -> str | None:
+    def _problem(self, topic: Topic, draft: Draft) -> str | None:
         if len(draft.payload) > self._settings.event_bytes:
             return f"The event is larger than {self._settings.event_bytes} bytes."
-        if self._schema_topics.get(draft.schema_id) != topic:
-            return f"Topic {topic} has no schema with the ID {draft.schema_id!r}."
+        if self._schema_topics.get(draft.schema_id) != topic.name:
+            return f"Topic {topic.name} has no schema with the ID {draft.schema_id!r}."
+        if draft.schema_id != topic.schema_id and not self._settings.accept_old_schemas:
+            return f"The schema {draft.schema_id!r} of topic {topic.name} is no longer current."
         try:
             self._schemas[draft.schema_id].check(draft.payload)
         except SchemaProblem as problem:

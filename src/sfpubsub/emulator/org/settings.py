@@ -118,6 +118,10 @@ class Settings:
     change_event_ids: bool = True
     """Whether change events carry `event.id`. Documented: no; every capture: yes."""
 
+    accept_old_schemas: bool = True
+    """Whether events are taken that were encoded by a schema which the topic had before. Not known
+    of the real service; False is the harder case for a client."""
+
     streaming_timeout_s: float = 110.0
     """The Streaming API holds a connect this long. Documented: 110."""
 

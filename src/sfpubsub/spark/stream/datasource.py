@@ -1,4 +1,4 @@
-"""The Structured Streaming source ``sfpubsub``.
+"""The data source ``sfpubsub``: reads topics, and publishes to one.
 
 Spark makes a `PubSubDataSource` in several short-lived processes and pickles it, so it holds its
 options and opens nothing.
@@ -6,6 +6,7 @@ options and opens nothing.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import MutableMapping
 
 import pyspark
@@ -34,22 +35,27 @@ from pyspark.sql.types import StructType  # noqa: E402
 
 from sfpubsub.spark.raw.frames import spark_schema  # noqa: E402
 from sfpubsub.spark.stream.batch import EventReader  # noqa: E402
-from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
+from sfpubsub.spark.stream.options import SourceOptions, refuse_credential  # noqa: E402
 from sfpubsub.spark.stream.partition import SOURCE_SCHEMA  # noqa: E402
 from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
+from sfpubsub.spark.stream.sink import EventSink, EventStreamSink, SinkOptions  # noqa: E402
 
 
 class PubSubDataSource(DataSource):
     """Reads topics as a stream of rows, those of the raw table, or as a frame of what is there now.
+
+    And publishes the rows of a frame or a query to a topic, an event each.
 
     ::
 
         spark.dataSource.register(PubSubDataSource)
         events = spark.readStream.format("sfpubsub").option("topic", "/data/ChangeEvents").load()
         today = spark.read.format("sfpubsub").option("topic", "/data/ChangeEvents").load()
+        sink = orders.write.format("sfpubsub").option("topic", "/event/Order_Event__e")
+        sink.mode("append").save()
 
     Args:
-        options: What the query says; see `SourceOptions`.
+        options: What the query says; see `SourceOptions`, and `SinkOptions` for writing.
 
     Raises:
         ConfigurationError: One of them is not valid, or looks like a credential.
@@ -57,7 +63,14 @@ class PubSubDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._parsed = SourceOptions.parse(options)
+        self._given = dict(options)
+        for name, value in self._given.items():
+            refuse_credential(name, value)
+
+    @property
+    def _parsed(self) -> SourceOptions:
+        # When it is known that this is about reading: what writes has other options.
+        return SourceOptions.parse(self._given)
 
     @classmethod
     def name(cls) -> str:
@@ -66,6 +79,7 @@ class PubSubDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the raw table, and the Avro schema, which some rows have."""
+        SourceOptions.parse(self._given)  # an option that is wrong is told before a query starts
         return spark_schema(SOURCE_SCHEMA)
 
     def reader(self, schema: StructType) -> EventReader:
@@ -75,3 +89,15 @@ class PubSubDataSource(DataSource):
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
         """Return what reads."""
         return EventStreamReader(self._parsed)
+
+    def writer(self, schema: StructType, overwrite: bool) -> EventSink:
+        """Return what publishes a frame."""
+        if overwrite:
+            raise ConfigurationError("what was published stays: use mode('append')")
+        return EventSink(SinkOptions.parse(self._given), schema.names, uuid.uuid4().hex)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> EventStreamSink:  # noqa: N802
+        """Return what publishes a query."""
+        if overwrite:
+            raise ConfigurationError("what was published stays: use outputMode('append')")
+        return EventStreamSink(SinkOptions.parse(self._given), schema.names)

@@ -46,8 +46,6 @@ NAMES = (
     "schemaStore",
 )
 
-_LIST = ", ".join(NAMES)
-
 # Names of what must not travel, whatever style they are written in, and of the settings that belong
 # beside it.
 _SECRET_NAME = re.compile(
@@ -97,15 +95,7 @@ class SourceOptions:
         Raises:
             ConfigurationError: One is missing, unknown, malformed, or looks like a credential.
         """
-        known = {name.lower(): name for name in NAMES}
-        given: dict[str, str] = {}
-        for name, value in options.items():
-            _refuse_credential(name, value)
-            if name.lower() not in known:
-                close = get_close_matches(name.lower(), known, n=1)
-                hint = f"did you mean {known[close[0]]}?" if close else f"it has {', '.join(NAMES)}"
-                raise ConfigurationError(f"the source has no option {name!r}: {hint}")
-            given[known[name.lower()]] = value
+        given = named_options(options, NAMES, "source")
         topics = _topics(given)
         start, starts = _starts(given.get("startingOffsets"), topics)
         return cls(
@@ -136,7 +126,26 @@ class SourceOptions:
         return self.starts.get(topic) or self.start or StartPosition.latest()
 
 
-def _refuse_credential(name: str, value: str) -> None:
+def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
+    """Return options by the names that they are documented with.
+
+    Raises:
+        ConfigurationError: One is unknown, or looks like a credential.
+    """
+    known = {name.lower(): name for name in names}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        refuse_credential(name, value)
+        if name.lower() not in known:
+            close = get_close_matches(name.lower(), known, n=1)
+            hint = f"did you mean {known[close[0]]}?" if close else f"it has {', '.join(names)}"
+            raise ConfigurationError(f"the {what} has no option {name!r}: {hint}")
+        given[known[name.lower()]] = value
+    return given
+
+
+def refuse_credential(name: str, value: str) -> None:
+    """Raise ConfigurationError for an option that looks like a credential or a setting."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     if _SECRET_NAME.search(plain) or _SECRET_VALUE.search(value):
         raise ConfigurationError(f"option {name!r} looks like a credential, and {_INSTEAD}")

@@ -1,0 +1,95 @@
+"""An outbox: events are rows of a database until Salesforce has them.
+
+An application writes an event into the table ``outbox`` in the same transaction as what the event
+tells of, so that there is never one without the other. This program publishes the rows, in order,
+and marks each one after its result. Killed at any moment and started again it loses nothing; what
+it had sent and not marked goes out once more under the same id, by which subscribers tell repeats.
+
+    python examples/outbox.py orders.db /event/Order_Event__e
+
+Where to publish and as whom is said by the SFPUBSUB_ variables, as for the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from sfpubsub import PublishError, PubSubClient
+
+# Rows read and marked at a time: a few requests of 200 events.
+PAGE = 1000
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS outbox (
+    number INTEGER PRIMARY KEY,      -- the order
+    event_id TEXT NOT NULL UNIQUE,   -- made once, with the row: every sending has the same
+    event TEXT NOT NULL,             -- values by field name, as JSON
+    sent_at TEXT,
+    refused TEXT                     -- why the service will not take it; for a person to mend
+)
+"""
+
+
+def open_database(path: str) -> sqlite3.Connection:
+    """Open the database and make the table if it is not there."""
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute(SCHEMA)
+    return database
+
+
+def put(database: sqlite3.Connection, event: Mapping[str, Any]) -> str:
+    """Add an event; call it in the transaction of what the event tells of. Returns its id."""
+    event_id = str(uuid.uuid4())
+    database.execute(
+        "INSERT INTO outbox (event_id, event) VALUES (?, ?)", (event_id, json.dumps(event))
+    )
+    return event_id
+
+
+def publish_all(database: sqlite3.Connection, client: PubSubClient, topic: str) -> int:
+    """Publish the rows that were not sent, and mark them; return how many were accepted."""
+    sent = 0
+    with client.open_publisher(topic, ordered=True, created_by="005000000000001AAA") as publisher:
+        while rows := database.execute(
+            "SELECT number, event_id, event FROM outbox"
+            " WHERE sent_at IS NULL AND refused IS NULL ORDER BY number LIMIT ?",
+            (PAGE,),
+        ).fetchall():
+            receipts = {
+                number: publisher.send(json.loads(event), event_id=event_id)
+                for number, event_id, event in rows
+            }
+            try:
+                publisher.flush()
+            except PublishError as error:
+                print(error, file=sys.stderr)
+            for number, receipt in receipts.items():
+                result = receipt.result()
+                if result.ok:
+                    database.execute(
+                        "UPDATE outbox SET sent_at = datetime() WHERE number = ?", (number,)
+                    )
+                    sent += 1
+                elif not result.retryable:
+                    database.execute(
+                        "UPDATE outbox SET refused = ? WHERE number = ?", (result.error, number)
+                    )
+    return sent
+
+
+def main() -> None:
+    """Publish what there is, once; run it again and again, by a timer for instance."""
+    path, topic = sys.argv[1:]
+    database = open_database(path)
+    with PubSubClient.from_env() as client:
+        print(publish_all(database, client, topic))
+
+
+if __name__ == "__main__":
+    main()

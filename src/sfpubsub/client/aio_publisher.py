@@ -1,0 +1,140 @@
+"""The publisher's asyncio face: the same driver, and futures of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from sfpubsub.aio_bridge import Bell, call_in
+from sfpubsub.client.publishing import Draft, Outbound
+from sfpubsub.errors import EncodeError
+from sfpubsub.types import PublishCounts, PublishResult
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs what may wait for the service in a thread of the client's."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class AsyncPublisher:
+    """Publishes to one topic; see `Publisher`. It belongs to the loop it was made in."""
+
+    def __init__(
+        self,
+        topic: str,
+        connect: Callable[[], Outbound[asyncio.Future[PublishResult]]],
+        *,
+        run: Run,
+    ) -> None:
+        self._topic = topic
+        self._connect = connect
+        self._run = run
+        self._outbound: Outbound[asyncio.Future[PublishResult]] | None = None
+        self._beginning = asyncio.Lock()
+        self._bell = Bell()
+
+    async def _begun(self) -> Outbound[asyncio.Future[PublishResult]]:
+        async with self._beginning:
+            if self._outbound is None:
+                self._outbound = await self._run(self._connect)
+                self._outbound.driver.listen(self._bell.ring)
+        return self._outbound
+
+    @property
+    def topic(self) -> str:
+        """What it publishes to."""
+        return self._topic
+
+    @property
+    def counts(self) -> PublishCounts:
+        """What has become of the events so far."""
+        return PublishCounts() if self._outbound is None else self._outbound.driver.counts()
+
+    async def send(
+        self,
+        value: Mapping[str, Any],
+        *,
+        event_id: str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
+    ) -> asyncio.Future[PublishResult]:
+        """Send an event; waits only while too many have no result; see `Publisher.send`.
+
+        Cancelled while it waits, it has sent nothing.
+        """
+        outbound = self._outbound or await self._begun()
+        draft = await self._draft(outbound, value, event_id, headers)
+        receipt: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)  # other tasks get their turn, also while there is room
+        while True:
+            changes = self._bell.count
+            if outbound.offer([draft], [receipt]):
+                return receipt
+            await self._bell.until(lambda: self._bell.count != changes)  # noqa: B023  # at once
+
+    async def _draft(
+        self,
+        outbound: Outbound[Any],
+        value: Mapping[str, Any],
+        event_id: str | None,
+        headers: Mapping[str, bytes | str] | None,
+    ) -> Draft:
+        if outbound.can_encode:
+            try:
+                return outbound.draft_at_once(value, event_id, headers)
+            except EncodeError:
+                pass  # unless the schema has changed it is raised below
+        return await self._run(lambda: outbound.draft(value, event_id, headers))
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait for the results of all events sent before; see `Publisher.flush`."""
+        outbound = self._outbound
+        if outbound is None:
+            return
+        last = outbound.last
+        deadline = self._bell.deadline(timeout)
+        if not await self._bell.until(lambda: outbound.is_settled(last), deadline):
+            raise outbound.late(timeout or 0.0)
+        await asyncio.sleep(0)  # the futures get their results in a turn before this
+        outbound.raise_failures()
+
+    async def close(self) -> None:
+        """Take no more events, wait for all results, and end; see `Publisher.close`."""
+        outbound = await self._begun()
+        outbound.driver.drain()
+        await self._bell.until(lambda: outbound.is_over)
+        await asyncio.sleep(0)  # as in `flush`
+        outbound.raise_failures()
+
+    async def __aenter__(self) -> Self:
+        await self._begun()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.close()
+        elif self._outbound is not None:
+            self._outbound.driver.abort()
+
+
+def deliver_in(
+    loop: asyncio.AbstractEventLoop,
+    outcomes: Sequence[tuple[asyncio.Future[PublishResult], PublishResult]],
+) -> None:
+    """Give futures of *loop* their results, from any thread."""
+
+    def deliver() -> None:
+        for receipt, result in outcomes:
+            if not receipt.done():  # cancelled by its owner
+                receipt.set_result(result)
+
+    call_in(loop, deliver)

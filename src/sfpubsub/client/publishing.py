@@ -1,0 +1,288 @@
+"""A publisher without its face: values become events, outcomes find their receipts.
+
+What is sent when is the protocol's business (`sfpubsub.protocol.publishing`). Here values are
+encoded, by the topic's schema and again by another one should it change, and failures are kept
+until somebody is told of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.schema_cache import SchemaCache
+from sfpubsub.config import LARGEST_EVENT, LONGEST_EVENT_ID, PublishLimits
+from sfpubsub.errors import EncodeError, PermissionDeniedError, PublishError
+from sfpubsub.transports.publish_driver import PublishDriver
+from sfpubsub.types import ProducerEvent, PublishResult, TopicInfo
+
+ReceiptT = TypeVar("ReceiptT")
+
+# Seconds from `send` to an event's result: several times what the service takes to restart.
+DEFAULT_TIMEOUT = 120.0
+
+# Failures kept until they are raised; all are counted.
+MAX_FAILURES = 1000
+
+
+def publish_limits(ordered: bool, max_pending_count: int) -> PublishLimits:
+    """Return what a publisher may hold and send; raises ValueError for a count below 1."""
+    requests = 1 if ordered else PublishLimits.max_requests
+    return PublishLimits(max_pending_count, max_requests=requests)
+
+
+class Topics:
+    """What the service said of the topics that are published to: asked once for each. Thread-safe.
+
+    Args:
+        ask: Calls GetTopic.
+    """
+
+    def __init__(self, ask: Callable[[str], TopicInfo]) -> None:
+        self._ask = ask
+        self._known: dict[str, TopicInfo] = {}
+
+    def get(self, name: str) -> TopicInfo:
+        """Return a topic that can be published to.
+
+        Raises:
+            PermissionDeniedError: It cannot be published to. That is not remembered.
+            SfPubSubError: The call failed.
+        """
+        return self._known.get(name) or self.ask_again(name)
+
+    def ask_again(self, name: str) -> TopicInfo:
+        """Return what the service says of a topic now; raises like `get`."""
+        topic = self._ask(name)
+        if not topic.can_publish:
+            reason = (
+                "change events come from the org alone"
+                if name.startswith("/data/")
+                else "give the user create access to the event"
+            )
+            raise PermissionDeniedError(
+                f"{name} cannot be published to (can_publish is false): {reason}"
+            )
+        self._known[name] = topic
+        return topic
+
+    def use_schema(self, name: str, schema_id: str) -> None:
+        """Note that a topic has another schema now."""
+        self._known[name] = replace(self._known[name], schema_id=schema_id)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A value on its way, and the event that it is at present."""
+
+    value: Mapping[str, Any]
+    created: tuple[int, str] | None
+    event: ProducerEvent
+
+
+class Outbound(Generic[ReceiptT]):
+    """One publisher. Thread-safe.
+
+    Args:
+        topic: Full path; known to *topics*.
+        topics: Knows the topic's schema.
+        schemas: Has the codecs.
+        created_by: ``CreatedById`` for values that lack it; None to fill in nothing.
+        make_driver: Makes the driver, given this object.
+        deliver: Gives receipts their results; must not wait.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        topics: Topics,
+        schemas: SchemaCache,
+        created_by: str | None,
+        make_driver: Callable[[Outbound[ReceiptT]], PublishDriver],
+        deliver: Callable[[Sequence[tuple[ReceiptT, PublishResult]]], None],
+    ) -> None:
+        self.topic = topic
+        self._topics = topics
+        self._schemas = schemas
+        self._created_by = created_by
+        self._deliver = deliver
+        self._lock = threading.Lock()  # guards what follows; taken inside the driver's lock
+        self._pending: dict[int, tuple[Draft, ReceiptT]] = {}  # by ticket, in the order given
+        self._last = 0
+        self._failures: list[PublishResult] = []
+        self._failed = 0
+        self.driver = make_driver(self)
+
+    # Values to events.
+
+    @property
+    def can_encode(self) -> bool:
+        """Whether `draft` need not ask the service for a schema."""
+        return self._schemas.peek(self._topics.get(self.topic).schema_id) is not None
+
+    def draft(
+        self,
+        value: Mapping[str, Any],
+        event_id: str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
+    ) -> Draft:
+        """Encode a value by the topic's schema; may ask the service for it.
+
+        Raises:
+            EncodeError: It does not fit the schema or is too large, or the id or a header is not
+                what the service takes.
+            SfPubSubError: The schema could not be fetched.
+        """
+        used = self._topics.get(self.topic).schema_id
+        try:
+            return self.draft_at_once(value, event_id, headers)
+        except EncodeError:
+            if self._topics.ask_again(self.topic).schema_id == used:
+                raise
+            return self.draft_at_once(value, event_id, headers)
+
+    def draft_at_once(
+        self,
+        value: Mapping[str, Any],
+        event_id: str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
+    ) -> Draft:
+        """Do as `draft`, but by the schema that was known last."""
+        event_id = _checked_id(event_id)
+        codec = self._schemas.get(self._topics.get(self.topic).schema_id)
+        by = self._created_by
+        created = None if by is None else (round(time.time() * 1000), by)
+        event = ProducerEvent("", b"", event_id, _checked_headers(event_id, headers))
+        event = _encoded(event, codec, value, created)
+        # A copy: the caller may go on with what it gave.
+        return Draft(dict(value), created, event)
+
+    def encode_again(self, ticket: int, schema_id: str) -> ProducerEvent:
+        """Encode a pending event by another schema, under its id."""
+        with self._lock:
+            draft, _ = self._pending[ticket]
+        return _encoded(draft.event, self._schemas.get(schema_id), draft.value, draft.created)
+
+    def use_schema(self, schema_id: str) -> None:
+        """Encode by this schema from now on."""
+        self._topics.use_schema(self.topic, schema_id)
+
+    # Events to receipts.
+
+    def offer(self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT]) -> bool:
+        """Take events, all or none, if there is room; return whether there was.
+
+        Raises:
+            SfPubSubError: What ended the publisher, or that it was closed.
+        """
+
+        def taken(tickets: list[int]) -> None:
+            with self._lock:
+                for ticket, draft, receipt in zip(tickets, drafts, receipts, strict=True):
+                    self._pending[ticket] = (draft, receipt)
+                    self._last = ticket
+
+        return self.driver.offer([draft.event for draft in drafts], taken)
+
+    def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
+        """Give the receipts of these tickets their results."""
+        with self._lock:
+            told = [(self._pending[ticket][1], result) for ticket, result in outcomes]
+        self._deliver(told)  # before anybody who waits for it sees that it is settled
+        with self._lock:
+            for ticket, result in outcomes:
+                del self._pending[ticket]
+                if not result.ok:
+                    self._failed += 1
+                    if len(self._failures) < MAX_FAILURES:
+                        self._failures.append(result)
+
+    # Waiting.
+
+    @property
+    def last(self) -> int:
+        """The newest event taken, for `is_settled`."""
+        return self._last
+
+    def is_settled(self, ticket: int) -> bool:
+        """Whether all events up to *ticket* have their results."""
+        with self._lock:
+            return next(iter(self._pending), ticket + 1) > ticket
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and every event has its result."""
+        return self.driver.over and not self._pending
+
+    def late(self, timeout: float) -> PublishError:
+        """Return the error for a caller who waited *timeout* seconds in vain."""
+        return PublishError(
+            f"{self.topic}: {len(self._pending)} events have no result after {timeout:g} s; they "
+            f"are still being sent",
+            retryable=True,
+        )
+
+    def raise_failures(self) -> None:
+        """Raise the failures that have not been raised yet.
+
+        Raises:
+            SfPubSubError: What ended the publisher, if no event was lost by it.
+            PublishError: Events failed.
+        """
+        with self._lock:
+            failures, self._failures = self._failures, []
+            failed, self._failed = self._failed, 0
+        if failed:
+            raise PublishError(
+                f"{self.topic}: {failed} event{'s' * (failed > 1)} failed, the first one "
+                f"({failures[0].correlation_key}): {failures[0].error}",
+                results=failures,
+                retryable=all(result.retryable for result in failures),
+            ) from self.driver.failure
+        self.driver.raise_failure()
+
+
+def _encoded(
+    event: ProducerEvent,
+    codec: Codec,
+    value: Mapping[str, Any],
+    created: tuple[int, str] | None,
+) -> ProducerEvent:
+    payload = codec.encode(value, fill_created=created)
+    if len(payload) > LARGEST_EVENT:
+        raise EncodeError(
+            f"event {event.id} takes {len(payload)} bytes, and the service takes {LARGEST_EVENT} "
+            f"at most: nothing of it was sent"
+        )
+    return replace(event, schema_id=codec.schema_id, payload=payload)
+
+
+def _checked_id(event_id: object) -> str:
+    if event_id is None:
+        return str(uuid.uuid4())
+    if not isinstance(event_id, str) or not 0 < len(event_id) <= LONGEST_EVENT_ID:
+        raise EncodeError(
+            f"event id {event_id!r} is not a text of 1 to {LONGEST_EVENT_ID} characters: the "
+            f"service would replace it"
+        )
+    return event_id
+
+
+def _checked_headers(
+    event_id: str, headers: Mapping[Any, Any] | None
+) -> tuple[tuple[str, bytes], ...]:
+    found: list[tuple[str, bytes]] = []
+    for key, value in (headers or {}).items():
+        content = value.encode() if isinstance(value, str) else value
+        if not isinstance(key, str) or not isinstance(content, bytes):
+            raise EncodeError(
+                f"header {key!r} of event {event_id} is not a text with bytes or text"
+            )
+        found.append((key, content))
+    return tuple(found)

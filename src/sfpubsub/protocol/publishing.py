@@ -1,0 +1,347 @@
+"""What is sent, which result belongs to which event, what is sent again, and when it is enough.
+
+Events wait in the order given. A request takes as many as it may hold; while one is in flight
+another one follows only when it is full, so that events come together without a delay of their
+own. With one request in flight their order is kept.
+
+Until it has its result an event is not settled: when its stream ends, or its answer does not come,
+it is sent again under its id. It is given up when its time is over, and its outcome says then
+whether it may have been published. The rule that the service ends a stream after 70 s without a
+request is kept by closing it before, when nothing is in flight; the next event opens another.
+
+Unary calls are the same with one request a call in flight; the transport makes the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sfpubsub.config import PublishLimits, Timings
+from sfpubsub.errors import (
+    LocalProtocolError,
+    SfPubSubError,
+    StreamStalledError,
+    StreamUnavailableError,
+)
+from sfpubsub.protocol.backoff import Backoff
+from sfpubsub.protocol.commands import (
+    CancelStream,
+    Command,
+    Finish,
+    HalfClose,
+    OpenPublish,
+    Reencode,
+    RenewSession,
+    SendEvents,
+    SettleEvents,
+    UseSchema,
+)
+from sfpubsub.protocol.events import Failure, FailureKind, PublishAnswer
+from sfpubsub.protocol.retries import Retries, Verdict
+from sfpubsub.protocol.states import Signal
+from sfpubsub.protocol.unanswered import Entry, Unanswered
+from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
+
+
+class PublishProtocol:
+    """One publisher of one topic. Not thread-safe; the driver serialises.
+
+    Args:
+        topic: Full path.
+        schema_id: What its events are encoded by at first.
+        timeout: Seconds that an event may take from `submit` to its result.
+        limits: What it may hold and send.
+        timings: Times of the service and the client.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        schema_id: str,
+        *,
+        timeout: float,
+        limits: PublishLimits,
+        timings: Timings,
+    ) -> None:
+        self.topic = topic
+        self._schema_id = schema_id
+        self._timeout = timeout
+        self._limits = limits
+        self._timings = timings
+        self._events = Unanswered()
+        self._retries = Retries(topic, timings, None)
+        self._pause = Backoff(timings.backoff_initial, timings.backoff_max)
+        self._stream = 0  # of the newest call
+        self._open = False
+        self._proven = False  # it has answered
+        self._sent_at = 0.0
+        self._wait_until: float | None = None  # nothing is sent before
+        self._renewing = False  # a session is being fetched
+        self._must_renew = False  # before the next stream, once the wait is over
+        self._draining = False
+        self._over = False
+        self._accepted = self._failed = self._sent_again = 0
+
+    # The application speaks.
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `submit` takes events without holding more than it may."""
+        limits = self._limits
+        few = len(self._events) < limits.max_pending_count
+        return few and self._events.size < limits.max_pending_bytes
+
+    def submit(
+        self, events: Sequence[ProducerEvent], now: float
+    ) -> tuple[list[int], list[Command]]:
+        """Take events in; return their tickets, and what follows.
+
+        Raises:
+            LocalProtocolError: The publisher is closed.
+        """
+        if self._draining or self._over:
+            raise LocalProtocolError(f"the publisher of {self.topic} is closed")
+        expires_at = now + self._timeout
+        return [self._events.add(event, expires_at) for event in events], self._send(now)
+
+    def drain(self, now: float) -> list[Command]:
+        """Take no more events, and end when all are settled."""
+        self._draining = True
+        return self._send(now)
+
+    def abort(self) -> list[Command]:
+        """End now."""
+        closed = SfPubSubError("the publisher was closed before an answer came", retryable=True)
+        return self._finish(None, closed)
+
+    def crashed(self, error: SfPubSubError) -> list[Command]:
+        """End with a fault of ours."""
+        return self._finish(error, error)
+
+    def reencoded(
+        self, ticket: int, outcome: ProducerEvent | SfPubSubError, now: float, jitter: float
+    ) -> list[Command]:
+        """Take an event in another form, or why there is none."""
+        entry = self._events.recoded(ticket)
+        if entry is None:
+            return []
+        if isinstance(outcome, ProducerEvent):
+            self._events.replace(entry, outcome)
+        elif outcome.retryable:
+            # It goes the same way once more, and is encoded when it is refused again.
+            self._events.as_it_was(entry)
+            self._wait_until = now + self._pause.next(jitter)
+        else:
+            refused = PublishResult(None, entry.event.id, str(outcome))
+            return [self._settle([(entry, refused)]), *self._send(now)]
+        return self._send(now)
+
+    # The stream speaks.
+
+    def response(
+        self, stream: int, answer: PublishAnswer, now: float, jitter: float
+    ) -> list[Command]:
+        """Take the answer to a request."""
+        if stream != self._stream or not self._open:
+            return []
+        self._retries.responded()
+        self._proven = True
+        settled: list[tuple[Entry, PublishResult]] = []
+        others: list[int] = []
+        passing = False
+        for entry, result in self._events.answered(answer.results):
+            if result.ok:
+                settled.append((entry, result))
+            elif result.retryable:
+                passing = True
+                self._events.put_back(entry)
+            elif answer.schema_id and answer.schema_id not in entry.tried:
+                self._events.recode(entry, answer.schema_id)
+                others.append(entry.ticket)
+            else:
+                settled.append((entry, result))
+        if passing:
+            self._wait_until = now + self._pause.next(jitter)
+        else:
+            self._pause.reset()
+        out: list[Command] = []
+        if answer.schema_id not in ("", self._schema_id):
+            self._schema_id = answer.schema_id
+            out.append(UseSchema(answer.schema_id))
+        if settled:
+            out.append(self._settle(settled))
+        if others:
+            out.append(Reencode(tuple(others), answer.schema_id))
+        return out + self._send(now)
+
+    def ended(
+        self, stream: int, failure: Failure | None, now: float, jitter: float
+    ) -> list[Command]:
+        """Take the end of a call."""
+        if stream != self._stream or not self._open:
+            return []
+        in_vain = bool(self._events.requests)
+        self._dropped()
+        if not in_vain and not self._events.waiting:
+            return []  # it was idle: the next event opens another one, and learns what is wrong
+        if failure is None:
+            failure = Failure(
+                FailureKind.RETRY,
+                StreamUnavailableError(f"{self.topic}: the service ended the stream"),
+            )
+        return self._follow(self._retries.judge(failure, now, jitter), now)
+
+    def session_renewed(self, now: float) -> list[Command]:
+        """Go on with the session that was asked for."""
+        self._renewing = False
+        self._retries.renewed()
+        return self._send(now)
+
+    def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
+        """Ask for a session again later, or give up."""
+        if not self._renewing:
+            return []
+        self._renewing = False
+        verdict = self._retries.judge(failure, now, jitter)
+        self._must_renew = True
+        return self._follow(verdict, now)
+
+    # Time speaks.
+
+    def deadline(self) -> float | None:
+        """Return when `timer` has to be called, or None. Calling it sooner changes nothing."""
+        times = [at for at in (self._wait_until, self._events.expires_at) if at is not None]
+        if self._open:
+            sent_at = self._events.sent_at
+            if sent_at is None:
+                times.append(self._sent_at + self._timings.publish_idle)
+            else:
+                times.append(sent_at + self._timings.publish_answer)
+        return min(times, default=None)
+
+    def timer(self, now: float, jitter: float) -> list[Command]:
+        """Do what is due."""
+        out: list[Command] = []
+        expired = self._events.expired(now)
+        if expired:
+            late = StreamStalledError(self._too_late())
+            out.append(self._settle([(entry, _lost(entry, late)) for entry in expired]))
+            if not self._events:
+                # An outage lasts while somebody waits: the time until the next event is none.
+                self._retries.recovered()
+        if self._wait_until is not None and now >= self._wait_until:
+            self._wait_until = None
+            if self._must_renew:
+                self._must_renew, self._renewing = False, True
+                out.append(RenewSession())
+        sent_at = self._events.sent_at
+        if self._open and sent_at is not None and now >= sent_at + self._timings.publish_answer:
+            out.append(CancelStream(self._stream))
+            self._dropped()
+            stalled = StreamStalledError(
+                f"{self.topic}: no answer for {self._timings.publish_answer:g} s"
+            )
+            out += self._follow(self._retries.stalled(stalled, now, jitter), now)
+        elif self._open and sent_at is None and now >= self._sent_at + self._timings.publish_idle:
+            self._open = False
+            out.append(HalfClose(self._stream))
+        return out + self._send(now)
+
+    def _too_late(self) -> str:
+        reason = f"; the last failure: {self._retries.reason}" if self._retries.reason else ""
+        return f"{self.topic}: no result within {self._timeout:g} s{reason}"
+
+    # What follows.
+
+    def _send(self, now: float) -> list[Command]:
+        out: list[Command] = []
+        while not self._over and self._may_send:
+            events = self._events.send(now)
+            self._sent_at = now
+            if self._open:
+                out.append(SendEvents(self._stream, events))
+            else:
+                self._stream += 1
+                self._open, self._proven = True, False
+                out.append(OpenPublish(self._stream, events))
+        if self._draining and not self._over and not self._events:
+            if self._open and not self._events.requests:
+                self._open = False
+                out.append(HalfClose(self._stream))
+            out += self._finish(None, None)
+        return out
+
+    @property
+    def _may_send(self) -> bool:
+        events = self._events
+        if not events.waiting or self._wait_until is not None or self._renewing:
+            return False
+        if self._limits.max_requests == 1 and events.recoding:
+            return False  # it has its place before those that wait
+        if not events.requests:
+            return True
+        # One request tries a new stream: a service that is down is not sent everything each time.
+        allowed = self._limits.max_requests if self._proven else 1
+        return events.requests < allowed and events.fills_request
+
+    def _dropped(self) -> None:
+        self._open = False
+        self._events.lost()
+
+    def _follow(self, verdict: Verdict, now: float) -> list[Command]:
+        if verdict.error is not None:
+            return self._finish(verdict.error, verdict.error)
+        if not self._events:
+            # What was in flight has been given up: nobody waits for another stream.
+            self._must_renew = False
+            return self._send(now)
+        self._wait_until = verdict.reopen_at
+        if verdict.signal is Signal.EXPIRED:
+            self._renewing = True
+            return [RenewSession()]
+        return []
+
+    def _settle(self, outcomes: Iterable[tuple[Entry, PublishResult]]) -> SettleEvents:
+        told: list[tuple[int, PublishResult]] = []
+        for entry, result in outcomes:
+            self._events.settle(entry)
+            self._accepted += result.ok
+            self._failed += not result.ok
+            self._sent_again += max(0, entry.attempts - 1)
+            told.append((entry.ticket, result))
+        return SettleEvents(tuple(told))
+
+    def _finish(self, error: SfPubSubError | None, reason: SfPubSubError | None) -> list[Command]:
+        if self._over:
+            return []
+        self._over = True
+        self._wait_until = None
+        out: list[Command] = []
+        if self._open:
+            self._open = False
+            out.append(CancelStream(self._stream))
+        left = self._events.entries()
+        if left:
+            assert reason is not None  # noqa: S101  # an orderly end has none left
+            out.append(self._settle([(entry, _lost(entry, reason)) for entry in left]))
+        return [*out, Finish(error)]
+
+    def counts(self) -> PublishCounts:
+        """Return what has become of the events so far."""
+        again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
+        return PublishCounts(
+            accepted=self._accepted,
+            failed=self._failed,
+            pending=len(self._events),
+            sent_again=self._sent_again + again,
+            streams=self._stream,
+        )
+
+
+def _lost(entry: Entry, error: SfPubSubError) -> PublishResult:
+    text = str(error)
+    if entry.attempts:
+        text += "; it was sent, and may have been published under this id"
+    else:
+        text += "; it was never sent"
+    return PublishResult(None, entry.event.id, text, error.retryable)

@@ -1,0 +1,248 @@
+"""Publishing from Spark: a row is an event, and a task that runs again repeats the ids it had.
+
+An executor publishes what its task is given, over a stream of its own, with a session of its own:
+no credential is in a plan. A task's results are all there before it ends well, so a row is
+published at least once; what a retried task publishes again has the same ids:
+
+- from a column (option ``idColumn``), which is the only way that also outlives a job that is
+  started anew;
+- otherwise of the write, the partition, the row's content, and how often the same content has come
+  before in the partition. So it does not matter in which order the rows come again, and two equal
+  rows are two events. The write is a query and its batch, which a restart from the checkpoint
+  repeats, or one ``save``.
+
+This holds where Spark gives a task that it repeats the same rows, as it must for any sink.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
+
+from sfpubsub.errors import ConfigurationError, PublishError
+from sfpubsub.spark.stream.options import named_options
+from sfpubsub.types import PublishCounts
+
+logger = logging.getLogger("sfpubsub.spark")
+
+NAMES = ("topic", "idColumn", "createdBy", "timeout", "configFile", "profile")
+
+# Options of a query that Spark hands on, though they are its own business.
+SPARKS_OWN = ("checkpointlocation",)
+
+# Seconds from a row to its result; then the task fails, and Spark runs it again.
+DEFAULT_TIMEOUT = 120.0
+
+# Properties that Spark gives to the tasks of a streaming query.
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+
+# Of ids made here, so that they are nobody else's.
+_NAMESPACE = uuid.UUID("6f0b9a39-6a5c-4b0e-9a0e-5b2f6f6e7375")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What a write asks for. Holds no secret, and is pickled."""
+
+    topic: str
+    id_column: str | None = None
+    """The column that has the ids of events; it is no field."""
+    created_by: str | None = None
+    timeout: float = DEFAULT_TIMEOUT
+    config_file: str | None = None
+    """Path of a settings file on every executor's machine."""
+    profile: str | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Read Spark's options. Names are taken in any case, as Spark does.
+
+        Raises:
+            ConfigurationError: One is missing, unknown, malformed, or looks like a credential.
+        """
+        given = named_options(
+            {name: value for name, value in options.items() if name.lower() not in SPARKS_OWN},
+            NAMES,
+            "sink",
+        )
+        topic = given.get("topic", "")
+        if not topic.startswith("/"):
+            raise ConfigurationError(
+                f"option topic is {topic!r}: name one by its path, such as /event/Order_Event__e"
+            )
+        try:
+            timeout = float(given.get("timeout", DEFAULT_TIMEOUT))
+        except ValueError:
+            timeout = 0.0
+        if not 0 < timeout < 86_400:
+            raise ConfigurationError(
+                f"option timeout is {given['timeout']!r}: it takes seconds above 0, below a day"
+            )
+        return cls(
+            topic=topic,
+            id_column=given.get("idColumn"),
+            created_by=given.get("createdBy"),
+            timeout=timeout,
+            config_file=given.get("configFile"),
+            profile=given.get("profile"),
+        )
+
+
+class Published(WriterCommitMessage):
+    """What a task has published."""
+
+    def __init__(self, counts: PublishCounts) -> None:
+        self.accepted = counts.accepted
+        self.sent_again = counts.sent_again
+
+
+class EventSink(DataSourceWriter):
+    """Publishes the rows of a frame. Pickled to executors.
+
+    Args:
+        options: See `SinkOptions`.
+        columns: Of the frame.
+        write_id: Of this ``save``; another one makes other ids.
+    """
+
+    def __init__(self, options: SinkOptions, columns: Sequence[str], write_id: str) -> None:
+        _check(options, columns)
+        self._options = options
+        self._write_id = write_id
+
+    def write(self, iterator: Iterator[Row]) -> Published:
+        """Publish one task's rows; return when all have their results."""
+        return _publish(self._options, iterator, self._write_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Count what was published."""
+        _log(self._options.topic, messages)
+
+
+class EventStreamSink(DataSourceStreamWriter):
+    """Publishes the rows of a query, batch by batch. Pickled to executors.
+
+    Args:
+        options: See `SinkOptions`.
+        columns: Of the query.
+    """
+
+    def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
+        _check(options, columns)
+        self._options = options
+
+    def write(self, iterator: Iterator[Row]) -> Published:
+        """Publish one task's rows; return when all have their results."""
+        context = _context()
+        query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+        if not query or not batch:
+            raise ConfigurationError(
+                "Spark does not tell its tasks the batch, of which ids are made: name a column "
+                "with ids with option idColumn"
+            )
+        return _publish(self._options, iterator, f"{query}/{batch}")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Count what was published."""
+        _log(f"batch {batchId} to {self._options.topic}", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Say that a batch is not complete; Spark repeats it, with the same ids."""
+        logger.warning("batch %d to %s was not published whole", batchId, self._options.topic)
+
+
+class Ids:
+    """Makes the ids of one task's events.
+
+    Args:
+        write: What the task is part of.
+        partition: Which part it is.
+    """
+
+    def __init__(self, write: str, partition: int) -> None:
+        self._prefix = f"{write}/{partition}/"
+        self._seen: Counter[bytes] = Counter()
+
+    def next(self, value: Mapping[str, Any]) -> str:
+        """Return the id of a row's event."""
+        text = json.dumps(value, sort_keys=True, default=repr)
+        content = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        number = self._seen[content]
+        self._seen[content] += 1
+        return str(uuid.uuid5(_NAMESPACE, f"{self._prefix}{content.hex()}/{number}"))
+
+
+def field_value(value: Any) -> Any:
+    """Return a column's value as a field takes it.
+
+    A timestamp becomes milliseconds since 1970 UTC, a decimal a double; all else stays.
+    """
+    if isinstance(value, datetime):
+        # Spark hands a timestamp over in the local time of the process.
+        return round((value.astimezone(UTC) - _EPOCH).total_seconds() * 1000)
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _publish(options: SinkOptions, rows: Iterator[Row], write: str) -> Published:
+    from sfpubsub.client.client import PubSubClient  # loads grpc
+
+    ids = Ids(write, _context().partitionId())
+    places = {"config": options.config_file, "profile": options.profile}
+    with (
+        PubSubClient.from_env(places) as client,
+        client.open_publisher(
+            options.topic, timeout=options.timeout, created_by=options.created_by
+        ) as publisher,
+    ):
+        for row in rows:
+            value = {name: field_value(column) for name, column in row.asDict().items()}
+            if options.id_column is None:
+                event_id = ids.next(value)
+            else:
+                event_id = _given_id(options.topic, value, options.id_column)
+            publisher.send(value, event_id=event_id)
+        publisher.flush()
+        return Published(publisher.counts)
+
+
+def _given_id(topic: str, value: dict[str, Any], column: str) -> str:
+    event_id = value.pop(column)
+    if event_id is None:
+        raise PublishError(f"{topic}: a row has no id in column {column}")
+    return str(event_id)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigurationError("the sink writes in tasks of Spark only")
+    return context
+
+
+def _check(options: SinkOptions, columns: Sequence[str]) -> None:
+    if options.id_column is not None and options.id_column not in columns:
+        raise ConfigurationError(
+            f"option idColumn is {options.id_column!r}, and the columns are {', '.join(columns)}"
+        )
+
+
+def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    found = [message for message in messages if isinstance(message, Published)]
+    accepted = sum(message.accepted for message in found)
+    again = sum(message.sent_again for message in found)
+    logger.info("%s: published %d events, %d sent again", what, accepted, again)

@@ -1,0 +1,149 @@
+"""The driver of a publisher: events in, outcomes out.
+
+The recipe is that of `CallDriver`. Which events go together, what is sent again and when it is
+enough is decided by the protocol.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.protocol.commands import (
+    Command,
+    OpenPublish,
+    Reencode,
+    SendEvents,
+    SettleEvents,
+    UseSchema,
+)
+from sfpubsub.protocol.events import PublishAnswer
+from sfpubsub.protocol.publishing import PublishProtocol
+from sfpubsub.transports.alarm import AlarmClock, Clock
+from sfpubsub.transports.base import Call, Headers, Transport
+from sfpubsub.transports.calls import CallDriver
+from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
+
+
+class PublishDriver(CallDriver[OpenPublish]):
+    """Runs one `PublishProtocol` over a transport. Thread-safe.
+
+    Args:
+        protocol: Owned by this object from now on.
+        transport: Opens the calls.
+        streamed: By PublishStream, otherwise by Publish.
+        reencode: Returns the event of a ticket encoded by that schema; may wait; raises
+            SfPubSubError.
+        use_schema: Told of the topic's new schema; must not wait.
+        settled: Told what has become of events, by ticket; must not wait.
+        alarm: Shared by the drivers of a client.
+        renew: As for `CallDriver`.
+        clock: Steady time in seconds, the alarm's.
+        jitter: Uniform random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        protocol: PublishProtocol,
+        transport: Transport,
+        *,
+        streamed: bool,
+        reencode: Callable[[int, str], ProducerEvent],
+        use_schema: Callable[[str], None],
+        settled: Callable[[Sequence[tuple[int, PublishResult]]], None],
+        alarm: AlarmClock,
+        renew: Callable[[Headers], None],
+        clock: Clock = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(
+            protocol,
+            protocol.topic,
+            f"the publisher of {protocol.topic}",
+            alarm=alarm,
+            renew=renew,
+            clock=clock,
+            jitter=jitter,
+        )
+        self._protocol = protocol
+        self._transport = transport
+        self._streamed = streamed
+        self._reencode = reencode
+        self._use_schema = use_schema
+        self._settled = settled
+
+    # For the application's threads.
+
+    def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
+        """Take events, all or none, if there is room; return whether there was.
+
+        Args:
+            events: With their ids.
+            taken: Called with the tickets, before anything can become of them.
+
+        Raises:
+            SfPubSubError: What ended the publisher, or that it was closed.
+        """
+        has_room = False
+
+        def submit(now: float) -> list[Command]:
+            nonlocal has_room
+            has_room = self._protocol.has_room
+            if not has_room:
+                return []
+            tickets, commands = self._protocol.submit(events, now)
+            taken(tickets)
+            return commands
+
+        self.raise_failure()
+        self._apply(submit)
+        return has_room
+
+    def drain(self) -> None:
+        """Take no more; it is over when all events are settled."""
+        self._apply(self._protocol.drain)
+
+    def counts(self) -> PublishCounts:
+        """Return what has become of the events so far."""
+        self._check_process()
+        with self._lock:
+            return self._protocol.counts()
+
+    # The recipe.
+
+    def _open_call(self, opening: OpenPublish) -> Call[Any, Any]:
+        return self._transport.open_publish(self._name, opening, streamed=self._streamed)
+
+    def _carry_out(self, command: Command) -> bool:
+        if isinstance(command, SendEvents):
+            if self._call is not None:  # otherwise it has just ended, and the protocol is told
+                self._call.send(command)
+            return True
+        return self._steer(command)
+
+    def _tell(self, command: Command) -> None:
+        if isinstance(command, SettleEvents):
+            self._settled(command.outcomes)
+            self._mailbox.wake()
+        elif isinstance(command, UseSchema):
+            self._use_schema(command.schema_id)
+        elif isinstance(command, Reencode):
+            self._spawn("encode", lambda: self._encode_again(command))
+
+    def _received(self, stream: int, message: PublishAnswer) -> None:
+        self._apply(lambda now: self._protocol.response(stream, message, now, self._jitter()))
+
+    def _encode_again(self, command: Reencode) -> None:
+        for ticket in command.tickets:
+            outcome: ProducerEvent | SfPubSubError
+            try:
+                outcome = self._reencode(ticket, command.schema_id)
+            except SfPubSubError as error:
+                outcome = error
+            self._encoded(ticket, outcome)
+
+    def _encoded(self, ticket: int, outcome: ProducerEvent | SfPubSubError) -> None:
+        self._apply(lambda now: self._protocol.reencoded(ticket, outcome, now, self._jitter()))

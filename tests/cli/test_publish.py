@@ -1,0 +1,157 @@
+"""``sfpubsub publish``: what a line may say, what is printed, and what the exit code tells."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sfpubsub.cli.main import run
+from sfpubsub.cli.publish import Pace
+from sfpubsub.cli.publish_progress import PublishProgress
+from sfpubsub.testing import Fault
+from sfpubsub.types import PublishCounts
+
+from ..client.test_managed import TOPIC
+from ..client.test_publisher import USER, on_the_bus
+from ..conftest import ended
+from .test_cli import environment, point_at
+
+
+@pytest.fixture
+def emulator(run_emulator, monkeypatch):
+    started = run_emulator()
+    point_at(started, monkeypatch)
+    return started
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "events.jsonl"
+
+    def write(*lines):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return ["publish", TOPIC, "--file", str(path), "--created-by", USER]
+
+    return write
+
+
+def printed(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("options", [[], ["--stream"], ["--stream", "--rate", "100000/s"]])
+def test_a_line_may_set_the_events_id(options, emulator, connect, file, capsys):
+    """_event is about the event and no field; results come in the order of the lines."""
+    lines = [{"_event": {"id": f"e{n}", "headers": {"a": "b"}}, "City__c": "x"} for n in range(300)]
+    assert run([*file(*lines), *options]) == 0
+    assert [line["event_id"] for line in printed(capsys)] == [f"e{n}" for n in range(300)]
+    assert sorted(name for name, _ in on_the_bus(emulator, connect)) == sorted(
+        f"e{n}" for n in range(300)
+    )
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        (7, "_event is an object"),
+        ({"name": "x"}, "_event is an object"),
+        ({"headers": 7}, "headers is an object"),
+        ({"headers": {"a": 7}}, "header 'a'"),
+        ({"id": "x" * 37}, "1 to 36 characters"),
+    ],
+)
+def test_a_line_that_says_nonsense_of_the_event_is_refused(about, says, emulator, file, capsys):
+    """The line is named, and what stands before it was published and printed."""
+    assert run(file({}, {"_event": about})) == 1
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 1
+    assert "line 2 of" in said.err
+    assert says in said.err
+    assert emulator.bus.tip() == 1
+
+
+def test_any_failed_event_is_exit_code_1_and_has_its_line(emulator, file, capsys):
+    """The others are published; the failed one says why."""
+    emulator.faults.add(Fault("refuse_event", text="no such record"))
+    assert run(file(*[{}] * 3)) == 1
+    said = capsys.readouterr()
+    errors = [json.loads(line)["error"] for line in said.out.splitlines()]
+    assert errors == ["no such record", None, None]
+    assert "1 event failed; see the printed results" in said.err
+    assert "\r" not in said.err  # no terminal, no progress
+
+
+def test_lost_answers_are_no_failures(emulator, connect, file, capsys):
+    """What is not answered is sent again under its id: a line of results an event."""
+    emulator.faults.add(Fault("lose_answer", times=2))
+    assert run([*file(*[{}] * 500), "--stream"]) == 0
+    ids = [line["event_id"] for line in printed(capsys)]
+    assert sorted({name for name, _ in on_the_bus(emulator, connect)}) == sorted(ids)
+    emulator.faults.assert_consumed()
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "many", "nan", "inf"])
+def test_a_rate_is_a_number_above_0(rate):
+    """A slip is a usage error."""
+    assert run(["publish", TOPIC, f"--rate={rate}"]) == 2
+
+
+def test_ctrl_c_ends_the_reading_and_loses_no_result(emulator, connect):
+    """What was read is published and printed; the exit code says that it was interrupted."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sfpubsub", "publish", TOPIC, "--created-by", USER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment(emulator)},
+    )
+    process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
+    process.stdin.flush()
+    # Printed though no further line has come.
+    printed = [json.loads(process.stdout.readline())["event_id"] for _ in range(2)]
+    assert printed == ["a", "b"]
+    process.send_signal(signal.SIGINT)
+    output, errors = ended(process)
+    assert process.returncode == 130, errors
+    assert output == ""
+    assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]
+
+
+def test_pace_keeps_the_rate_on_the_whole():
+    """An event that was late is made up for; the first one goes at once."""
+    now = [10.0]
+    pace = Pace(2.0, lambda: now[0])
+    assert pace.next() == 0.0
+    assert pace.next() == 0.5
+    now[0] = 11.5
+    assert [pace.next(), pace.next(), pace.next()] == [0.0, 0.0, 0.5]
+
+
+def test_progress_writes_over_its_line_on_a_terminal():
+    """People see where it stands; the last line stays."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    class Counting:
+        counts = PublishCounts(accepted=12345, failed=1, pending=7, sent_again=3)
+
+    now, out = [0.0], Terminal()
+    progress = PublishProgress(out, Counting(), lambda: now[0])
+    now[0] = 10.0
+    progress.look()
+    progress.look()  # too soon
+    Counting.counts = PublishCounts(accepted=12352)
+    progress.end()
+    assert out.getvalue() == (
+        "\r\x1b[K12,345 published, 1,234/s, 7 without a result, 1 failed, 3 sent again"
+        "\r\x1b[K12,352 published, 1,235/s\n"
+    )

@@ -1,0 +1,425 @@
+"""Publishing over real streams and calls, by both faces, while the service misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from sfpubsub.auth.session import Session
+from sfpubsub.client.aio import AsyncPubSubClient
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.config import LARGEST_EVENT, Timings
+from sfpubsub.emulator.org.clock import ManualClock
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.errors import (
+    EncodeError,
+    LocalProtocolError,
+    PermissionDeniedError,
+    PublishError,
+)
+from sfpubsub.testing import Fault
+
+from ..conftest import PATIENCE, QUICK, until
+from .test_managed import TOPIC
+
+USER = "005000000000001AAA"
+
+
+class Awaited:
+    """A blocking publisher that can be awaited: one scenario for both faces."""
+
+    def __init__(self, publisher: Any) -> None:
+        self.publisher = publisher
+
+    async def send(self, *arguments, **options):
+        return asyncio.wrap_future(
+            await asyncio.to_thread(self.publisher.send, *arguments, **options)
+        )
+
+    async def flush(self, timeout=None):
+        await asyncio.to_thread(self.publisher.flush, timeout)
+
+    async def close(self):
+        await asyncio.to_thread(self.publisher.close)
+
+    @property
+    def counts(self):
+        return self.publisher.counts
+
+
+class Provider:
+    """Signs in at an emulator, as often as it is asked."""
+
+    def __init__(self, emulator: Any) -> None:
+        self.emulator = emulator
+
+    def get_session(self, expired: Session | None = None) -> Session:
+        e = self.emulator
+        if expired is not None:
+            e.new_token()
+        return Session(e.access_token, e.instance_url, e.tenant_id)
+
+
+@asynccontextmanager
+async def publisher_of(face: str, emulator: Any, *, timings: Timings = QUICK, **options):
+    """A publisher of either face."""
+    options.setdefault("created_by", USER)
+    settings = {"endpoint": emulator.grpc_target, "insecure": "1", "timings": timings}
+    if face == "sync":
+        with PubSubClient(Provider(emulator), **settings) as client:  # noqa: SIM117
+            with client.open_publisher(TOPIC, **options) as publisher:
+                yield Awaited(publisher)
+        return
+    async with AsyncPubSubClient(Provider(emulator), **settings) as client:  # noqa: SIM117
+        async with client.open_publisher(TOPIC, **options) as publisher:
+            yield publisher
+
+
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario, PATIENCE))
+
+
+def on_the_bus(emulator, connect) -> list[tuple[str, dict]]:
+    """Id and value of every event, in the order published."""
+    found: list[tuple[str, dict]] = []
+    with connect(emulator).subscribe(TOPIC, replay="earliest") as subscription:
+        tip = emulator.bus.tip()
+        while len(found) < tip:
+            batch = subscription.next_batch(PATIENCE)
+            assert batch is not None
+            found += [(event.id, event.value) for event in batch]
+    return found
+
+
+FACES = pytest.mark.parametrize("face", ["sync", "asyncio"])
+
+
+@FACES
+@pytest.mark.parametrize("streamed", [True, False])
+def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
+    """Each receipt has its event's result; with one request in flight the order is that of send."""
+    emulator = run_emulator()
+
+    async def scenario():
+        async with publisher_of(face, emulator, streamed=streamed, ordered=True) as publisher:
+            receipts = [await publisher.send({"Amount__c": float(n)}) for n in range(450)]
+            await publisher.flush()
+            return [await receipt for receipt in receipts], publisher.counts
+
+    results, counts = run(scenario())
+    found = on_the_bus(emulator, connect)
+    assert [value["Amount__c"] for _, value in found] == list(range(450))
+    assert [result.correlation_key for result in results] == [name for name, _ in found]
+    assert all(str(uuid.UUID(name)) == name for name, _ in found)
+    assert (counts.accepted, counts.sent_again, counts.streams) == (450, 0, 1)
+
+
+@FACES
+@pytest.mark.parametrize("streamed", [True, False])
+def test_nothing_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator, connect):
+    """Lost answers, cut calls, passing refusals, an expired token: every event, each under one id.
+
+    Repeats are those events alone whose answer was lost, and they are counted.
+    """
+    emulator = run_emulator()
+    rpc = "PublishStream" if streamed else "Publish"
+    faults = [
+        Fault("drop_call", rpc=rpc, times=2),
+        Fault("lose_answer", rpc=rpc, times=2),
+        Fault("lose_answer", rpc=rpc, status="RESET", after_responses=1 if streamed else 0),
+        Fault("refuse_event", times=3),
+        Fault("refuse", rpc=rpc, error_code="service.protection.triggered"),
+    ]
+    for fault in faults:
+        emulator.faults.add(fault)
+
+    async def scenario():
+        async with publisher_of(face, emulator, streamed=streamed) as publisher:
+            ids = [f"order-{n}" for n in range(1000)]
+            for n, event_id in enumerate(ids):
+                await publisher.send({"Amount__c": float(n)}, event_id=event_id)
+                if n == 500:
+                    emulator.faults.add(Fault("expire_token"))
+            await publisher.flush()
+            return ids, publisher.counts
+
+    ids, counts = run(scenario())
+    emulator.faults.assert_consumed()
+    found = Counter(name for name, _ in on_the_bus(emulator, connect))
+    assert sorted(found) == sorted(ids)
+    repeats = sum(found.values()) - len(found)
+    assert 0 < repeats <= counts.sent_again
+    assert (counts.accepted, counts.failed, counts.pending) == (1000, 0, 0)
+
+
+@FACES
+def test_a_changed_schema_costs_no_event(face, run_emulator, connect):
+    """The service refuses the schema that is cached: the event goes out anew, under its id."""
+    emulator = run_emulator(settings=Settings(accept_old_schemas=False))
+
+    async def scenario():
+        async with publisher_of(face, emulator) as publisher:
+            first = await (await publisher.send({"City__c": "Bern"}, event_id="a"))
+            change_schema(emulator)
+            second = await (await publisher.send({"City__c": "Chur"}, event_id="b"))
+            # By now the publisher knows it.
+            third = await (await publisher.send({"New__c": "x"}, event_id="c"))
+            return [result.ok for result in (first, second, third)], publisher.counts
+
+    oks, counts = run(scenario())
+    assert oks == [True] * 3
+    found = on_the_bus(emulator, connect)
+    assert [name for name, _ in found] == ["a", "b", "c"]
+    assert found[1][1]["City__c"] == "Chur"
+    assert found[1][1]["New__c"] is None
+    assert counts.sent_again == 1
+
+
+@FACES
+def test_a_field_that_was_added_can_be_set_at_once(face, run_emulator, connect):
+    """A value that does not fit the cached schema has the topic asked for again, once."""
+    emulator = run_emulator()
+
+    async def scenario():
+        async with publisher_of(face, emulator) as publisher:
+            await publisher.send({"City__c": "Bern"})
+            change_schema(emulator)
+            await publisher.send({"New__c": "x"})
+            with pytest.raises(EncodeError, match="Nope"):
+                await publisher.send({"Nope": 1})
+
+    run(scenario())
+    assert [value.get("New__c") for _, value in on_the_bus(emulator, connect)] == [None, "x"]
+
+
+def change_schema(emulator) -> None:
+    schema = json.loads(emulator.bus.schema(emulator.bus.topic(TOPIC).schema_id).text)
+    schema["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})
+    emulator.change_schema(TOPIC, json.dumps(schema))
+
+
+@FACES
+@pytest.mark.parametrize(
+    ("value", "options", "says"),
+    [
+        ({"Notes__c": "x" * LARGEST_EVENT}, {"event_id": "big"}, "event big takes .* bytes"),
+        ({}, {"event_id": "x" * 37}, "1 to 36 characters"),
+        ({}, {"event_id": ""}, "1 to 36 characters"),
+        ({}, {"event_id": 7}, "1 to 36 characters"),
+        ({}, {"headers": {"a": 1}}, "header 'a'"),
+        ({}, {"headers": {1: "a"}}, "header 1"),
+        ([], {}, "takes a mapping"),
+    ],
+)
+def test_what_the_service_would_not_take_is_not_sent(face, value, options, says, run_emulator):
+    """The caller learns which event it was, and the others go on."""
+    emulator = run_emulator()
+
+    async def scenario():
+        async with publisher_of(face, emulator) as publisher:
+            with pytest.raises(EncodeError, match=says):
+                await publisher.send(value, **options)
+            result = await (await publisher.send({}, headers={"trace": "1", "raw": b"\x00"}))
+            assert result.ok
+
+    run(scenario())
+    assert emulator.bus.tip() == 1
+
+
+@FACES
+def test_send_waits_while_too_many_have_no_result(face, run_emulator):
+    """Memory is bounded: the sixth event waits until the service has answered."""
+    emulator = run_emulator(clock=ManualClock())
+    emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
+
+    async def scenario():
+        async with publisher_of(face, emulator, max_pending_count=5) as publisher:
+            for _ in range(5):
+                await publisher.send({})
+            assert publisher.counts.pending == 5
+            sixth = asyncio.ensure_future(publisher.send({}))
+            done, _ = await asyncio.wait({sixth}, timeout=0.1)
+            assert not done
+            assert publisher.counts.pending == 5
+            with pytest.raises(PublishError, match=r"5 events have no result after 0\.01 s"):
+                await publisher.flush(0.01)
+            emulator.clock.jump(5)
+            assert (await (await sixth)).ok
+
+    run(scenario())
+
+
+@FACES
+def test_a_refusal_reaches_whoever_looks_and_whoever_does_not(face, run_emulator):
+    """The receipt has it; flush raises it once; close does not repeat it."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("refuse_event", text="no such record"))
+
+    async def scenario():
+        async with publisher_of(face, emulator) as publisher:
+            receipt = await publisher.send({}, event_id="bad")
+            await publisher.send({}, event_id="good")
+            with pytest.raises(
+                PublishError, match=r"1 event failed.*bad.*no such record"
+            ) as raised:
+                await publisher.flush()
+            assert [result.correlation_key for result in raised.value.results] == ["bad"]
+            assert not (await receipt).ok
+            await publisher.flush()
+
+    run(scenario())
+    assert emulator.bus.tip() == 1
+
+
+@FACES
+def test_close_raises_what_nobody_was_told(face, run_emulator):
+    """A program that only sends still fails when an event did."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("refuse_event", text="no such record"))
+
+    async def scenario():
+        with pytest.raises(PublishError, match="no such record"):
+            async with publisher_of(face, emulator) as publisher:
+                await publisher.send({})
+        with pytest.raises(LocalProtocolError, match="closed"):
+            await publisher.send({})
+
+    run(scenario())
+
+
+@FACES
+def test_what_is_final_ends_the_publisher(face, run_emulator):
+    """A user who loses the right to publish gets that error, and every receipt says so."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("refuse", rpc="PublishStream", error_code="topic.meta.permission"))
+
+    async def scenario():
+        with pytest.raises(PublishError, match="may have been published") as raised:  # noqa: PT012
+            async with publisher_of(face, emulator) as publisher:
+                receipt = await publisher.send({})
+                assert "topic.meta.permission" in (await receipt).error
+                with pytest.raises(PermissionDeniedError):
+                    await publisher.send({})
+        assert isinstance(raised.value.__cause__, PermissionDeniedError)
+        assert not raised.value.retryable
+
+    run(scenario())
+
+
+@FACES
+def test_an_event_is_given_up_after_its_time(face, run_emulator):
+    """No wait is for ever, and the result says that the event may be on the bus."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("lose_answer", times=10_000))
+
+    async def scenario():
+        with pytest.raises(PublishError, match=r"no result within 0\.5 s") as raised:
+            async with publisher_of(face, emulator, timeout=0.5) as publisher:
+                await publisher.send({}, event_id="a")
+        assert "may have been published" in raised.value.results[0].error
+        assert raised.value.retryable
+
+    run(scenario())
+
+
+@FACES
+def test_leaving_by_an_exception_ends_at_once(face, run_emulator):
+    """The exception is not hidden, nothing waits, and receipts tell what was given up."""
+    emulator = run_emulator(clock=ManualClock())
+    emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
+    receipts = []
+
+    async def scenario():
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with publisher_of(face, emulator) as publisher:
+                receipts.append(await publisher.send({}))
+                raise ZeroDivisionError
+        assert "closed before an answer" in (await receipts[0]).error
+
+    run(scenario())
+
+
+@FACES
+def test_an_idle_stream_is_closed_by_us_and_opened_again(face, run_emulator, connect):
+    """The 70 s rule, scaled down: the service never has to end a stream of ours."""
+    emulator = run_emulator(settings=Settings(publish_stream_idle_s=PATIENCE / 2))
+    timings = Timings(publish_idle=0.05, backoff_initial=0.02)
+
+    async def scenario():
+        async with publisher_of(face, emulator, timings=timings) as publisher:
+            for count in (1, 2):
+                assert (await (await publisher.send({}))).ok
+                assert publisher.counts.streams == count
+                await asyncio.to_thread(
+                    until, lambda: not reading(TOPIC), "the end of the idle stream"
+                )
+
+    run(scenario())
+    assert emulator.bus.tip() == 2
+
+
+def reading(topic: str) -> bool:
+    return any(thread.name == f"sfpubsub-read {topic}" for thread in threading.enumerate())
+
+
+def test_publish_in_one_call_sends_again_too(run_emulator, connect):
+    """The list form shares the rules: same id, only what was not answered, results in order."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("lose_answer", rpc="Publish"))
+    emulator.faults.add(Fault("refuse_event", rpc="Publish"))
+    events = [{"Amount__c": float(n)} for n in range(300)]
+    results = connect(emulator).publish(TOPIC, events, created_by=USER)
+    emulator.faults.assert_consumed()
+    found = on_the_bus(emulator, connect)
+    by_id = {name: value["Amount__c"] for name, value in found}
+    assert [by_id[result.correlation_key] for result in results] == list(range(300))
+    assert len(by_id) == 300 < len(found)
+
+
+def test_publish_in_one_call_tells_every_result(run_emulator, connect):
+    """One refused event of three: the error has three results, and says which one."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("refuse_event", text="no such record"))
+    with pytest.raises(PublishError, match=r"1 of 3 events failed.*no such record") as raised:
+        connect(emulator).publish(TOPIC, [{}] * 3, created_by=USER)
+    assert sum(result.ok for result in raised.value.results) == 2
+    assert not raised.value.retryable
+    with pytest.raises(EncodeError, match="event 2, none was published"):
+        connect(emulator).publish(TOPIC, [{}, {"Nope": 1}], created_by=USER)
+    assert emulator.bus.tip() == 2
+
+
+def test_publishing_nothing_is_nothing(run_emulator, connect):
+    """An empty list is no error and no call."""
+    assert connect(run_emulator()).publish(TOPIC, []) == []
+
+
+def test_the_topic_and_its_schema_are_asked_for_once(run_emulator, connect):
+    """A hundred calls of publish are a hundred calls of the service, not three hundred."""
+    emulator = run_emulator()
+    client = connect(emulator)
+    client.publish(TOPIC, [{}], created_by=USER)
+    for rpc in ("GetTopic", "GetSchema"):
+        emulator.faults.add(Fault("refuse", rpc=rpc))
+    client.publish(TOPIC, [{}], created_by=USER)
+    assert [fault["happened"] for fault in emulator.faults.report()] == [0, 0]
+
+
+def test_closing_the_client_ends_its_publishers(run_emulator, connect):
+    """Nobody waits for a publisher whose channel is gone."""
+    emulator = run_emulator(clock=ManualClock())
+    emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
+    client = connect(emulator)
+    publisher = client.open_publisher(TOPIC, created_by=USER)
+    receipt = publisher.send({})
+    client.close()
+    assert "closed before an answer" in receipt.result(PATIENCE).error
+    with pytest.raises(LocalProtocolError, match="closed"):
+        client.open_publisher(TOPIC)

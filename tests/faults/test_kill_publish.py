@@ -1,0 +1,122 @@
+"""The promise of publishing: whatever is killed, every event is on the bus, under its id."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from examples import outbox
+
+from ..cli.test_cli import environment
+from ..client.test_publisher import on_the_bus
+from ..conftest import PATIENCE, until
+from . import publish_killer
+
+
+def seeded() -> int:
+    seed = random.randrange(1 << 31)
+    print(f"seed {seed}")  # shown with a failure
+    return seed
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_no_event_is_lost_when_the_service_is_killed(streamed: bool, tmp_path: Path):
+    """2,000 events, two kills and two cut streams: all there, repeats counted and unanswered."""
+    with publish_killer.Service(tmp_path) as service:
+        report = publish_killer.run(service, events=2000, kills=2, seed=seeded(), streamed=streamed)
+    assert report.ok, report
+    assert (report.published, report.kills, report.faults) == (2000, 2, 2)
+
+
+@pytest.mark.spark
+@pytest.mark.slow  # 20,000 events, and an ingest job that counts them
+def test_the_table_has_each_event_once(tmp_path: Path):
+    """20,000 events and ten kills; what came twice is in the deduplicated table once."""
+    with publish_killer.Service(tmp_path) as service:
+        report = publish_killer.run(service, events=20_000, kills=10, seed=seeded())
+        print(report)
+        assert report.ok, report
+        assert report.published == 20_000
+        table = tmp_path / "table"
+        ready = service.ready
+        subprocess.run(
+            [sys.executable, "-m", "sfpubsub", "ingest", "--managed",
+             "My_Managed_Subscription", "--to", str(table), "--idle-timeout", "10"],
+            check=True,
+            timeout=600,
+            env={
+                **os.environ,
+                "SFPUBSUB_ENDPOINT": ready["grpc"],
+                "SFPUBSUB_INSECURE": "1",
+                "SFPUBSUB_AUTH": "token",
+                "SFPUBSUB_ACCESS_TOKEN": ready["access_token"],
+                "SFPUBSUB_INSTANCE_URL": ready["instance_url"],
+                "SFPUBSUB_TENANT_ID": ready["tenant_id"],
+            },
+        )  # fmt: skip
+        files = [str(path) for path in table.rglob("*.parquet")]
+        ids = ds.dataset(files, format="parquet").to_table(["event_id"])["event_id"].to_pylist()
+        assert len(ids) == len(set(ids)) == 20_000
+
+
+def test_a_killed_outbox_loses_nothing_and_repeats_under_the_same_id(
+    run_emulator, connect, tmp_path
+):
+    """The example, killed with SIGKILL in the middle three times and then left to end."""
+    emulator = run_emulator()
+    path = tmp_path / "orders.db"
+    database = outbox.open_database(str(path))
+    database.execute("BEGIN")
+    ids = [outbox.put(database, {"Amount__c": float(number)}) for number in range(3000)]
+    database.execute("COMMIT")
+
+    def marked() -> int:
+        (count,) = database.execute("SELECT count(*) FROM outbox WHERE sent_at NOTNULL").fetchone()
+        return count
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, outbox.__file__, str(path), publish_killer.TOPIC],
+            env={**os.environ, **environment(emulator)},
+        )
+
+    for kill in range(3):
+        before = emulator.bus.tip()
+        process = start()
+        try:
+            until(lambda before=before: emulator.bus.tip() > before + 200, "events of the outbox")
+        finally:
+            process.kill()
+            process.wait()
+        assert marked() < 3000, f"kill {kill} came too late"
+    assert start().wait(PATIENCE) == 0
+    assert marked() == 3000
+    seen = Counter(name for name, _ in on_the_bus(emulator, connect))
+    assert sorted(seen) == sorted(ids)
+    assert emulator.bus.tip() > 3000  # some were sent and not marked: under the same id
+    database.close()
+
+
+def test_a_row_that_the_service_will_not_take_does_not_stop_the_outbox(
+    run_emulator, connect, tmp_path
+):
+    """It is marked with its reason, and the others go out."""
+    from sfpubsub.testing import Fault
+
+    emulator = run_emulator()
+    emulator.faults.add(Fault("refuse_event", text="no such record"))
+    database: sqlite3.Connection = outbox.open_database(str(tmp_path / "orders.db"))
+    for _ in range(3):
+        outbox.put(database, {})
+    assert outbox.publish_all(database, connect(emulator), publish_killer.TOPIC) == 2
+    assert outbox.publish_all(database, connect(emulator), publish_killer.TOPIC) == 0
+    refused = database.execute("SELECT refused FROM outbox WHERE refused NOTNULL").fetchall()
+    assert refused == [("no such record",)]
+    database.close()

@@ -1,0 +1,134 @@
+"""Publishing from Spark: every row once, repeats under the same ids, no credential in a plan."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark import PubSubDataSource
+from sfpubsub.spark.stream.sink import EventSink, Ids, SinkOptions, field_value
+from sfpubsub.testing import Fault
+from tests.client.test_publisher import USER, on_the_bus
+from tests.spark.source_world import TOPIC, settings_file
+
+
+def test_ids_are_those_of_the_rows_whatever_their_order():
+    """A retried task has the same ids; two equal rows, two parts and two writes have not."""
+    rows = [{"a": 1}, {"a": 2}, {"a": 1}]
+
+    def made(write="w", partition=0, order=(0, 1, 2)):
+        ids = Ids(write, partition)
+        return sorted(ids.next(rows[index]) for index in order)
+
+    assert len(set(made())) == 3
+    assert made() == made(order=(2, 0, 1))
+    assert not set(made()) & set(made(partition=1))
+    assert not set(made()) & set(made(write="v"))
+    assert all(len(event_id) == 36 for event_id in made())
+
+
+def test_column_values_become_field_values():
+    """Timestamps are milliseconds, decimals doubles; the rest stays."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    assert field_value(at) == 1_767_323_045_678
+    assert field_value(at.astimezone().replace(tzinfo=None)) == 1_767_323_045_678
+    assert field_value(Decimal("1.5")) == 1.5
+    assert field_value("x") == "x"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "option topic"),
+        ({"topic": TOPIC, "accessToken": "x"}, "looks like a credential"),
+        ({"topic": TOPIC, "endpoint": "x"}, "connection setting"),
+        ({"topic": TOPIC, "idColum": "x"}, "did you mean idColumn"),
+        ({"topic": TOPIC, "timeout": "soon"}, "option timeout"),
+        ({"topic": TOPIC, "timeout": "nan"}, "option timeout"),
+    ],
+)
+def test_options_are_checked_before_a_job_starts(options, says):
+    """A slip costs no job, and a secret is never repeated."""
+    with pytest.raises(ConfigurationError, match=says):
+        SinkOptions.parse(options)
+
+
+def test_what_cannot_be_undone_is_no_overwrite():
+    """Only append; and a column with ids must be there."""
+    source = PubSubDataSource({"topic": TOPIC})
+    schema = type("Schema", (), {"names": ["a"]})()
+    for make in (source.writer, source.streamWriter):
+        with pytest.raises(ConfigurationError, match="append"):
+            make(schema, True)
+    with pytest.raises(ConfigurationError, match="idColumn"):
+        EventSink(SinkOptions.parse({"topic": TOPIC, "idColumn": "b"}), ["a"], "w")
+
+
+def test_the_pickle_that_travels_has_no_credential(run_emulator, monkeypatch):
+    """Executors have their own settings."""
+    emulator = run_emulator()
+    monkeypatch.setenv("SFPUBSUB_ACCESS_TOKEN", emulator.access_token)
+    sink = EventSink(SinkOptions.parse({"topic": TOPIC, "createdBy": USER}), ["a"], "w")
+    assert emulator.access_token.encode() not in pickle.dumps(sink)
+
+
+@pytest.mark.spark
+def test_frames_and_queries_are_published(spark: SparkSession, run_emulator, connect, tmp_path):
+    """Each row is an event, equal rows too; a repeated task and batch repeat the ids they had."""
+    emulator = run_emulator()
+    settings = settings_file(emulator, tmp_path / "sink.toml")
+    spark.dataSource.register(PubSubDataSource)
+    options = {"topic": TOPIC, "configFile": str(settings), "createdBy": USER}
+    frame = spark.range(0, 600, 1, 2).select((sf.col("id") % 300).cast("string").alias("City__c"))
+
+    # A frame, with an answer lost in the middle, as a killed executor would lose it.
+    emulator.faults.add(Fault("lose_answer", times=2))
+    frame.write.format("sfpubsub").options(**options).mode("append").save()
+    emulator.faults.assert_consumed()
+    found = on_the_bus(emulator, connect)
+    values = dict(found)
+    assert len(found) > len(values) == 600
+    assert set(Counter(value["City__c"] for value in values.values()).values()) == {2}
+
+    # Ids from a column.
+    with_ids = spark.range(3).select(
+        sf.concat(sf.lit("row-"), "id").alias("key"), sf.lit("x").alias("City__c")
+    )
+    with_ids.write.format("sfpubsub").options(**options, idColumn="key").mode("append").save()
+    assert {name for name, _ in on_the_bus(emulator, connect)} - set(values) == {
+        "row-0",
+        "row-1",
+        "row-2",
+    }
+
+    # A query; then its last batch once more, as after a crash before Spark noted its end.
+    frame.limit(50).write.parquet(str(tmp_path / "in"))
+    checkpoint = tmp_path / "checkpoint"
+
+    def run() -> set[str]:
+        stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
+        sink = stream.writeStream.format("sfpubsub").options(**options)
+        query = sink.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        query.start().awaitTermination()
+        return {name for name, _ in on_the_bus(emulator, connect)}
+
+    before = {name for name, _ in on_the_bus(emulator, connect)}
+    once = run() - before
+    assert len(once) == 50
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink()
+    tip = emulator.bus.tip()
+    assert run() - before == once
+    assert emulator.bus.tip() == tip + 50
+    for secret in (emulator.access_token,):
+        plan = frame._jdf.queryExecution().toString()
+        assert secret not in plan
+        for file in checkpoint.rglob("*"):
+            assert not file.is_file() or secret.encode() not in file.read_bytes()
