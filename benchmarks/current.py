@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from sfpubsub.avro.columns import Plan, columns_of
+from sfpubsub.avro.columns import columns_of
+from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.spark.runtime.session import spark_session
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.current import RecordTables

@@ -41,9 +41,10 @@ from tests.avro.schemas import payload, values
 from sfpubsub.avro.json import to_json
 from sfpubsub.spark.ingest.dedupe import Marker, judge
 from sfpubsub.spark.ingest.key_window import Covered, KeyWindow, hour_of
-from sfpubsub.spark.raw.destination import Source, claim_table
+from sfpubsub.spark.raw.ownership import claim_table
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.runtime.session import spark_session
 from sfpubsub.types.events import KEY_BYTES
 

@@ -38,9 +38,11 @@ sys.path.insert(0, str(ROOT))
 from tests.avro.schemas import payload, schema_text, values  # noqa: E402
 
 from sfpubsub.avro.codec import Codec  # noqa: E402
-from sfpubsub.avro.columns import BATCH, Plan, columns_of, decode_rows  # noqa: E402
-from sfpubsub.spark.raw.destination import Source, claim_table  # noqa: E402
+from sfpubsub.avro.columns import BATCH, columns_of  # noqa: E402
+from sfpubsub.avro.typed_rows import Plan, decode_rows  # noqa: E402
+from sfpubsub.spark.raw.ownership import claim_table  # noqa: E402
 from sfpubsub.spark.raw.schema import SCHEMA  # noqa: E402
+from sfpubsub.spark.raw.sources import Source  # noqa: E402
 from sfpubsub.spark.runtime.session import spark_session  # noqa: E402
 from sfpubsub.spark.tables.engine import EventTables  # noqa: E402
 from sfpubsub.stores.schema_store import FileSchemaStore  # noqa: E402

@@ -14,15 +14,8 @@ from hypothesis import given, settings
 from sfpubsub.avro.arrow_values import Values
 from sfpubsub.avro.bitmaps import ChangeSchema
 from sfpubsub.avro.codec import Codec
-from sfpubsub.avro.columns import (
-    BATCH,
-    ENVELOPE,
-    UNDECODABLE,
-    Plan,
-    columns_of,
-    decode_rows,
-    merge,
-)
+from sfpubsub.avro.columns import BATCH, ENVELOPE, UNDECODABLE, columns_of, merge
+from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.errors import DecodeError
 from tests.avro.schemas import CORPUS, payload, schema_text, values
 from tests.avro.test_arrow import event_schema, events, written
@@ -345,7 +338,7 @@ def test_every_row_is_decoded_or_has_a_reason():
 
 def test_large_rows_are_decoded_in_parts(monkeypatch):
     """Arrow's offsets of 32 bits are enough however large the rows of a batch are in sum."""
-    monkeypatch.setattr("sfpubsub.avro.columns.MAX_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr("sfpubsub.avro.typed_rows.MAX_PAYLOAD_BYTES", 100)
     text = event_schema("string")
     raws = written(text, *(("x" * 30,) for _ in range(20)))
     rows = raw_rows(*(("one", raw) for raw in raws))

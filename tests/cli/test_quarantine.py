@@ -16,7 +16,8 @@ from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import schema_id_of
 from sfpubsub.cli.main import run
 from sfpubsub.emulator.org.bus import Draft
-from sfpubsub.spark.raw.destination import Source, claim_table
+from sfpubsub.spark.raw.ownership import claim_table
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import RawEvent, ReplayId
 
 from ..client.test_managed import NAME, TOPIC, committed, orders

@@ -21,8 +21,9 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.streams import Stream, Streams
-from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sidecar_files import read_sidecar
+from sfpubsub.spark.raw.sources import Source
 from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import read_table

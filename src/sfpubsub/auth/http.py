@@ -89,7 +89,7 @@ class Answer:
         """Return the body, read as JSON.
 
         Raises:
-            RemoteProtocolError: It is none. Its text is not in the message.
+            RemoteProtocolError: It is not valid JSON. Its text is not in the message.
         """
         try:
             return json.loads(self.body)
@@ -241,7 +241,7 @@ class HttpClient:
         cookies: Any = None,
         **body: Any,
     ) -> Answer | SfPubSubError:
-        """Make one request by *adapter*; return its answer, or why there is none.
+        """Make one request by *adapter*; return its answer, or the error that came instead.
 
         The error is returned, to be raised by the caller, so that nothing of the libraries, whose
         errors carry the request and its secrets, is chained to it.

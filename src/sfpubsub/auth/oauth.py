@@ -39,7 +39,7 @@ class OAuthLogin(ABC):
         http: Makes the requests.
 
     Raises:
-        ConfigurationError: A URL is none that a secret may be sent to.
+        ConfigurationError: A secret must not be sent to a URL.
     """
 
     def __init__(

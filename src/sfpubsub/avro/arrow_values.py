@@ -68,7 +68,7 @@ class Values:
         return self._native is not None
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[pa.StructArray, Rejects]:
-        """Return the values of all good payloads in their order, and why others are none.
+        """Return the values of all good payloads in their order, and the errors of the others.
 
         Args:
             payloads: `MAX_PAYLOAD_BYTES` in sum at most.

@@ -184,7 +184,7 @@ class NoCodec(Codec):
 
     Args:
         schema_id: The service's id of the schema.
-        error: Why there is none.
+        error: Why there is no value.
     """
 
     def __init__(self, schema_id: str, error: SchemaError) -> None:

@@ -128,7 +128,7 @@ class SchemaCache:
         try:
             return Codec(schema_id, schema_json)
         except SchemaError as error:  # the service knows better
-            logger.warning("the schema store is of no use here, asking the service: %s", error)
+            logger.warning("the schema store cannot be used here, asking the service: %s", error)
             return None
 
     def _fetched(self, schema_id: str) -> Codec:

@@ -1,6 +1,6 @@
 """Unified diffs of texts: what a change event may carry in place of a large text.
 
-Pure functions. Invariant: a result is the text whose hash the diff names, or there is none.
+Pure functions. Invariant: a result is the text whose hash the diff names, or None.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def read(der: bytes) -> Certificate:
     """Return what is in a certificate (RFC 5280, section 4.1).
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a certificate.
     """
     try:
         _, certificate = next(_elements(der))

@@ -23,7 +23,8 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.streams import OnFailure
     from sfpubsub.spark.ingest.undecodable import OnUndecodable
-    from sfpubsub.spark.raw.destination import Destination, Source
+    from sfpubsub.spark.raw.destination import Destination
+    from sfpubsub.spark.raw.sources import Source
 
 # What the directory of a raw table holds: parquet, delta, iceberg.
 _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
@@ -244,7 +245,7 @@ def _sources(
     Raises:
         UsageError: There is nothing, or something is given twice.
     """
-    from sfpubsub.spark.raw.destination import Source
+    from sfpubsub.spark.raw.sources import Source
 
     names = (*managed, *topic, *channel)
     if not names or not all(names):

@@ -16,7 +16,8 @@ from sfpubsub.cli.words import counted
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.progress import Progress
     from sfpubsub.spark.ingest.streams import Stream
-    from sfpubsub.spark.raw.destination import Destination, Source
+    from sfpubsub.spark.raw.destination import Destination
+    from sfpubsub.spark.raw.sources import Source
     from sfpubsub.types import ReplayId
 
 # Seconds between two lines of progress of one source, where stderr is no terminal: a log of a day

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from sfpubsub.spark.ingest.together import Member, Together
     from sfpubsub.spark.ingest.undecodable import OnUndecodable
     from sfpubsub.spark.ingest.writer import EventWriter
-    from sfpubsub.spark.raw.destination import Destination, Source
+    from sfpubsub.spark.raw.destination import Destination
+    from sfpubsub.spark.raw.sources import Source
     from sfpubsub.streaming import StreamingClient
     from sfpubsub.types import Health
 
@@ -48,7 +49,7 @@ class _Open:
     together: Together
     sessions: CurrentSession
     client: PubSubClient | None
-    """For managed subscriptions and topics; None if there are none."""
+    """For managed subscriptions and topics; None without any."""
 
 
 class Run:

@@ -79,7 +79,7 @@ def resolve(host: str) -> list[str]:
     """Return the addresses of *host*.
 
     Raises:
-        ProbeError: There are none.
+        ProbeError: It has no address.
     """
     cure = "check the name, and the DNS and VPN of this machine"
     try:
@@ -96,7 +96,7 @@ def connect(way: Way) -> socket.socket:
     """Return a connection to the service's port, through the proxy if there is one.
 
     Raises:
-        ProbeError: There is none.
+        ProbeError: The port cannot be reached.
     """
     host, port = way.first
     try:

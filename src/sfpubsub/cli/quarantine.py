@@ -25,7 +25,7 @@ from sfpubsub.stores.quarantine import QuarantinedEvent
 from sfpubsub.stores.schema_store import FileSchemaStore
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.raw.destination import Source
+    from sfpubsub.spark.raw.sources import Source
 
 # What `ingest` calls a table's quarantine, and the schema store next to it.
 _OF_A_TABLE = "_quarantine"
@@ -174,7 +174,7 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
     names = sorted(place.name for place in directory.iterdir())
     foreign = [name for name in names if not _LEFT.search(name)]
     if foreign and not any(map(_ENTRY.fullmatch, names)):
-        from sfpubsub.spark.raw.destination import local_sidecars
+        from sfpubsub.spark.raw.ownership import local_sidecars
 
         of_a_table = [place for place in local_sidecars(directory, _OF_A_TABLE) if place.is_dir()]
         raise ConfigurationError(

@@ -25,8 +25,8 @@ from sfpubsub.stores.quarantine import QuarantinedEvent
 
 if TYPE_CHECKING:
     from sfpubsub.spark.ingest.writer import EventWriter
-    from sfpubsub.spark.raw.destination import Source
     from sfpubsub.spark.raw.rows import Row
+    from sfpubsub.spark.raw.sources import Source
 
 # Lines that are written out before they are marked: a killed run writes no more than these again.
 _LINES = 100
@@ -163,7 +163,7 @@ class Table:
 
 def source_of(entry: QuarantinedEvent) -> Source:
     """Return what delivered an entry: topics begin with a slash, managed subscriptions do not."""
-    from sfpubsub.spark.raw.destination import Source
+    from sfpubsub.spark.raw.sources import Source
 
     name = entry.subscription
     return Source("topic" if name.startswith("/") else "managed", name)

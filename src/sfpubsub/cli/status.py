@@ -21,7 +21,7 @@ HOURS = 24
 # Seconds of an hour.
 HOUR = 3600
 
-# End of the file names. Others may have files in the same directory, which are none of ours.
+# End of the file names. Others may have files in the same directory, which are not ours.
 SUFFIX = ".status.json"
 
 # Largest number of a status, far above any time in seconds and any count of events.

@@ -114,7 +114,7 @@ def proxy_to(host: str, given: str = "") -> str:
             from both.
 
     Raises:
-        ConfigurationError: The proxy is none.
+        ConfigurationError: The proxy is not valid.
     """
     # Here: not every user of the settings needs it, and it takes its time.
     from urllib.request import getproxies, proxy_bypass
@@ -138,7 +138,7 @@ def proxies_for(url: str, given: str = "") -> dict[str, str]:
     """Return the proxy of an HTTP request as the library takes it; empty if it goes straight.
 
     Raises:
-        ConfigurationError: The proxy is none.
+        ConfigurationError: The proxy is not valid.
     """
     # Plaintext is for loopback, and a proxy may be anywhere.
     if not url.startswith("https:"):

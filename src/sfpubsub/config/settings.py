@@ -52,7 +52,7 @@ SECRETS = ("access_token", "client_secret", "password", "refresh_token")
 FILES = ("ca_file", "private_key_file")
 NUMBERS = ("ping_interval", "ping_timeout")
 
-# Fields that say something about the settings and are none.
+# Fields that say something about the settings and are not settings.
 _ABOUT = ("sources", "profiles")
 
 

@@ -134,7 +134,7 @@ def start_and_store(
         replay_store: Where positions are kept.
 
     Raises:
-        ConfigurationError: Both are a store, or *replay_store* is none of these.
+        ConfigurationError: Both are a store, or *replay_store* is not one of these.
         ValueError: *replay* is a string that is not a position.
     """
     if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):

@@ -122,7 +122,7 @@ class StreamingProtocol:
         self.channels.give_up(reason)
 
     def landed(self, request: Send, outcome: Sequence[Any] | SfPubSubError, now: float) -> None:
-        """Take the messages of an answer, or why there is none."""
+        """Take the messages of an answer, or the error that came instead."""
         self._now = now
         del self._outbox.flying[request.lane]
         found = outcome if isinstance(outcome, SfPubSubError) else sorted_out(outcome)

@@ -58,7 +58,7 @@ class Tooling:
         api_version: Of the Tooling API, such as ``60.0``.
 
     Raises:
-        ConfigurationError: *api_version* is none, or too old.
+        ConfigurationError: *api_version* is not valid, or too old.
     """
 
     def __init__(

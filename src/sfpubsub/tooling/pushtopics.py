@@ -68,7 +68,7 @@ class PushTopics:
         """Create a topic and return it; RequestRefusedError says what is wrong with the query.
 
         Raises:
-            ConfigurationError: The name is none.
+            ConfigurationError: The name is not valid.
         """
         body: dict[str, Any] = {
             "Name": _checked(name),
@@ -89,7 +89,7 @@ class PushTopics:
         """Return one topic.
 
         Raises:
-            TopicNotFoundError: There is none of that name.
+            TopicNotFoundError: No PushTopic has that name.
         """
         rows = self._rows(f"WHERE Name = '{_checked(name)}'")
         if not rows:
@@ -123,7 +123,7 @@ class GenericChannels:
         """Push one event; return how many users got it, -1 for a broadcast.
 
         Raises:
-            LocalProtocolError: The payload is too long, or an id or the channel's name is none.
+            LocalProtocolError: The payload is too long, or an id or a channel's name not valid.
             TopicNotFoundError: There is no such channel.
         """
         if len(payload) > MAX_PAYLOAD:
@@ -155,7 +155,7 @@ def rows_of(answer: Any) -> list[dict[str, Any]]:
     """Return the rows of an answer to a query.
 
     Raises:
-        RemoteProtocolError: It is none, or has more than fit into one answer.
+        RemoteProtocolError: It is not valid, or has more than fit into one answer.
     """
     rows = answer.get("records") if isinstance(answer, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -53,7 +53,7 @@ def check_name(developer_name: str) -> None:
     """Pass only a developer name.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not valid.
     """
     if not _NAME.fullmatch(developer_name):
         raise ConfigurationError(
@@ -66,7 +66,7 @@ def check_topic(topic_name: str) -> None:
     """Pass only the path of a topic.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not valid.
     """
     if not _TOPIC.fullmatch(topic_name):
         raise ConfigurationError(
@@ -160,7 +160,7 @@ def check_id(record_id: Any) -> None:
     """Pass only a record id; it becomes a part of a path.
 
     Raises:
-        RemoteProtocolError: It is none.
+        RemoteProtocolError: It is not valid.
     """
     if not isinstance(record_id, str) or not is_id(record_id):
         raise RemoteProtocolError("the org answered with a managed subscription without a valid id")

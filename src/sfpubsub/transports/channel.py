@@ -75,7 +75,7 @@ def open_channel(
 
     Raises:
         ConfigurationError: No port, plaintext to a host that is not loopback, a CA file without
-            certificates, or a proxy that is none.
+            certificates, or a proxy that is not valid.
     """
     host, _ = network.split_endpoint(endpoint)
     if insecure not in ("", "0", "1", "force"):

@@ -151,7 +151,7 @@ def start_position(replay: Replay) -> StartPosition:
             form, or a `StartPosition`.
 
     Raises:
-        ValueError: A string that is none of these.
+        ValueError: A string that is not one of these.
     """
     if isinstance(replay, StartPosition):
         return replay

@@ -26,8 +26,9 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
 from sfpubsub.spark.ingest.progress import Ending, Progress
 from sfpubsub.spark.ingest.streams import Stream
-from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sidecar_files import COLUMNS
+from sfpubsub.spark.raw.sources import Source
 from tests.cli.test_cli import environment
 from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until

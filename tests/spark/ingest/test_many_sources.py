@@ -13,7 +13,7 @@ from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError
 from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.ingest import key_window
 from sfpubsub.spark.ingest.run_directory import keys_directory
-from sfpubsub.spark.ingest.writer import Part
+from sfpubsub.spark.ingest.screening import Part
 from sfpubsub.spark.raw import parquet
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.state import State

@@ -6,7 +6,7 @@ import pytest
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.ingest.positions import TableReplayStore
-from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId, StartPosition
 from tests.spark.sample_events import TOPIC, replay_id
 

@@ -9,7 +9,7 @@ import pytest
 from sfpubsub.errors import PermissionDeniedError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
 from sfpubsub.spark.ingest.streams import Stream, Streams
-from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.raw.sources import Source
 from tests.conftest import until
 from tests.spark.fakes import FakeSubscription
 from tests.spark.ingest.test_job import FakeWriter

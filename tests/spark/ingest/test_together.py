@@ -11,10 +11,11 @@ import pytest
 
 from sfpubsub.errors import DecodeError, WriteError
 from sfpubsub.spark.ingest import together as module
+from sfpubsub.spark.ingest.result import WriteResult
+from sfpubsub.spark.ingest.screening import Part
 from sfpubsub.spark.ingest.together import Member, Together
-from sfpubsub.spark.ingest.writer import Part, WriteResult
-from sfpubsub.spark.raw.destination import Source
 from sfpubsub.spark.raw.rows import EventRows
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 from tests.conftest import until
 from tests.spark.sample_events import batch_of, replay_id

@@ -19,14 +19,10 @@ from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.raw import beside, destination
 from sfpubsub.spark.raw.beside import COMMITS_NAME, GAPS_NAME, SCHEMAS_NAME, SIDECARS
-from sfpubsub.spark.raw.destination import (
-    Destination,
-    Source,
-    check_destination,
-    claim_table,
-    local_sidecars,
-)
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.layout import NEWEST
+from sfpubsub.spark.raw.ownership import check_destination, claim_table, local_sidecars
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.stores.schema_store import FileSchemaStore
 from tests.spark.old_tables import as_layout_2
 from tests.spark.readers import ids_of

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter, read_sidecar
-from sfpubsub.spark.ingest.writer import Part
+from sfpubsub.spark.ingest.screening import Part
 from sfpubsub.spark.raw.rows import EventRows
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.readers import ids_of

@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw import destination
-from sfpubsub.spark.raw.destination import (
-    Destination,
-    Source,
+from sfpubsub.spark.raw import ownership
+from sfpubsub.spark.raw.destination import Destination, check_format
+from sfpubsub.spark.raw.ownership import (
     check_destination,
-    check_format,
     claim_table,
     make_table_directory,
     sources_of,
 )
 from sfpubsub.spark.raw.paths import local_path
+from sfpubsub.spark.raw.sources import Source
 
 TOPIC = (Source("topic", "/event/A__e"),)
 
@@ -58,7 +57,7 @@ def test_a_file_is_no_destination(tmp_path: Path):
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
     """It is named, before anything is started. (Root may write anywhere, so access is faked.)"""
-    monkeypatch.setattr(destination.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(ownership.os, "access", lambda path, mode: False)
     with pytest.raises(ConfigurationError, match="is not writable"):
         check_destination(tmp_path, TOPIC)
     with pytest.raises(ConfigurationError, match=f"{tmp_path} is not writable"):
@@ -74,7 +73,7 @@ def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(ConfigurationError, match="Read-only file system"):
         make_table_directory(tmp_path / "new")
-    monkeypatch.setattr(destination, "replace_file", refuse)
+    monkeypatch.setattr(ownership, "replace_file", refuse)
     with pytest.raises(ConfigurationError, match="Read-only file system"):
         claim_table(tmp_path, TOPIC)
 

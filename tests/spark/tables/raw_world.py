@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.spark.ingest.writer import EventWriter
-from sfpubsub.spark.raw.destination import Destination, local_sidecars
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.ownership import local_sidecars
 from sfpubsub.spark.tables.engine import EventTables, StepReport
 from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 from sfpubsub.stores.schema_store import FileSchemaStore

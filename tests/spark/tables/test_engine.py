@@ -19,8 +19,9 @@ from sfpubsub.cli.main import run
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.destination import Source, claim_table
+from sfpubsub.spark.raw.ownership import claim_table
 from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables import engine as engine_module
 from sfpubsub.spark.tables import parquet_target, planning
 from sfpubsub.spark.tables.decode import UNDECODABLE_NAME, Decoded

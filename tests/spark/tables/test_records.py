@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sfpubsub.avro.columns import Plan, columns_of, decode_rows, merge, paths_of
+from sfpubsub.avro.columns import columns_of, merge, paths_of
+from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.spark.tables.folding import CUE, CURRENT, VERSION, Folding, fold_rows
 from sfpubsub.spark.tables.queue import new_epochs
 from sfpubsub.spark.tables.records import RESTORED, Change, Cue, Fields, Fold, ObjectCue, Reason

@@ -174,7 +174,7 @@ class ChannelSubscription:
         clock: Seconds since 1970 UTC.
 
     Raises:
-        ConfigurationError: The position is none of a channel.
+        ConfigurationError: The position is not one of a channel.
     """
 
     def __init__(

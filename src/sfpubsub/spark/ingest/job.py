@@ -355,7 +355,7 @@ class IngestJob:
         self._kept_gaps = len(gaps)
 
     def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
-        """Keep the gaps that the job went past. One that it stops in front of is none yet."""
+        """Keep the gaps that the job went past. One that it stops at does not count."""
         stopped_by = error.gap if isinstance(error, ReplayIdRejectedError) else None
         gaps = [gap for gap in self._subscription.health().gaps if gap is not stopped_by]
         try:

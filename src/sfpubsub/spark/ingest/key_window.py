@@ -344,7 +344,7 @@ class KeyWindow:
             runs = [self._place.open_run(RunEntry(**entry)) for entry in found["runs"]]
         except (DamagedRunError, KeyError, TypeError, ValueError) as error:
             _log.warning(
-                "the dedupe keys kept in %s are of no use, and are read from the table: %s",
+                "the dedupe keys kept in %s cannot be used, and are read from the table: %s",
                 self._place.path,
                 error,
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import ReplayId, StartPosition
 

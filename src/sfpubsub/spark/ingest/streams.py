@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from sfpubsub.errors import SfPubSubError, WriteError
 from sfpubsub.spark.ingest.job import IngestJob
 from sfpubsub.spark.ingest.progress import Summary
-from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import Health
 
 _log = logging.getLogger("sfpubsub.spark")

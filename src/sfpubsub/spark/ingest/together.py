@@ -19,9 +19,9 @@ from typing import Protocol
 
 from sfpubsub.errors import DecodeError, SfPubSubError
 from sfpubsub.spark.ingest.result import WriteResult
-from sfpubsub.spark.ingest.writer import Part
-from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.ingest.screening import Part
 from sfpubsub.spark.raw.rows import EventRows
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 
 # Seconds that the first one waits for the others. A job looks up four times a second.

@@ -24,7 +24,7 @@ class Undecodable:
         quarantine: Takes the events, with ``quarantine`` and only then.
 
     Raises:
-        ConfigurationError: The policy is none, or the quarantine does not go with it.
+        ConfigurationError: The policy is not valid, or the quarantine does not go with it.
     """
 
     def __init__(self, policy: OnUndecodable, quarantine: Quarantine | None) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 
 import pyarrow as pa
@@ -20,57 +20,32 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError, DecodeError, LocalProtocolError, WriteError
-from sfpubsub.spark.ingest.dedupe import Conflict, Marker, Verdict, judge
-from sfpubsub.spark.ingest.key_run import HOUR
+from sfpubsub.spark.ingest.dedupe import Conflict
 from sfpubsub.spark.ingest.key_window import (
     DEFAULT_WINDOW,
     DEFAULT_WINDOW_KEYS,
-    Covered,
     KeyWindow,
-    hour_of,
 )
+from sfpubsub.spark.ingest.known_events import KnownEvents
 from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.ingest.run_directory import keys_directory
-from sfpubsub.spark.ingest.service_time import ServiceTime
+from sfpubsub.spark.ingest.screening import Part, ScreenedPart, screen, taken_of
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
 from sfpubsub.spark.raw.beside import CONFLICTS_NAME
-from sfpubsub.spark.raw.destination import Destination, Source, claim_table, make_table_directory
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.raw.ownership import claim_table, make_table_directory
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import EventRows, TimedEvents
-from sfpubsub.spark.raw.schema import SCHEMA, check_rows, of_org, renumbered, schemas_in
+from sfpubsub.spark.raw.schema import check_rows, of_org, renumbered, schemas_in
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.table import RawTable
 from sfpubsub.spark.runtime.session import jvm_of
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.types import Gap, ReplayId
 
 _log = logging.getLogger("sfpubsub.spark")
-
-# Seconds by which a clock may be set back after a start before the table is read in again. What is
-# missing for a while is looked up.
-_SET_BACK = 1800.0
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one source contributes to a write."""
-
-    source: str
-    """Its name."""
-    rows: EventRows
-    """Not empty."""
-
-
-@dataclass(frozen=True)
-class _Screened:
-    """What is to be written of a part."""
-
-    rows: pa.Table
-    marks: list[int]
-    """Of the rows."""
-    result: WriteResult
-    """Without a batch."""
 
 
 class EventWriter:
@@ -105,8 +80,8 @@ class EventWriter:
             ``delta.logRetentionDuration``.
 
     Raises:
-        ConfigurationError: The destination is of no use or another's, or another writer lives; or
-            Spark lacks the format's jars; or *on_undecodable* is no policy, or does not go with
+        ConfigurationError: The destination is not valid or another's, or another writer lives; or
+            Spark lacks the format's jars; or *on_undecodable* is not a policy, or does not go with
             *quarantine*.
         WriteError: The table cannot be read, or Spark has ended.
     """
@@ -145,8 +120,6 @@ class EventWriter:
         self._trusted = False  # whether window, numbers and position are those of the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
-        self._time = ServiceTime(clock)
-        self._marker = Marker()
         self._jvm = jvm_of(spark)
         self._lease: Lease | None = None
         place.check(self.sources)  # before anything of ours is in it
@@ -162,8 +135,9 @@ class EventWriter:
                 f"{place.format} {place}", keys_directory(place), window, window_keys
             )
             unless_done.callback(self._window.close)
-            self._latest = 0.0
-            self._recover(self._time.read())
+            self._known = KnownEvents(self._table, self._window, clock)
+            self._known.recover()
+            self._trusted = True
             unless_done.pop_all()
 
     def write(self, batches: TimedEvents | Iterable[TimedEvents]) -> WriteResult:
@@ -237,29 +211,32 @@ class EventWriter:
         for part in parts:
             self._name(part.source)
         with self._turn():
-            now, screened = self._screened(parts)
-            going = [found for found in screened if isinstance(found, _Screened)]
-            for part, found in zip(parts, screened, strict=True):
-                if isinstance(found, _Screened):
+            screened = screen(parts, self._known, self._undecodable)
+            self._keep_conflicts(screened.judged, screened.conflicts)
+            going = [found for found in screened.parts if isinstance(found, ScreenedPart)]
+            for part, found in zip(parts, screened.parts, strict=True):
+                if isinstance(found, ScreenedPart):
                     self._sidecars.keep_schemas(part.rows.schemas)
-                    if found.result.position is not None:
-                        positions[part.source] = found.result.position
+                    position = part.rows.position
+                    if position is not None and self._source_of[part.source].keeps_position:
+                        positions[part.source] = position
             first_seq, batch_id = self._table.next_seq, None
             if any(found.result.rows for found in going):
                 rows = pa.concat_tables([found.rows for found in going])
                 marks = [mark for found in going for mark in found.marks]
-                batch_id = self._append(rows, marks, positions, now)
+                batch_id = self._append(rows, marks, positions, screened.now)
             else:
                 self._move(positions)
         results: list[WriteResult | DecodeError] = []
-        for found in screened:
-            if not isinstance(found, _Screened):
+        for part, found in zip(parts, screened.parts, strict=True):
+            if not isinstance(found, ScreenedPart):
                 results.append(found)
-            elif found.result.rows:
-                results.append(replace(found.result, batch_id=batch_id, first_seq=first_seq))
-                first_seq += found.result.rows
-            else:
-                results.append(found.result)
+                continue
+            result = replace(found.result, position=positions.get(part.source))
+            if result.rows:
+                result = replace(result, batch_id=batch_id, first_seq=first_seq)
+                first_seq += result.rows
+            results.append(result)
         return results
 
     def write_rows(
@@ -291,9 +268,9 @@ class EventWriter:
             if name is not None and name in self._table.names:
                 return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
             is_live = name is not None  # else they may be of any age
-            now = self._now(rows, is_live=is_live)
-            marks = self._marker.marks(rows, now)
-            verdict = self._judge(rows, marks, now, is_live=is_live)
+            now = self._known.time_of(rows, is_live=is_live)
+            marks = self._known.marks(rows, now)
+            verdict = self._known.judge(rows, marks, now, is_live=is_live)
             self._keep_conflicts(rows, verdict.conflicts)
             new = verdict.new
             first_seq = self._table.next_seq
@@ -301,7 +278,7 @@ class EventWriter:
             self._tell_lacking(rows)
             batch_id = None
             if new:
-                taken = _taken(rows, new), [marks[index] for index in new]
+                taken = taken_of(rows, new), [marks[index] for index in new]
                 batch_id = self._append(*taken, {}, now, name)
         return WriteResult(
             rows=len(new),
@@ -364,7 +341,7 @@ class EventWriter:
             process_time: What the service's clock says now, or lately said for the first time, in
                 milliseconds since 1970 UTC (`CommitReceipt.process_time`).
         """
-        self._time.hear(process_time / 1000)
+        self._known.hear_time(process_time / 1000)
 
     def close(self) -> None:
         """Give the table up; nothing can be written after that. Does nothing the second time.
@@ -389,11 +366,6 @@ class EventWriter:
     ) -> None:
         self.close()
 
-    def _judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
-        """Return what the rows are."""
-        self._window.expire(now)
-        return judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
-
     def _keep_conflicts(self, rows: pa.Table, conflicts: list[Conflict]) -> None:
         if not conflicts:
             return
@@ -406,57 +378,6 @@ class EventWriter:
             CONFLICTS_NAME,
         )
 
-    def _screened(self, parts: Sequence[Part]) -> tuple[float, list[_Screened | DecodeError]]:
-        """Return the time of the write, and what is to be written of each part, or its error."""
-        tables = [part.rows.table() for part in parts]
-        now = self._now(pa.concat_tables([*tables, SCHEMA.empty_table()]), is_live=True)
-        marks = [self._marker.marks(table, now) for table in tables]
-        found: dict[int, _Screened | DecodeError] = {}
-        going = list(range(len(parts)))
-        while going:
-            # Together, since a look-up in the table costs as much for all as for one. Without those
-            # left out: what they have in common with others is not written by them.
-            rows = pa.concat_tables([tables[n] for n in going])
-            of_all = [mark for n in going for mark in marks[n]]
-            verdict = self._judge(rows, of_all, now, is_live=True)
-            start = 0
-            for n in going:
-                own = _share(verdict, start, len(tables[n]))
-                found[n] = self._part(parts[n], tables[n], marks[n], own)
-                start += len(tables[n])
-            left = [n for n in going if isinstance(found[n], _Screened)]
-            if left == going:
-                self._keep_conflicts(rows, verdict.conflicts)
-                break
-            going = left
-        return now, [found[n] for n in range(len(parts))]
-
-    def _part(
-        self, part: Part, table: pa.Table, marks: list[int], verdict: Verdict
-    ) -> _Screened | DecodeError:
-        """Apply the policy to those of the new events of a part that could not be decoded."""
-        new = kept = verdict.new
-        news = set(new) if part.rows.undecodable else set()
-        bad = {index: row for index, row in part.rows.undecodable if index in news}
-        try:
-            if bad and not self._undecodable.keeps(list(bad.values())):
-                kept = [index for index in new if index not in bad]
-        except DecodeError as error:
-            return error
-        keeps_position = self._source_of[part.source].keeps_position
-        result = WriteResult(
-            rows=len(kept),
-            duplicates=len(table) - len(new) - len(verdict.conflicts),
-            undecodable=len(bad),
-            batch_id=None,
-            first_seq=None,
-            position=part.rows.position if keeps_position else None,
-            set_aside=len(new) - len(kept),
-            conflicts=len(verdict.conflicts),
-            reencoded=len(verdict.reencoded),
-        )
-        return _Screened(_taken(table, kept), [marks[index] for index in kept], result)
-
     def _append(
         self,
         rows: pa.Table,
@@ -468,8 +389,7 @@ class EventWriter:
         """Hand rows to the table, and remember their keys."""
         rows = renumbered(of_org(rows, self.org_id).combine_chunks(), self._table.next_seq)
         batch_id = self._table.append(rows, positions, now, name)
-        keys = rows["dedupe_key"].to_pylist()
-        self._window.add(keys, marks, now, self._table.next_seq - 1)
+        self._known.add(rows, marks, now)
         return batch_id
 
     def _tell_lacking(self, rows: pa.Table) -> None:
@@ -521,36 +441,12 @@ class EventWriter:
             )
         try:
             if not self._trusted:
-                self._recover(max(self._latest, self._time.read()))
+                self._known.recover()
             self._trusted = False  # until all is done
             yield
             self._trusted = True
         finally:
             self._busy.release()
-
-    def _recover(self, now: float) -> None:
-        """Read from the table what is known of it; of the keys, those that no run covers."""
-        self._trusted = False
-        table, window = self._table, self._window
-        table.recover()
-        window.begin()
-        covered = window.covered
-        if covered is not None:
-            key = table.key_of(covered.seq, covered.hour * HOUR)
-            if key is None or key.hex() != covered.key:  # the table was restored, or made anew
-                window.clear()
-                covered = None
-        self._read_at = now = max(now, table.newest_time)
-        since, written_at = window.oldest(now), 0.0
-        for written_at, keys in table.keys_since(since, -1 if covered is None else covered.seq):
-            window.load(keys, written_at)
-        last = None
-        if written_at and window.needs_cover:
-            key = table.key_of(table.next_seq - 1, table.newest_time)
-            if key is not None:
-                last = Covered(table.next_seq - 1, key.hex(), hour_of(table.newest_time))
-        window.loaded(last, since)
-        self._trusted = True
 
     def _note_restored(self, sources: Sequence[Source], last: Mapping[str, ReplayId]) -> None:
         """Note that rows were taken back which a managed subscription will not deliver again."""
@@ -569,17 +465,6 @@ class EventWriter:
                     self.destination,
                     source,
                 )
-
-    def _now(self, rows: pa.Table, *, is_live: bool) -> float:
-        """Read the clock, which must not go back: a batch's hour says where its keys are found."""
-        newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
-        now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
-        now = self._latest = max(self._latest, self._table.newest_time, now)
-        if now < self._read_at - _SET_BACK:  # too little was read in, by a clock that was ahead
-            self._window.clear()
-            self._recover(now)
-            self._trusted = False
-        return now
 
 
 def _open_table(
@@ -602,21 +487,3 @@ def _open_table(
         raise AssertionError("a parquet table has a directory")
     beside, layout = claim_table(place.local, sources, place.staging)
     return ParquetTable(spark, place.local, beside, layout)
-
-
-def _taken(rows: pa.Table, kept: list[int]) -> pa.Table:
-    return rows if len(kept) == len(rows) else rows.take(pa.array(kept, pa.int64()))
-
-
-def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return what a verdict says of *count* rows from *start* on, as if they were all."""
-    end = start + count
-    return Verdict(
-        [index - start for index in verdict.new if start <= index < end],
-        [index - start for index in verdict.reencoded if start <= index < end],
-        [
-            replace(conflict, index=conflict.index - start)
-            for conflict in verdict.conflicts
-            if start <= conflict.index < end
-        ],
-    )

@@ -16,10 +16,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, Destination, check_raw_table, sources_of
+from sfpubsub.spark.raw.destination import Destination, check_raw_table
 from sfpubsub.spark.raw.frames import in_newest_layout, spark_schema
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, layout_with
 from sfpubsub.spark.raw.lineage import Moves, lineage_of
+from sfpubsub.spark.raw.ownership import BATCH_PREFIX, sources_of
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.runtimes import check_file_system

@@ -19,13 +19,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import column_definitions, sql_text
 from sfpubsub.spark.raw.layout import Layout, layout_with
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import APPLICATION, State
 from sfpubsub.spark.runtime.runtimes import check_session
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, active_session, first_line
 
 
 class DeltaTable(LoggedTable):
@@ -64,7 +65,7 @@ class DeltaTable(LoggedTable):
             # What our newest commit says is no longer so.
             self._is_restored = self._is_restored or commit.get("operation") == "RESTORE"
         # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number for good.
-        with self._active_session():  # what is not in the newest commit, Spark computes
+        with active_session(self._spark):  # what is not in the newest commit, Spark computes
             numbers = snapshot.transactions()
             names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(numbers)
             ours = [str(name) for name in names if str(name).startswith(APPLICATION)]

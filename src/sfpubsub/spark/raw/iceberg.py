@@ -13,7 +13,7 @@ top of ours, and after that ours may be expired.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +22,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Destination, Source
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import with_comments
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.paths import is_object_store
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.runtime.runtimes import check_session
+from sfpubsub.spark.runtime.session import active_session
 
 MAIN = "main"
 
@@ -42,7 +44,7 @@ WAP_ID = "wap.id"
 WAP_SETTING = "spark.wap.id"
 
 # Tries to publish. Each fails only if something else was committed in the same tenths of a second.
-_TRIES = 5
+TRIES = 5
 
 # Of a table: lets a snapshot be staged.
 _STAGING = "write.wap.enabled"
@@ -150,7 +152,7 @@ class IcebergTable(LoggedTable):
         operations = self._operations()
         if operations is None:
             operations = self._create(frame)
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             staged = self._stage(frame, state, operations, empty=empty)
             if self._publish(staged, state, operations):
                 self._newest = state.attempt
@@ -189,7 +191,7 @@ class IcebergTable(LoggedTable):
         if others:
             frame = frame.withColumns(others)
         writer = frame.write.format("iceberg").mode("append").options(**options)
-        with self._active_session():
+        with active_session(self._spark):
             if self.place.in_catalog:
                 writer.saveAsTable(self._address)
             else:
@@ -204,27 +206,14 @@ class IcebergTable(LoggedTable):
         Raises:
             Conflict: A transaction of ours, or of another writer, came in between.
         """
-        for _ in range(_TRIES):
-            base = operations.refresh()
+
+        def is_ours(base: Any) -> bool:
             if self._newest_state(base).attempt != self._newest:
                 raise Conflict("another writer's transaction came in between")
-            snapshot = base.snapshot(staged)
-            if snapshot is None or snapshot.parentId() != tip(base):
-                return False
-            changed = (
-                self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
-                .setBranchSnapshot(staged, MAIN)
-                .setProperties({STATE: state.to_json(), _STATE_OF: str(staged)})
-                .build()
-            )
-            try:
-                operations.commit(base, changed)
-            except Py4JJavaError as error:
-                if not is_conflict(error):
-                    raise
-                continue
             return True
-        return False
+
+        properties = {STATE: state.to_json(), _STATE_OF: str(staged)}
+        return published(self._jvm, operations, staged, properties, is_ours)
 
     def _replace(self, frame: DataFrame, state: State) -> None:
         if not self.place.in_catalog:
@@ -292,7 +281,7 @@ class IcebergTable(LoggedTable):
         if self.place.in_catalog:
             self._spark.catalog.refreshTable(self._address)
             return self._spark.table(self._address)
-        with self._active_session():
+        with active_session(self._spark):
             return self._spark.read.format("iceberg").load(self._address)
 
 
@@ -326,6 +315,49 @@ def check_catalog(spark: SparkSession, place: Destination) -> None:
             f"rename that replaces nothing, so that commits would be lost: use one of type jdbc or "
             f"rest"
         )
+
+
+def published(
+    jvm: Any,
+    operations: Any,
+    staged: int,
+    properties: Mapping[str, str],
+    is_ours: Callable[[Any], bool],
+) -> bool:
+    """Exchange a table's metadata for one whose main branch ends in a staged snapshot.
+
+    Args:
+        jvm: Spark's.
+        operations: The table's.
+        staged: Id of the snapshot.
+        properties: What the table is given with it.
+        is_ours: Whether the table, by its metadata, is still as the snapshot expects it.
+
+    Returns:
+        False if it was not done: the table is not as expected, or somebody else's snapshot came in
+        between, or others change it all the time.
+    """
+    for _ in range(TRIES):
+        base = operations.refresh()
+        if not is_ours(base):
+            return False
+        snapshot = base.snapshot(staged)
+        if snapshot is None or snapshot.parentId() != tip(base):
+            return False
+        changed = (
+            jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
+            .setBranchSnapshot(staged, MAIN)
+            .setProperties(dict(properties))
+            .build()
+        )
+        try:
+            operations.commit(base, changed)
+        except Py4JJavaError as error:
+            if not is_conflict(error):
+                raise
+            continue
+        return True
+    return False
 
 
 def tip(metadata: Any) -> int | None:

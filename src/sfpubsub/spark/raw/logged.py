@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import Destination, Source, joined
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import (
     columns_that_differ,
     frame_of,
@@ -38,6 +38,7 @@ from sfpubsub.spark.raw.frames import (
 )
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.schema import joined_keys
+from sfpubsub.spark.raw.sources import Source, joined
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.raw.table import RawTable, StoredRow
 from sfpubsub.spark.runtime.runtimes import check_file_system
@@ -307,21 +308,6 @@ class LoggedTable(RawTable):
             f"({self._writer[:8]}) can write no more, and nothing that is not written is acked: "
             f"run one job a table"
         )
-
-    @contextmanager
-    def _active_session(self) -> Iterator[None]:
-        """Make ours the thread's session: some of what the formats do looks for it there."""
-        jvm: Any = self._spark._jvm
-        sessions = jvm.org.apache.spark.sql.classic.SparkSession
-        before = sessions.getActiveSession()
-        sessions.setActiveSession(self._spark._jsparkSession)
-        try:
-            yield
-        finally:
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
-            else:
-                sessions.clearActiveSession()
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

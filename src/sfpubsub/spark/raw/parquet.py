@@ -39,11 +39,12 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.beside import STAGING_NAME
-from sfpubsub.spark.raw.destination import BATCH_PREFIX, POSITION_NAME, Source, sources_of
 from sfpubsub.spark.raw.frames import frame_of, rows_among, spark_schema
 from sfpubsub.spark.raw.layout import Layout
+from sfpubsub.spark.raw.ownership import BATCH_PREFIX, POSITION_NAME, sources_of
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import SCHEMA, joined_keys
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable, StoredRow
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
 from sfpubsub.types import ReplayId
@@ -109,7 +110,7 @@ class ParquetTable(RawTable):
     Args:
         spark: The session that writes; its settings are left alone.
         path: The table's directory; exists, and is leased to this process.
-        place: What `sfpubsub.spark.raw.destination.claim_table` returned: batches are staged there.
+        place: What `sfpubsub.spark.raw.ownership.claim_table` returned: batches are staged there.
         layout: As well.
     """
 

@@ -149,7 +149,7 @@ class EventRows:
         self.undecodable: list[tuple[int, Row]] = []
         """The rows without JSON, and their places."""
         self.schemas: dict[str, str] = {}
-        """The schemas of all rows, as JSON texts by id; empty for one that nobody has."""
+        """The schemas of all rows, as JSON texts by id; empty for a missing one."""
         self.position: ReplayId | None = None
         """Where their source resumes behind them: the last one's, unless somebody knows better."""
         self.bytes = 0

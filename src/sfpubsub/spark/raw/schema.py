@@ -78,7 +78,7 @@ COMMENTS = {
     "payload_json": "The event as a JSON text; null if it could not be decoded",
     "org_id": "Id of the Salesforce org, 18 characters, where it is known",
     "change_header": "Header of a change event; null for other events",
-    "headers": "Headers that the event was sent with; null if there are none",
+    "headers": "Headers that the event was sent with; null without any",
     "ingest_hour": "Hour in which the row was written (UTC)",
     "ingest_date": "Day on which the row was written (UTC)",
     SCHEMA_JSON: "The Avro schema, in the first row of each schema of a task; else null",

@@ -12,8 +12,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Destination, local_sidecars
+from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import Files
+from sfpubsub.spark.raw.ownership import local_sidecars
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.stores.file_quarantine import entry_text
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
@@ -56,7 +57,7 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
         ConfigurationError: There is no such table.
     """
     if name not in COLUMNS:
-        raise ConfigurationError(f"{name!r} is none of {', '.join(COLUMNS)}")
+        raise ConfigurationError(f"{name!r} is not one of {', '.join(COLUMNS)}")
     # Of the formats delta is the one whose tables can have every kind of name.
     place = Destination.parse(table, "delta")
     if place.local is None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.destination import Source, recorded_sources, sources_record
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, Layout, newer_layout
+from sfpubsub.spark.raw.sources import Source, recorded_sources, sources_record
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES
 from sfpubsub.types import ReplayId
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from sfpubsub.spark.raw.destination import Source
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 
 # Batches whose names a table remembers. A stream repeats its last batch only, so this is room for

@@ -21,14 +21,10 @@ from sfpubsub.durable import make_directory, replace_file, sync, sync_directory_
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.beside import STAGING_NAME, UPGRADE_NAME
-from sfpubsub.spark.raw.destination import (
-    BATCH_PREFIX,
-    Destination,
-    check_raw_table,
-    claim_upgraded,
-)
+from sfpubsub.spark.raw.destination import Destination, check_raw_table
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST
 from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.raw.ownership import BATCH_PREFIX, claim_upgraded
 from sfpubsub.spark.raw.parquet import WRITE_OPTIONS
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own_session
 

@@ -144,7 +144,7 @@ def private_directory() -> Path:
     """Return a directory that only this user can write to: what is in it is executed.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: No such directory can be made.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for directory in (

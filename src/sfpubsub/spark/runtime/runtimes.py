@@ -139,7 +139,7 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
     a later session takes them from the disk and asks nobody.
 
     Args:
-        format: One of `sfpubsub.spark.raw.destination.FORMATS`.
+        format: One of `sfpubsub.spark.raw.ownership.FORMATS`.
         settings: Those that the session gets otherwise; lists among them are added to.
 
     Raises:

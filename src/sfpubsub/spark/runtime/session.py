@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
@@ -37,6 +38,22 @@ _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|account[.]?key|cr
 # What a failing Spark raises: its own errors, py4j's, and those of the sockets between Python and
 # a JVM that went away.
 SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
+
+
+@contextmanager
+def active_session(spark: SparkSession) -> Iterator[None]:
+    """Make *spark* the thread's active session: some of what the formats do looks for it there."""
+    jvm: Any = spark._jvm
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class PubSubDataSource(DataSource):
         options: What the query says; see `SourceOptions`.
 
     Raises:
-        ConfigurationError: One of them is of no use, or looks like a credential.
+        ConfigurationError: One of them is not valid, or looks like a credential.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

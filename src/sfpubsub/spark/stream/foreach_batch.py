@@ -72,7 +72,7 @@ class ForeachBatchWriter:
         org_id: Id of the org that the events come from, as for `EventWriter`.
 
     Raises:
-        ConfigurationError: The destination is of no use or another's, or another writer lives, or
+        ConfigurationError: The destination is not valid or another's, or another writer lives, or
             the session is one of Spark Connect.
         WriteError: The table cannot be read.
     """

@@ -187,7 +187,7 @@ def _starts(
     unknown = sorted(set(found) - set(topics))
     if unknown:
         raise ConfigurationError(
-            f"option startingOffsets names {unknown[0]}, which is none of the topics"
+            f"option startingOffsets names {unknown[0]}, which is not one of the topics"
         )
     return None, found
 

@@ -312,7 +312,7 @@ def _fold(changes: DataFrame) -> DataFrame:
     paths = rows.groupBy(*_RECORD, "path").agg(
         f.max(said).alias("said"), *(f.max(column).alias(name) for name, column in facts.items())
     )
-    # A diff that was followed by a text is none any more.
+    # A diff that was followed by a text no longer counts.
     still = f.when(f.col("said.text") == "", f.col("diff"))
     paths = paths.withColumn("diff", still)
     field = f.substring_index("path", ".", 1)

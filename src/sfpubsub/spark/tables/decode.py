@@ -14,7 +14,8 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from sfpubsub.avro.columns import BATCH, ENVELOPE, Plan, decode_rows
+from sfpubsub.avro.columns import BATCH, ENVELOPE
+from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.tables.target import parquet_of
 

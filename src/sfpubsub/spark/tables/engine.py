@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from sfpubsub.avro.columns import BATCH, UNDECODABLE, Plan
+from sfpubsub.avro.columns import BATCH, UNDECODABLE
+from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of

@@ -18,21 +18,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.frames import spark_schema
 from sfpubsub.spark.raw.iceberg import (
-    MAIN,
     STAGING_PROPERTIES,
+    TRIES,
     WAP_ID,
     WAP_SETTING,
     ancestors,
-    is_conflict,
-    tip,
+    published,
 )
 from sfpubsub.spark.runtime.runtimes import check_session
+from sfpubsub.spark.runtime.session import active_session
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
 
@@ -47,9 +46,6 @@ _SNAPSHOT_SETTING = "spark.sql.iceberg.snapshot-property."
 
 # The session's name for the directory above a target at a path.
 _CATALOG = "sfpubsub_target"
-
-# Tries to publish. Each fails only if something else was committed in the same tenths of a second.
-_TRIES = 5
 
 # Where a change touches rows, mark them as deleted and write the new ones, no whole files.
 _MERGED = {f"write.{change}.mode": "merge-on-read" for change in ("delete", "update", "merge")}
@@ -105,7 +101,7 @@ class IcebergTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        with self._errors("cannot be made"), self._target.active():
+        with self._errors("cannot be made"), active_session(self._target.spark):
             java = self._java_session.parseDataType(spark_schema(columns).json())
             wanted = self._jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(java)
             if not there:
@@ -182,7 +178,7 @@ class IcebergTargetTable(LoggedTargetTable):
 
     def _change(self, stage: Callable[[str], None], step: int) -> bool:
         """Stage a snapshot and publish it; say no where the table has the step."""
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             operations = self._operations()
             if _step_of(operations.current()) >= step:
                 return False
@@ -199,27 +195,13 @@ class IcebergTargetTable(LoggedTargetTable):
 
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
         """Exchange the table's metadata; say no where it has changed, to look at all again."""
-        for _ in range(_TRIES):
-            base = operations.refresh()
-            if _step_of(base) >= step:
-                return False
-            snapshot = base.snapshot(staged)
-            if snapshot is None or snapshot.parentId() != tip(base):
-                return False
-            changed = (
-                self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
-                .setBranchSnapshot(staged, MAIN)
-                .setProperties({_STEP: str(step)})
-                .build()
-            )
-            try:
-                operations.commit(base, changed)
-            except Py4JJavaError as error:
-                if not is_conflict(error):
-                    raise
-                continue
-            return True
-        return False
+        return published(
+            self._jvm,
+            operations,
+            staged,
+            {_STEP: str(step)},
+            lambda base: _step_of(base) < step,
+        )
 
     def _create(
         self, schema: Any, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool

@@ -20,7 +20,13 @@ from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.runtime.runtimes import check_file_system
-from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own_session
+from sfpubsub.spark.runtime.session import (
+    SPARK_ERRORS,
+    active_session,
+    first_line,
+    jvm_of,
+    own_session,
+)
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
 
 # Bounds that a Parquet file of Spark's own does not get either (target.parquet_of).
@@ -93,23 +99,9 @@ class LoggedTarget(Target):
             self._lease = None
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Make the target's session this thread's: the formats look for it there."""
-        sessions = self._sessions()
-        before = sessions.getActiveSession()
-        sessions.setActiveSession(self.spark._jsparkSession)
-        try:
-            yield
-        finally:
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
-            else:
-                sessions.clearActiveSession()
-
-    @contextmanager
     def settings(self, settings: Mapping[str, str]) -> Iterator[None]:
         """Change settings of the session for a moment; other threads wait with theirs."""
-        with self._lock, self.active():
+        with self._lock, active_session(self.spark):
             for name, value in settings.items():
                 self.spark.conf.set(name, value)
             try:
@@ -139,10 +131,6 @@ class LoggedTarget(Target):
         files = path.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
         entries = files.listStatus(path) if files.exists(path) else []
         return [str(entry.getPath().getName()) for entry in entries if entry.isDirectory()]
-
-    def _sessions(self) -> Any:
-        jvm: Any = self.spark._jvm
-        return jvm.org.apache.spark.sql.classic.SparkSession
 
 
 class LoggedTargetTable(TargetTable):

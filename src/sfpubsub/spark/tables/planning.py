@@ -29,7 +29,7 @@ BATCHES_AT_ONCE = 32
 # driver, where Spark lets 1 GiB come at once (spark.driver.maxResultSize).
 BYTES_AT_ONCE = 256 * 2**20
 
-# How an undecodable row says that nobody has its schema (avro/columns.py).
+# How an undecodable row says that its schema is missing (avro/typed_rows.py).
 _NOT_KNOWN = "schema % is not known"
 
 
@@ -74,7 +74,7 @@ class Planner:
         self._patience = patience
         self._clock = clock
         self._missing: dict[str, set[RawBatch]] | None = None
-        """Batches with rows of schemas that nobody has, by schema id."""
+        """Batches with rows whose schema is missing, by schema id."""
         self.is_waiting = False
         """Whether the last look left rows out that wait for their schemas."""
 

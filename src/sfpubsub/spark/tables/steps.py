@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from sfpubsub.avro.columns import Plan
+from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.durable import replace_file
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.batches import RawBatch

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from sfpubsub.avro.codec import Codec
-from sfpubsub.avro.columns import Plan, columns_of, merge
+from sfpubsub.avro.columns import columns_of, merge
+from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import ConfigurationError, SchemaError
 from sfpubsub.spark.tables.target import Target
 from sfpubsub.stores.schema_store import SchemaStore
@@ -42,7 +43,7 @@ class EventTypes:
     def name_of(self, schema_id: str) -> str | None:
         """Return the event type of a schema; None if the schema is not to be had or cannot be one.
 
-        A schema that nobody has is looked for each time: it may have come.
+        A schema that was missing is looked for each time: it may have come.
         """
         if schema_id not in self._names:
             name = self._read(schema_id)
@@ -52,7 +53,7 @@ class EventTypes:
         return self._names[schema_id]
 
     def is_missing(self, schema_id: str) -> bool:
-        """Whether nobody has the schema, so that it may still come. JSON events have none."""
+        """Whether the schema is missing and may still come. JSON events have none."""
         if not schema_id or schema_id in self._names:
             return False
         return self._schemas.get(schema_id) is None

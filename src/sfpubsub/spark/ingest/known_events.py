@@ -1,0 +1,104 @@
+"""What a writer knows of the events that came before, and the time by which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sfpubsub.spark.ingest.dedupe import Marker, Verdict, judge
+from sfpubsub.spark.ingest.key_run import HOUR
+from sfpubsub.spark.ingest.key_window import Covered, KeyWindow, hour_of
+from sfpubsub.spark.ingest.service_time import ServiceTime
+from sfpubsub.spark.raw.table import RawTable
+
+# Seconds by which a clock may be set back after a start before the table is read in again. What is
+# missing for a while is looked up.
+_SET_BACK = 1800.0
+
+
+class KnownEvents:
+    """The keys of a raw table's events: the newest in a window, the others in the table.
+
+    `recover` comes first, and again after a write of which it is not known what became. One thread
+    at a time; `hear_time` may be called in any.
+
+    Args:
+        table: The table.
+        window: Keeps the newest keys; the caller closes it.
+        clock: Seconds since 1970 UTC.
+    """
+
+    def __init__(self, table: RawTable, window: KeyWindow, clock: Callable[[], float]) -> None:
+        self._table = table
+        self._window = window
+        self._time = ServiceTime(clock)
+        self._marker = Marker()
+        self._latest = 0.0  # the time of the newest write; never goes back
+        self._recovered_at = 0.0
+
+    def recover(self) -> None:
+        """Read from the table what is known of it; of the keys, those that no run covers.
+
+        Raises:
+            WriteError: The table cannot be read.
+        """
+        self._recover(max(self._latest, self._time.read()))
+
+    def time_of(self, rows: pa.Table, *, is_live: bool) -> float:
+        """Return the time at which *rows* are written, in seconds since 1970 UTC.
+
+        It does not go back: a batch's day says where its rows are found.
+
+        Args:
+            rows: Rows of a raw table.
+            is_live: Whether they were delivered lately.
+        """
+        newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
+        now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
+        now = self._latest = max(self._latest, self._table.newest_time, now)
+        # Too little was read in, by a clock that was ahead.
+        if now < self._recovered_at - _SET_BACK:
+            self._window.clear()
+            self._recover(now)
+        return now
+
+    def marks(self, rows: pa.Table, now: float) -> list[int]:
+        """Return a mark for each row, to be written at *now*."""
+        return self._marker.marks(rows, now)
+
+    def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
+        """Return what the rows are: new, duplicates or conflicts. See `dedupe.judge`."""
+        self._window.expire(now)
+        return judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
+
+    def add(self, rows: pa.Table, marks: list[int], now: float) -> None:
+        """Remember rows that were just appended to the table."""
+        keys = rows["dedupe_key"].to_pylist()
+        self._window.add(keys, marks, now, self._table.next_seq - 1)
+
+    def hear_time(self, service_time: float) -> None:
+        """Compare the clock with the service's own, in seconds since 1970 UTC."""
+        self._time.hear(service_time)
+
+    def _recover(self, now: float) -> None:
+        table, window = self._table, self._window
+        table.recover()
+        window.begin()
+        covered = window.covered
+        if covered is not None:
+            key = table.key_of(covered.seq, covered.hour * HOUR)
+            if key is None or key.hex() != covered.key:  # the table was restored, or made anew
+                window.clear()
+                covered = None
+        self._recovered_at = now = max(now, table.newest_time)
+        since, written_at = window.oldest(now), 0.0
+        for written_at, keys in table.keys_since(since, -1 if covered is None else covered.seq):
+            window.load(keys, written_at)
+        last = None
+        if written_at and window.needs_cover:
+            key = table.key_of(table.next_seq - 1, table.newest_time)
+            if key is not None:
+                last = Covered(table.next_seq - 1, key.hex(), hour_of(table.newest_time))
+        window.loaded(last, since)

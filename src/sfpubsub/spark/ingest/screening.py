@@ -1,0 +1,124 @@
+"""What of several sources' events is to be written: those that are new, and can be decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from sfpubsub.errors import DecodeError
+from sfpubsub.spark.ingest.dedupe import Conflict, Verdict
+from sfpubsub.spark.ingest.known_events import KnownEvents
+from sfpubsub.spark.ingest.result import WriteResult
+from sfpubsub.spark.ingest.undecodable import Undecodable
+from sfpubsub.spark.raw.rows import EventRows
+from sfpubsub.spark.raw.schema import SCHEMA
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one source contributes to a write."""
+
+    source: str
+    """Its name."""
+    rows: EventRows
+    """Not empty."""
+
+
+@dataclass(frozen=True)
+class ScreenedPart:
+    """What is to be written of a part."""
+
+    rows: pa.Table
+    marks: list[int]
+    """Of the rows."""
+    result: WriteResult
+    """Without batch, number and position, which the write adds."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What is to be written of some parts."""
+
+    now: float
+    """The time of the write, in seconds since 1970 UTC."""
+    parts: list[ScreenedPart | DecodeError]
+    """In the order of the parts; the error of one that is left out."""
+    judged: pa.Table
+    """All rows of those that are not left out."""
+    conflicts: list[Conflict]
+    """Among `judged`."""
+
+
+def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) -> Screened:
+    """Return what is to be written of *parts*.
+
+    Raises:
+        WriteError: The table or the quarantine failed.
+    """
+    tables = [part.rows.table() for part in parts]
+    now = known.time_of(pa.concat_tables([*tables, SCHEMA.empty_table()]), is_live=True)
+    marks = [known.marks(table, now) for table in tables]
+    errors: dict[int, DecodeError] = {}
+    while True:
+        # Together, since a look-up in the table costs as much for all as for one. Without those
+        # left out: what they have in common with others is not written by them.
+        going = [n for n in range(len(parts)) if n not in errors]
+        rows = pa.concat_tables([SCHEMA.empty_table(), *(tables[n] for n in going)])
+        verdict = known.judge(rows, [mark for n in going for mark in marks[n]], now, is_live=True)
+        screened: dict[int, ScreenedPart] = {}
+        start = 0
+        for n in going:
+            own = _share(verdict, start, len(tables[n]))
+            start += len(tables[n])
+            try:
+                screened[n] = _part(parts[n].rows, tables[n], marks[n], own, undecodable)
+            except DecodeError as error:
+                errors[n] = error
+        if len(screened) == len(going):
+            break
+    found: dict[int, ScreenedPart | DecodeError] = {**screened, **errors}
+    return Screened(now, [found[n] for n in range(len(parts))], rows, verdict.conflicts)
+
+
+def taken_of(rows: pa.Table, kept: list[int]) -> pa.Table:
+    """Return some of the rows, by their places, which are in order."""
+    return rows if len(kept) == len(rows) else rows.take(pa.array(kept, pa.int64()))
+
+
+def _part(
+    rows: EventRows, table: pa.Table, marks: list[int], verdict: Verdict, undecodable: Undecodable
+) -> ScreenedPart:
+    """Apply the policy to those of the new events of a part that could not be decoded."""
+    new = kept = verdict.new
+    news = set(new) if rows.undecodable else set()
+    bad = {index: row for index, row in rows.undecodable if index in news}
+    if bad and not undecodable.keeps(list(bad.values())):
+        kept = [index for index in new if index not in bad]
+    result = WriteResult(
+        rows=len(kept),
+        duplicates=len(table) - len(new) - len(verdict.conflicts),
+        undecodable=len(bad),
+        batch_id=None,
+        first_seq=None,
+        position=None,
+        set_aside=len(new) - len(kept),
+        conflicts=len(verdict.conflicts),
+        reencoded=len(verdict.reencoded),
+    )
+    return ScreenedPart(taken_of(table, kept), [marks[index] for index in kept], result)
+
+
+def _share(verdict: Verdict, start: int, count: int) -> Verdict:
+    """Return what a verdict says of *count* rows from *start* on, as if they were all."""
+    end = start + count
+    return Verdict(
+        [index - start for index in verdict.new if start <= index < end],
+        [index - start for index in verdict.reencoded if start <= index < end],
+        [
+            replace(conflict, index=conflict.index - start)
+            for conflict in verdict.conflicts
+            if start <= conflict.index < end
+        ],
+    )
