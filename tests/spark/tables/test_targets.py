@@ -205,3 +205,26 @@ def test_parquet_has_no_target_elsewhere():
     """There is no rename by which files would appear as a whole."""
     with pytest.raises(ConfigurationError, match="use a local directory, or a table format"):
         Place.parse("s3a://bucket/x", "parquet")
+
+
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the number is in Delta's own conflict check")
+def test_a_step_that_another_writer_commits_first_is_refused(target, monkeypatch):
+    """Between looking at the number and the commit; its rows are there once, and no job is run."""
+    table, other = target.table("Order_Event__e"), target._open("Order_Event__e")
+    table.make(COLUMNS)
+    put = table._put
+
+    def after_the_other(content: bytes):
+        monkeypatch.setattr(table, "_put", put)
+        other.append([parquet_of(rows(0))], 1)
+        return put(content)
+
+    monkeypatch.setattr(table, "_put", after_the_other)
+    with pytest.raises(WriteError):
+        table.append([parquet_of(rows(0))], 1)
+    assert (table.step(), seqs(table)) == (1, [0])
+    jobs = target.spark.sparkContext._jsc.sc().statusStore().jobsList
+    before = jobs(None).size()
+    table.append([parquet_of(rows(1))], 2)
+    assert table.step() == 2
+    assert jobs(None).size() == before

@@ -43,6 +43,11 @@ _NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 # those that say when something was. Delta's own writer takes the first 32, replay ids among them.
 _BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch")
 
+# Commits between two checkpoints of the log, each of which costs six jobs of Spark. Delta's own 10
+# are too many for tables that get a small commit every few seconds; a reader that comes anew reads
+# at most so many small files of the log.
+_CHECKPOINT_COMMITS = 50
+
 # Column mapping is off: a file's columns are found by the names that the table shows.
 _UNMAPPED = ("none", "NoMapping")
 
@@ -52,9 +57,14 @@ class DeltaTarget(LoggedTarget):
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         check_session(spark, "delta")
-        # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
-        # files, and costs each commit of a small one 0.3 s.
-        super().__init__(spark, place, {"spark.databricks.delta.snapshotPartitions": "2"})
+        settings = {
+            # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
+            # files, and costs each commit of a small one 0.3 s.
+            "spark.databricks.delta.snapshotPartitions": "2",
+            # Keeps the numbers of transactions in the checksum, so that reading ours is no job.
+            "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
+        }
+        super().__init__(spark, place, settings)
 
     def _open(self, name: str) -> TargetTable:
         return DeltaTargetTable(self, name)
@@ -85,8 +95,7 @@ class DeltaTargetTable(LoggedTargetTable):
         if not self.exists():
             return 0
         with self._errors("cannot be read"):
-            number = self._snapshot().transactions().get(_APPLICATION)
-            return int(number.get()) if number.isDefined() else 0
+            return self._step_of(self._snapshot())
 
     def facts(self) -> dict[str, str]:
         """See `TargetTable`."""
@@ -133,12 +142,15 @@ class DeltaTargetTable(LoggedTargetTable):
         """
         with self._errors("was not written"), active_session(self._target.spark):
             transaction = self._log().startTransaction()
-            if transaction.txnVersion(_APPLICATION) >= step:
+            if self._step_of(transaction.snapshot()) >= step:
                 return False
+            # What `txnVersion` does besides reading the number: a commit with one of ours that
+            # comes in between is a conflict.
+            transaction.readTxn().addOne(_APPLICATION)
             self._check_names(transaction.metadata())
             number = {"appId": _APPLICATION, "version": step, "lastUpdated": _now()}
             actions = [{"txn": number}, *({"add": self._put(content)} for content in files)]
-            transaction.commit(self._parsed(actions), self._manual_update)
+            transaction.commit(self._parsed(actions), self._operation(step))
         return True
 
     def merge(
@@ -185,6 +197,7 @@ class DeltaTargetTable(LoggedTargetTable):
         else:  # as Hadoop writes it, or Delta takes it for two different places
             made = made.location(self._jvm.org.apache.hadoop.fs.Path(self._address).toString())
         made = made.property(_FACTS, json.dumps(dict(facts)))
+        made = made.property("delta.checkpointInterval", str(_CHECKPOINT_COMMITS))
         if merged:
             made = made.property("delta.enableDeletionVectors", "true")
         schema = self._java_session.parseDataType(spark_schema(columns).json())
@@ -229,10 +242,28 @@ class DeltaTargetTable(LoggedTargetTable):
             parsed.add(action.fromJson(json.dumps(record)))
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(parsed).toSeq()
 
-    @property
-    def _manual_update(self) -> Any:
-        delta: Any = self._jvm.org.apache.spark.sql.delta
-        return getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+    def _step_of(self, snapshot: Any) -> int:
+        """Return the number of our newest commit; from the checksum beside the log, if it is there.
+
+        Else Delta computes the table's state, by three jobs of Spark.
+        """
+        checksum = snapshot.checksumOpt()
+        known = checksum.get().setTransactions() if checksum.isDefined() else checksum
+        if known.isDefined():
+            found = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.get())
+            return max((int(n.version()) for n in found if n.appId() == _APPLICATION), default=0)
+        number = snapshot.transactions().get(_APPLICATION)
+        return int(number.get()) if number.isDefined() else 0
+
+    def _operation(self, step: int) -> Any:
+        """Return what the table's history says of a commit: a stream's, with its number.
+
+        After one of Delta's manual updates it would compute the table's state anew, by three jobs
+        of Spark, instead of adding the commit to what it knows.
+        """
+        update = self._jvm.org.apache.spark.sql.delta.DeltaOperations.StreamingUpdate
+        append = self._jvm.org.apache.spark.sql.streaming.OutputMode.Append()
+        return update(append, _APPLICATION, step, self._jvm.scala.Option.empty())
 
     def _check_names(self, metadata: Any) -> None:
         mode = str(metadata.columnMappingMode().name())
