@@ -186,9 +186,11 @@ def test_channels_outlive_a_restart_and_a_seed(tmp_path):
     seed = tmp_path / "seed.toml"
     schema = EmulatorServer(tmp_path / "x")
     order = schema.bus.schema(schema.bus.topic(ORDERS).schema_id).text
+    ping = order.replace("Order_Event__e", "Ping__e")
     schema.stop()
     seed.write_text(
         f"[[topics]]\nname = '{ORDERS}'\nschema = '''{order}'''\n"
+        f"[[topics]]\nname = '/event/Ping__e'\nschema = '''{ping}'''\n"
         f"[[channels]]\nname = '/event/Seeded__chn'\ntopics = ['{ORDERS}']\n"
     )
     with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
@@ -197,6 +199,7 @@ def test_channels_outlive_a_restart_and_a_seed(tmp_path):
         (seeded,) = [m for m in emulator.event_channels.members() if m.channel == "Seeded__chn"]
         assert seeded.developer_name == "Seeded_chn_Order_Event_e"
         emulator.event_channels.remove(seeded.member_id)
+        assert make_member(emulator, "Seeded__chn", "Ping__e").status == 201
         before = emulator.event_channels.channels()
     with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
         assert emulator.event_channels.channels() == before

@@ -105,6 +105,8 @@ class HttpServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    # Of the default, 5, a burst of clients fills the queue, and each that finds it full waits 1 s.
+    request_queue_size = _CONNECTIONS
     block_on_close = False  # threads may sit in a kept-alive connection; they are daemons
     # The default of http.server would let two emulators share a port on some systems.
     allow_reuse_port = False
