@@ -131,7 +131,7 @@ def emulator(
     Prints one JSON line when it is ready, with what a client needs to connect. Ends cleanly on
     SIGTERM and Ctrl-C; killed any other way it loses nothing that it has acknowledged.
 
-    With a command it runs none, and does something to one that runs already.
+    With a command it starts nothing and talks to an emulator that is running.
     """
     if context.invoked_subcommand is not None:
         _refuse_options(context)

@@ -80,7 +80,7 @@ def cli(verbose: int) -> None:
 
     Commands that call the service take each setting from an option (--login-url), else the
     environment (SFPUBSUB_LOGIN_URL), else a TOML file (--config); `sfpubsub doctor` shows which
-    holds. Secrets are no options: SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
+    holds. Secrets are not options: SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
     SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]

@@ -113,7 +113,7 @@ def publish(
 
     A line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
     CreatedDate (milliseconds since 1970 UTC) and CreatedById have to be among them, or be asked for
-    with --created-by. A member "_event" is no field: {"_event": {"id": "…", "headers": {"a":
+    with --created-by. A member "_event" is not a field: {"_event": {"id": "…", "headers": {"a":
     "b"}}} sets the event's id, which it keeps however often it is sent, and its headers.
 
     Events go out in the order of the lines, with one request at a time; with --stream several are

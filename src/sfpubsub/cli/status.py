@@ -152,7 +152,7 @@ def read(path: Path) -> Status:
     if values["kind"] not in get_args(Kind):
         raise ValueError(f"it is of neither {' nor '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
-        raise ValueError("its hours are no counts")
+        raise ValueError("its hours are not counts")
     return Status(**{name: values[name] for name in _FIELDS})
 
 

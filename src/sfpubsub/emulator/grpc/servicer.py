@@ -274,7 +274,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
 
 class _Malformed:
-    """Stands for bytes that are no message of the method that they came for."""
+    """Stands for bytes that are not a message of the method that they came for."""
 
 
 _STREAMS: dict[str, tuple[type[Message], type[Message]]] = {

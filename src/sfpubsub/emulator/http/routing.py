@@ -83,7 +83,7 @@ _ROUTES = (
         DELETE=channels.delete,
     ),
     _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
-    # Records; behind the objects that are no records.
+    # Records; behind the objects that are not records.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
     _route(_VERSION + r"/sobjects/?", GET=describe.everything),

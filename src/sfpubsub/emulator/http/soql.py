@@ -1,4 +1,4 @@
-"""Queries of the few objects that are no records: kept in memory, compared in Python.
+"""Queries of the few objects that are not records: kept in memory, compared in Python.
 
 What is read is `org.soql`, cut to a list of fields, and `=` and LIKE on texts joined by AND; the
 rest is malformed here. Texts are the same in upper and lower case. Knows no object and no field.

@@ -308,7 +308,7 @@ class EventChannels:
             start, _, name = item.name.rpartition("/")
             if item.schema_id and name.lower() == entity.lower() and topic.startswith(f"{start}/"):
                 return topic, name
-        text = f"{entity[:_NAME_CHARS]} is no event that this channel can have."
+        text = f"{entity[:_NAME_CHARS]} is not an event that this channel can have."
         raise BadValue("INVALID_INPUT", text, "SelectedEntity")
 
     def _carry(self, name: str) -> None:
@@ -361,7 +361,7 @@ def _checked(member: Member) -> Member:
         raise BadValue("INVALID_INPUT", text, "enrichedFields")
     for name in member.enriched:
         if not _FIELD.fullmatch(name):
-            text = f"{name[:_NAME_CHARS]} is no field to enrich with: no relationship, no dot"
+            text = f"{name[:_NAME_CHARS]} is not a field to enrich with: relationships and dots are not possible"
             raise BadValue("INVALID_INPUT", text, "enrichedFields")
     if re.match(r"\s*where\b", member.filter_expression, re.IGNORECASE):
         text = "A filter expression begins without WHERE."

@@ -31,7 +31,7 @@ _LONG = 255
 """A text field longer than this has more than one line."""
 
 _OBJECT, _ID = "form-object", "form-id"
-"""Controls that are no field of an object, whose names have no hyphen."""
+"""Controls that are not a field of an object, whose names have no hyphen."""
 
 _CHANGES = 5
 """Change events above the form of a record."""

@@ -37,7 +37,7 @@ PLACE = "/ui/topic"
 _LIST = "events"
 _AS_JSON = "form-json"
 _NAME = "form-topic"
-"""Controls that are no field of an event, whose names have no hyphen."""
+"""Controls that are not a field of an event, whose names have no hyphen."""
 
 
 def overview(visit: Visit) -> Answer:
