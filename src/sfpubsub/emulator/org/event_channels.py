@@ -361,7 +361,7 @@ def _checked(member: Member) -> Member:
         raise BadValue("INVALID_INPUT", text, "enrichedFields")
     for name in member.enriched:
         if not _FIELD.fullmatch(name):
-            text = f"{name[:_NAME_CHARS]} is not a field to enrich with: relationships and dots are not possible"
+            text = f"{name[:_NAME_CHARS]} is not a field of the object's own"
             raise BadValue("INVALID_INPUT", text, "enrichedFields")
     if re.match(r"\s*where\b", member.filter_expression, re.IGNORECASE):
         text = "A filter expression begins without WHERE."
