@@ -78,6 +78,14 @@ def spark(lake: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.fixture(autouse=True)
+def _active(request: pytest.FixtureRequest) -> None:
+    """Begin each test with its session active: one before may have made frames in another."""
+    if "spark" in request.fixturenames:
+        session = request.getfixturevalue("spark")
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what uses the session.
 

@@ -7,6 +7,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.spark.raw import frames
+from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.runtime.session import own_session
 
 
 def test_a_task_of_a_cluster_carries_a_part_of_a_large_batch(spark: SparkSession, monkeypatch):
@@ -21,3 +23,13 @@ def test_a_task_of_a_cluster_carries_a_part_of_a_large_batch(spark: SparkSession
     assert sum(row["count"] for row in counts) == 95
     assert max(row["count"] for row in counts) == 10
     assert ours.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "10000"
+
+
+def test_the_callers_session_stays_the_active_one(spark: SparkSession):
+    """A look into the table by a session of ours leaves the thread's as it was, and with it what
+    is registered there."""
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    rows = own_session(spark).createDataFrame(SCHEMA.empty_table())
+    sessions.setActiveSession(spark._jsparkSession)
+    assert frames.rows_among(own_session(spark), rows, [b"key"]) == {}
+    assert sessions.getActiveSession().get().equals(spark._jsparkSession)

@@ -25,6 +25,7 @@ from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.paths import file_url
 from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.table import StoredRow
+from sfpubsub.spark.runtime.session import frame_of_rows
 
 # Bytes of rows in one task of a cluster. Spark refuses 128 MiB (spark.rpc.message.maxSize),
 # and rows differ in size.
@@ -167,7 +168,7 @@ def rows_among(
         keys: At least one, and no more than a batch has.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
-    asked = f.broadcast(spark.createDataFrame(wanted))
+    asked = f.broadcast(frame_of_rows(spark, wanted))
     found = rows.select(*StoredRow.COLUMNS).join(asked, "dedupe_key", "left_semi").toArrow()
     stored = [StoredRow(**row) for row in found.sort_by([("ingest_seq", "descending")]).to_pylist()]
     return {row.dedupe_key: row for row in stored}
@@ -179,7 +180,7 @@ def _sent(spark: SparkSession, rows: pa.Table) -> DataFrame:
     try:
         if pieces > 1:
             spark.conf.set(_ROWS_OF_A_PIECE, str(-(-len(rows) // pieces)))
-        return spark.createDataFrame(rows).coalesce(pieces)  # it is cut now
+        return frame_of_rows(spark, rows).coalesce(pieces)  # it is cut now
     finally:
         spark.conf.set(_ROWS_OF_A_PIECE, before)
 

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.runtime.java import find_java_home
@@ -54,6 +56,14 @@ def active_session(spark: SparkSession) -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
+
+
+def frame_of_rows(
+    spark: SparkSession, rows: pa.Table | list[Any], schema: StructType | None = None
+) -> DataFrame:
+    """Return a frame as `createDataFrame` does, which would leave *spark* as the active session."""
+    with active_session(spark):
+        return spark.createDataFrame(rows, schema)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.frames import spark_schema, sql_text
 from sfpubsub.spark.runtime.runtimes import check_session
-from sfpubsub.spark.runtime.session import active_session
+from sfpubsub.spark.runtime.session import active_session, frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
 
@@ -122,7 +122,7 @@ class DeltaTargetTable(LoggedTargetTable):
                 return
             schema = spark_schema(columns)
             if self._lacks(columns):
-                writer = self._spark.createDataFrame([], schema).write.format("delta")
+                writer = frame_of_rows(self._spark, [], schema).write.format("delta")
                 writer = writer.mode("append").option("mergeSchema", "true")
                 if self._in_catalog:
                     writer.saveAsTable(self._address)

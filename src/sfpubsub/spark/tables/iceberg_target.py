@@ -31,7 +31,7 @@ from sfpubsub.spark.raw.iceberg import (
     published,
 )
 from sfpubsub.spark.runtime.runtimes import check_session
-from sfpubsub.spark.runtime.session import active_session
+from sfpubsub.spark.runtime.session import active_session, frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
 
@@ -216,7 +216,7 @@ class IcebergTargetTable(LoggedTargetTable):
         for name in {*UNORDERED, *DISTINCT} & {*columns.names} - {"ingest_seq"}:
             properties[f"write.metadata.metrics.column.{name}"] = "none"
         if self._target.place.in_catalog:
-            empty = self._spark.createDataFrame([], spark_schema(columns))
+            empty = frame_of_rows(self._spark, [], spark_schema(columns))
             creation = empty.writeTo(self._address).using("iceberg")
             for key, value in properties.items():
                 creation = creation.tableProperty(key, value)
