@@ -202,6 +202,21 @@ def test_a_job_that_is_aborted_keeps_what_it_did(shared):
     assert shared.records.query(soql, shared.accounts.holder("")).total == done
 
 
+def test_a_query_that_is_aborted_lets_the_next_job_begin(org, user):
+    """A query that is aborted among its rows gives its snapshot back, and the thread goes on."""
+    for _ in range(20):
+        org.records.create("Account", {"Name": "A", "Description": "x" * 30_000}, user)
+    facts = {"operation": "query", "columnDelimiter": "COMMA", "lineEnding": "LF"}
+    text = "SELECT Id, Description FROM Account"
+    with org.records.transaction(user):  # nothing is read before both are there
+        aborted = org.jobs.create({**facts, "query": text}, user)
+        aborted.stopped.set()
+        following = org.jobs.create({**facts, "query": text}, user)
+    until(lambda: following.state == "JobComplete", "the end of the job behind it")
+    assert aborted.state == "InProgress"
+    assert 0 < aborted.facts["numberRecordsProcessed"] < 20
+
+
 def test_a_job_goes_on_after_a_restart(tmp_path):
     """A job that was under way takes each row once, whatever its files held beyond its counts."""
     with EmulatorServer(tmp_path) as emulator:

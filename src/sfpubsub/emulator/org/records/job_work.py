@@ -7,6 +7,7 @@ takes no row twice.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -46,19 +47,20 @@ def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> N
     jobs.change(job, columns=columns)
     file = jobs.result(job, "results", columns)
     file.remove()
-    snapshot = store.snapshot()
-    try:
+    # Closed in this order: rows that are not read to their end hold the snapshot.
+    with (
+        contextlib.closing(store.snapshot()) as snapshot,
+        contextlib.closing(snapshot.stream(plan.rows, *plan.values)) as found,
+    ):
         texts = [(values.as_text, field) for field in plan.fields]
         rows = (
             [as_text(field, kept) for (as_text, field), kept in zip(texts, row, strict=True)]
-            for row in snapshot.stream(plan.rows, *plan.values)
+            for row in found
         )
         for count in file.append(rows):
             job.facts["numberRecordsProcessed"] = count
             if job.stopped.is_set():
                 return
-    finally:
-        snapshot.close()
 
 
 def columns_of(path: Path, delimiter: str) -> list[str]:
