@@ -110,6 +110,14 @@ def test_nobody_there(command):
     assert "no emulator answers at http://127.0.0.1:1" in output
 
 
+def test_the_grpc_port_is_not_the_http_port(command, running):
+    """Who takes the wrong one of two ports is told so, in one line."""
+    code, output = command("topics", "--url", f"http://{running.grpc_target}")
+    assert code == 1
+    assert "is not HTTP; use its http port" in output
+    assert "seed" not in command("clock", "--url", "http://127.0.0.1:1")[1]
+
+
 def test_options_of_a_start_are_refused_with_a_command(command):
     """--http-port in front of a command would be ignored; it is refused."""
     code, output = command("--http-port", "7012", "topics")
