@@ -12,7 +12,7 @@ import pytest
 from sfpubsub.emulator.server import EmulatorServer
 from tests.conftest import until
 from tests.emulator.records.support import events, select
-from tests.emulator.web import ask
+from tests.emulator.web import ask, token
 
 BASE = "/services/data/v67.0/jobs"
 ORDERS = "/data/Order__ChangeEvent"
@@ -200,6 +200,23 @@ def test_a_job_that_is_aborted_keeps_what_it_did(shared):
     assert [row["Name"] for row in left] == [f"aborted {n}" for n in range(done, 20_000)]
     soql = "SELECT COUNT() FROM Order__c WHERE Name LIKE 'aborted%'"
     assert shared.records.query(soql, shared.accounts.holder("")).total == done
+
+
+def test_a_job_is_its_users_own(shared):
+    """Who sees no records of others does not see them by a job of somebody else either."""
+    shared.accounts.put_user("clerk@example.com", "word", view_all=False)
+    fields = {"username": "clerk@example.com", "password": "word"}
+    clerk = token(shared, "password", **fields).json["access_token"]
+    headers = {"Authorization": f"Bearer {clerk}", "Content-Type": "application/json"}
+    body = {"operation": "query", "query": "SELECT Id, Name FROM Order__c"}
+    theirs = call(shared, "POST", "/query", body).json["id"]
+    ended(shared, "query", theirs)
+    for path in (f"/query/{theirs}", f"/query/{theirs}/results"):
+        assert ask(shared, "GET", BASE + path, None, headers).code == (404, "NOT_FOUND")
+    own = ask(shared, "POST", f"{BASE}/query", json.dumps(body).encode(), headers).json["id"]
+    listed = ask(shared, "GET", f"{BASE}/query", None, headers).json["records"]
+    assert [row["id"] for row in listed] == [own]
+    assert ended(shared, "query", own)["state"] == "JobComplete"
 
 
 def test_a_query_that_is_aborted_lets_the_next_job_begin(org, user):
