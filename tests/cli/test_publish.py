@@ -80,6 +80,15 @@ def test_a_line_that_says_nonsense_of_the_event_is_refused(about, says, emulator
     assert emulator.bus.tip() == 1
 
 
+def test_a_file_that_is_not_utf_8_is_named(emulator, tmp_path, capsys):
+    """With about the line; what was read before is published."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"{}\n" + b"x" * 10_000 + b"\xff\n")
+    assert run(["publish", TOPIC, "--file", str(path), "--created-by", USER]) == 1
+    assert "events.jsonl is not UTF-8, at line 2 or behind it" in capsys.readouterr().err
+    assert emulator.bus.tip() == 1
+
+
 def test_any_failed_event_is_exit_code_1_and_has_its_line(emulator, file, capsys):
     """The others are published; the failed one says why."""
     emulator.faults.add(Fault("refuse_event", text="no such record"))

@@ -50,6 +50,15 @@ def test_publish(command, running):
     assert set(row) == {"event_id", "replay_id"}
 
 
+def test_an_event_that_is_refused_is_told_with_its_lines(command, running):
+    """A request is published whole or not at all: the message says which lines are not."""
+    before = running.bus.tip()
+    code, output = command("publish", ORDERS, stdin="{}\n" * 200 + '\n{}\n{"Nonsense": 1}\n')
+    assert code == 1
+    assert "lines 202 to 203 of <stdin>, not published" in output
+    assert running.bus.tip() == before + 200
+
+
 @pytest.mark.parametrize(
     ("topic", "line", "said"),
     [

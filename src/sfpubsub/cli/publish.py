@@ -24,7 +24,7 @@ from sfpubsub.client.publishing import DEFAULT_TIMEOUT
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
 from sfpubsub.types import PublishResult
 
-# The member of a line that is about the event, and no field: fields begin with a letter.
+# The member of a line that is about the event, and not a field: fields begin with a letter.
 ABOUT = "_event"
 
 INTERRUPTED = 130
@@ -120,12 +120,13 @@ def publish(
 
     A line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
     CreatedDate (milliseconds since 1970 UTC) and CreatedById have to be among them, or be asked for
-    with --created-by. A member "_event" is no field: {"_event": {"id": "…", "headers": {"a":
+    with --created-by. A member "_event" is not a field: {"_event": {"id": "…", "headers": {"a":
     "b"}}} sets the event's id, which it keeps however often it is sent, and its headers.
 
     Events go out in the order of the lines, with one request at a time; with --stream several are
     on their way, which the service may publish in any order. What is not answered is sent again
-    under the same id. A line that is not an event ends the reading; Ctrl-C does, too.
+    under the same id. A line that is not an event ends the reading; Ctrl-C does, too, and a second
+    one ends at once.
     """
     stop = StopRequest()
     with (
@@ -251,7 +252,13 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
 
     stop.tell(interrupt)
     for number in itertools.count(1):
-        line = wait_for(file.readline, "")
+        try:
+            line = wait_for(file.readline, "")
+        except UnicodeDecodeError as error:
+            # Files are decoded some lines ahead.
+            raise ConfigurationError(
+                f"{file.name} is not UTF-8, at line {number} or behind it"
+            ) from error
         if not line:
             return
         if line.strip():

@@ -13,7 +13,7 @@ from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, body_of, missing
 from sfpubsub.emulator.http.sobjects import origin_of, user_of
 from sfpubsub.emulator.org.accounts import User
-from sfpubsub.emulator.org.records.job_work import columns_of, rows_of
+from sfpubsub.emulator.org.records.job_work import columns_of
 from sfpubsub.emulator.org.records.jobs import DELIMITERS, ENDED, ENDINGS, INGESTS, QUERIES, Job
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.records.result_file import ResultFile
@@ -143,13 +143,7 @@ def ingested(call: Call) -> Answer:
         name, added = _RESULTS[which]
         file = jobs.result(job, name, [*added, *columns])
         return _file(file, 0, file.count)
-    file = jobs.result(job, "unprocessed", columns)
-    if not file.count:
-        rest = rows_of(path, job.facts["delimiter"])
-        for _row in zip(range(job.facts["numberRecordsProcessed"]), rest, strict=False):
-            pass
-        for _count in file.append(rest):
-            pass
+    file = jobs.unprocessed(job, columns)
     return _file(file, 0, file.count)
 
 

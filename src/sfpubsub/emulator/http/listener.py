@@ -382,5 +382,5 @@ def _number(text: str, base: int, what: str) -> int:
     digits = string.hexdigits if base == 16 else string.digits
     # Twelve digits are more than any body, and no work to read.
     if not 0 < len(text) <= 12 or set(text) - set(digits):
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{what} is no number")
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{what} is not a number")
     return int(text, base)

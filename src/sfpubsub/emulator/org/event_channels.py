@@ -308,7 +308,7 @@ class EventChannels:
             start, _, name = item.name.rpartition("/")
             if item.schema_id and name.lower() == entity.lower() and topic.startswith(f"{start}/"):
                 return topic, name
-        text = f"{entity[:_NAME_CHARS]} is no event that this channel can have."
+        text = f"{entity[:_NAME_CHARS]} is not an event that this channel can have."
         raise BadValue("INVALID_INPUT", text, "SelectedEntity")
 
     def _carry(self, name: str) -> None:

@@ -23,6 +23,7 @@ from sfpubsub.emulator.org.store import Store
 if TYPE_CHECKING:
     from sfpubsub.emulator.org.records.jobs import Job, Jobs
     from sfpubsub.emulator.org.records.model import Records
+    from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CHUNK = 200
 """Rows of a file in one transaction. Documented."""
@@ -75,6 +76,13 @@ def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
         reader = csv.reader(file, delimiter=delimiter)
         next(reader, None)
         yield from (row for row in reader if row)
+
+
+def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
+    """Write the rows of a file that its job has not taken."""
+    rows = rows_of(path, job.facts["delimiter"])
+    for _count in file.append(itertools.islice(rows, job.facts["numberRecordsProcessed"], None)):
+        pass
 
 
 def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:

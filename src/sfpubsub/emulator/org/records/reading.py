@@ -167,7 +167,7 @@ class Reading:
         return found
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """The object that an id belongs to; None if it is none's."""
+        """The object that an id belongs to; None if no object has its prefix."""
         for table in self._tables.values():
             if table.of.key_prefix == record_id[:3]:
                 return table.of
