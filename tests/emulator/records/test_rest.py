@@ -135,6 +135,16 @@ def test_a_query_comes_in_pages(rest):
     assert rest("GET", first["nextRecordsUrl"]).code == (400, "INVALID_QUERY_LOCATOR")
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/query", "/composite/sobjects/Order__c", "/sobjects/Order_Event__e/eventSchema"],
+)
+@pytest.mark.parametrize("asked", ["&".join(["a=1"] * 30), "q=%ff"])
+def test_a_query_string_that_cannot_be_read_is_the_clients_fault(rest, path, asked):
+    """It is refused in the shape of the API, and is no failure of the emulator."""
+    assert rest("GET", f"{path}?{asked}").code == (400, "MALFORMED_QUERY")
+
+
 def test_query_all_finds_deleted_records(rest):
     """queryAll sees the Recycle Bin, query does not."""
     made = rest("POST", "/sobjects/Order__c", {"Name": "gone"}).json["id"]

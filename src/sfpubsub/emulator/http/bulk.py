@@ -7,10 +7,9 @@ import binascii
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs
 
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, body_of, missing
+from sfpubsub.emulator.http.rest import RestRefused, asked_of, body_of, missing
 from sfpubsub.emulator.http.sobjects import origin_of, user_of
 from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.records.job_work import columns_of
@@ -117,7 +116,7 @@ def results(call: Call) -> Answer:
         raise RestRefused("API_ERROR", text, status=HTTPStatus.CONFLICT)
     if job.state != "JobComplete":
         return Answer(HTTPStatus.NO_CONTENT)
-    asked = parse_qs(call.query, max_num_fields=10)
+    asked = asked_of(call)
     start, wish = _start(asked.get("locator", [""])[0]), asked.get("maxRecords", [""])[0]
     most = call.world.settings.bulk_result_records
     count = min(int(wish), most) if 0 < len(wish) < 10 and wish.isdecimal() else most
