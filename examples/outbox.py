@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from sfpubsub import PublishError, PubSubClient
+from sfpubsub import EncodeError, PublishError, PubSubClient
 
 # Rows read and marked at a time: a few requests of 200 events.
 PAGE = 1000
@@ -52,23 +52,33 @@ def put(database: sqlite3.Connection, event: Mapping[str, Any]) -> str:
     return event_id
 
 
-def publish_all(database: sqlite3.Connection, client: PubSubClient, topic: str) -> int:
-    """Publish the rows that were not sent, and mark them; return how many were accepted."""
+def publish_all(
+    database: sqlite3.Connection, client: PubSubClient, topic: str, timeout: float = 120.0
+) -> int:
+    """Publish the rows that were not sent, and mark them; return how many were accepted.
+
+    Raises PublishError if a row has no result after *timeout* seconds: it is for the next run.
+    """
     sent = 0
-    with client.open_publisher(topic, ordered=True, created_by="005000000000001AAA") as publisher:
+    with client.open_publisher(
+        topic, ordered=True, created_by="005000000000001AAA", timeout=timeout
+    ) as publisher:
         while rows := database.execute(
             "SELECT number, event_id, event FROM outbox"
             " WHERE sent_at IS NULL AND refused IS NULL ORDER BY number LIMIT ?",
             (PAGE,),
         ).fetchall():
-            receipts = {
-                number: publisher.send(json.loads(event), event_id=event_id)
-                for number, event_id, event in rows
-            }
+            receipts = {}
+            for number, event_id, event in rows:
+                try:
+                    receipts[number] = publisher.send(json.loads(event), event_id=event_id)
+                except EncodeError as error:
+                    refuse(database, number, str(error))
+            failure = None
             try:
                 publisher.flush()
             except PublishError as error:
-                print(error, file=sys.stderr)
+                failure = error
             for number, receipt in receipts.items():
                 result = receipt.result()
                 if result.ok:
@@ -77,10 +87,16 @@ def publish_all(database: sqlite3.Connection, client: PubSubClient, topic: str) 
                     )
                     sent += 1
                 elif not result.retryable:
-                    database.execute(
-                        "UPDATE outbox SET refused = ? WHERE number = ?", (result.error, number)
-                    )
+                    refuse(database, number, str(result.error))
+            if failure is not None and any(r.retryable for r in failure.results):
+                raise failure
     return sent
+
+
+def refuse(database: sqlite3.Connection, number: int, reason: str) -> None:
+    """Mark a row that will never be taken as it is, so that it does not stop the others."""
+    print(f"row {number} was refused: {reason}", file=sys.stderr)
+    database.execute("UPDATE outbox SET refused = ? WHERE number = ?", (reason, number))
 
 
 def main() -> None:

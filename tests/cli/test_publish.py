@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import Future
 
 import pytest
 
 from sfpubsub.cli.main import run
-from sfpubsub.cli.publish import Pace
+from sfpubsub.cli.publish import MAX_UNPRINTED, Pace, Printer
 from sfpubsub.cli.publish_progress import PublishProgress
 from sfpubsub.testing import Fault
-from sfpubsub.types import PublishCounts
+from sfpubsub.types import PublishCounts, PublishResult
 
 from ..client.test_managed import TOPIC
 from ..client.test_publisher import USER, on_the_bus
-from ..conftest import ended
+from ..conftest import PATIENCE, ended, until
 from .test_cli import environment, point_at
 
 
@@ -76,6 +80,15 @@ def test_a_line_that_says_nonsense_of_the_event_is_refused(about, says, emulator
     assert emulator.bus.tip() == 1
 
 
+def test_a_file_that_is_not_utf_8_is_named(emulator, tmp_path, capsys):
+    """With about the line; what was read before is published."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"{}\n" + b"x" * 10_000 + b"\xff\n")
+    assert run(["publish", TOPIC, "--file", str(path), "--created-by", USER]) == 1
+    assert "events.jsonl is not UTF-8, at line 2 or behind it" in capsys.readouterr().err
+    assert emulator.bus.tip() == 1
+
+
 def test_any_failed_event_is_exit_code_1_and_has_its_line(emulator, file, capsys):
     """The others are published; the failed one says why."""
     emulator.faults.add(Fault("refuse_event", text="no such record"))
@@ -102,16 +115,21 @@ def test_a_rate_is_a_number_above_0(rate):
     assert run(["publish", TOPIC, f"--rate={rate}"]) == 2
 
 
-def test_ctrl_c_ends_the_reading_and_loses_no_result(emulator, connect):
-    """What was read is published and printed; the exit code says that it was interrupted."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sfpubsub", "publish", TOPIC, "--created-by", USER],
+def publishing(emulator, *options) -> subprocess.Popen[str]:
+    """The command in a process of its own, reading a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "sfpubsub", "publish", TOPIC, "--created-by", USER, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment(emulator)},
     )
+
+
+def test_ctrl_c_ends_the_reading_and_loses_no_result(emulator, connect):
+    """What was read is published and printed; the exit code says that it was interrupted."""
+    process = publishing(emulator)
     process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
     process.stdin.flush()
     # Printed though no further line has come.
@@ -122,6 +140,64 @@ def test_ctrl_c_ends_the_reading_and_loses_no_result(emulator, connect):
     assert process.returncode == 130, errors
     assert output == ""
     assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]
+
+
+def test_a_second_ctrl_c_ends_at_once_and_says_what_has_no_result(emulator):
+    """Nobody has to wait for a service that takes nothing; each event has its line all the same."""
+    emulator.faults.add(Fault("refuse_event", times=1_000_000))
+    process = publishing(emulator)
+    process.stdin.write('{"_event": {"id": "a"}}\n')
+    process.stdin.flush()
+    until(lambda: emulator.faults.report()[0]["happened"] > 0, "the first attempt")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # two signals at the same moment are one
+    process.send_signal(signal.SIGINT)
+    output, errors = ended(process)
+    assert process.returncode == 130, errors
+    line = json.loads(output)
+    assert line["event_id"] == "a"
+    assert "may have been published" in line["error"]
+
+
+def test_ctrl_c_waits_for_no_rate(emulator, connect):
+    """What was read goes out at once, however slow the rate is."""
+    process = publishing(emulator, "--rate", "0.001/s")
+    process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["event_id"] == "a"
+    process.send_signal(signal.SIGINT)
+    output, errors = ended(process)
+    assert process.returncode == 130, errors
+    assert json.loads(output)["event_id"] == "b"
+    assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]
+
+
+def test_a_reader_who_pauses_stops_the_publishing():
+    """Results that nobody reads wait in bounded number; when reading fails, nothing waits."""
+    receipts: list[Future[PublishResult]] = [Future() for _ in range(MAX_UNPRINTED + 10)]
+    put = []
+
+    class Silent:
+        def look(self) -> None:
+            raise BrokenPipeError
+
+        def end(self) -> None:
+            return
+
+    def send() -> None:
+        with contextlib.suppress(BrokenPipeError), Printer(Silent()) as printer:
+            for receipt in receipts:
+                printer.put(receipt)
+                put.append(receipt)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    until(lambda: len(put) > MAX_UNPRINTED, "a full queue")
+    assert len(put) == MAX_UNPRINTED + 1  # and one in the printer's hand
+    for receipt in receipts:
+        receipt.set_result(PublishResult(None, "a"))
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 def test_pace_keeps_the_rate_on_the_whole():

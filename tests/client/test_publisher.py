@@ -182,6 +182,24 @@ def test_a_changed_schema_costs_no_event(face, run_emulator, connect):
     assert counts.sent_again == 1
 
 
+def test_events_that_expire_while_their_schema_is_fetched_end_nothing_else(run_emulator, connect):
+    """They have failed, each for its own time; the publisher goes on."""
+    emulator = run_emulator(settings=Settings(accept_old_schemas=False))
+    with connect(emulator).open_publisher(TOPIC, created_by=USER, timeout=1.0) as publisher:
+        change_schema(emulator)
+        # All three are sent before the first answer, so that two wait for the schema together.
+        emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=0.3))
+        emulator.faults.add(Fault("delay_call", rpc="GetSchema", seconds=2.5))
+        late = [publisher.send({"City__c": "Chur"}) for _ in range(3)]
+        assert all("no result within" in str(receipt.result(PATIENCE).error) for receipt in late)
+        assert publisher.send({"New__c": "x"}).result(PATIENCE).ok
+        threads = publisher._outbound.driver._threads
+        until(lambda: not any("encode" in t.name and t.is_alive() for t in threads), "all threads")
+        assert publisher.send({"New__c": "y"}).result(PATIENCE).ok
+        with pytest.raises(PublishError, match="3 events failed"):
+            publisher.flush()
+
+
 @FACES
 def test_a_field_that_was_added_can_be_set_at_once(face, run_emulator, connect):
     """A value that does not fit the cached schema has the topic asked for again, once."""

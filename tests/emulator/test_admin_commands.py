@@ -50,6 +50,15 @@ def test_publish(command, running):
     assert set(row) == {"event_id", "replay_id"}
 
 
+def test_an_event_that_is_refused_is_told_with_its_lines(command, running):
+    """A request is published whole or not at all: the message says which lines are not."""
+    before = running.bus.tip()
+    code, output = command("publish", ORDERS, stdin="{}\n" * 200 + '\n{}\n{"Nonsense": 1}\n')
+    assert code == 1
+    assert "lines 202 to 203 of <stdin>, not published" in output
+    assert running.bus.tip() == before + 200
+
+
 @pytest.mark.parametrize(
     ("topic", "line", "said"),
     [
@@ -108,6 +117,14 @@ def test_nobody_there(command):
     code, output = command("topics", "--url", "http://127.0.0.1:1")
     assert code == 1
     assert "no emulator answers at http://127.0.0.1:1" in output
+
+
+def test_the_grpc_port_is_not_the_http_port(command, running):
+    """Who takes the wrong one of two ports is told so, in one line."""
+    code, output = command("topics", "--url", f"http://{running.grpc_target}")
+    assert code == 1
+    assert "is not HTTP; use its http port" in output
+    assert "seed" not in command("clock", "--url", "http://127.0.0.1:1")[1]
 
 
 def test_options_of_a_start_are_refused_with_a_command(command):

@@ -375,7 +375,7 @@ def test_records(org):
     assert status == 303
     key = urllib.parse.parse_qs(place)["id"][0]
     assert 'value="Burlington"' in load(org, place)
-    given = {"form-object": "Account", "form-id": key}
+    given = {"form-object": "Account", "form-id": key, "form-before": shown(org, place)}
     # A field that nobody ever set is in the form, too: false.
     fields = {"Name": "Burlington", "Active__c": "false", "Phone": "+43 1 2"}
     assert send(org, "/ui/record", **given, **fields)[0] == 303
@@ -389,6 +389,31 @@ def test_records(org):
     assert last(org, ACCOUNTS)["ChangeEventHeader"]["changeType"] == "DELETE"
     assert ask(org, "GET", f"/ui/record?object=Account&id={key}", headers=HTML).status == 404
     assert ask(org, "GET", "/ui/records?object=Nonsense", headers=HTML).status == 404
+
+
+def shown(org, place):
+    """What the form of a record says that it showed."""
+    return html.unescape(re.search(r'name="form-before" value="([^"]*)"', load(org, place))[1])
+
+
+def test_a_form_saves_what_was_changed_in_it(org):
+    """What an API has changed meanwhile stays, and so do line ends, which browsers change."""
+    user = org.accounts.holder("")
+    key = org.records.create(
+        "Account", {"Name": "A", "Phone": "1", "Description": "\none\ntwo", "Fax": "1\n2"}, user
+    )
+    given = {"form-object": "Account", "form-id": key}
+    before = shown(org, f"/ui/record?object=Account&id={key}")
+    org.records.update("Account", key, {"Phone": "2"}, user)
+    sent = {"Name": "B", "Phone": "1", "Description": "one\r\ntwo", "Fax": "12"}
+    assert send(org, "/ui/record", **given, **sent, **{"form-before": before})[0] == 303
+    row = org.records.get("Account", key)
+    assert (row["Name"], row["Phone"], row["Description"]) == ("B", "2", "\none\ntwo")
+    assert row["Fax"] == "1\n2"
+    sent["Description"] = "one\r\nthree"
+    assert send(org, "/ui/record", **given, **sent, **{"form-before": before})[0] == 303
+    assert org.records.get("Account", key)["Description"] == "one\nthree"
+    assert send(org, "/ui/record", **given, **sent)[0] == 400
 
 
 def test_notices_are_our_own_words(org):

@@ -120,3 +120,35 @@ def test_a_row_that_the_service_will_not_take_does_not_stop_the_outbox(
     refused = database.execute("SELECT refused FROM outbox WHERE refused NOTNULL").fetchall()
     assert refused == [("no such record",)]
     database.close()
+
+
+def test_a_row_that_fits_no_schema_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
+    """It is marked with its reason, those before and after it go out, once."""
+    emulator = run_emulator()
+    database: sqlite3.Connection = outbox.open_database(str(tmp_path / "orders.db"))
+    for event in ({"Amount__c": 1.0}, {"Amount__c": "much"}, {"Amount__c": 3.0}):
+        outbox.put(database, event)
+    assert outbox.publish_all(database, connect(emulator), publish_killer.TOPIC) == 2
+    assert outbox.publish_all(database, connect(emulator), publish_killer.TOPIC) == 0
+    refused = database.execute("SELECT number, refused FROM outbox WHERE refused NOTNULL")
+    [(number, reason)] = refused.fetchall()
+    assert number == 2
+    assert "Amount__c" in reason
+    assert emulator.bus.tip() == 2
+    database.close()
+
+
+def test_an_outbox_leaves_what_has_no_result_to_the_next_run(run_emulator, connect, tmp_path):
+    """While the service takes nothing a run ends, instead of trying for ever."""
+    from sfpubsub.errors import PublishError
+    from sfpubsub.testing import Fault
+
+    emulator = run_emulator()
+    emulator.faults.add(Fault("refuse_event", times=1_000_000))
+    database: sqlite3.Connection = outbox.open_database(str(tmp_path / "orders.db"))
+    outbox.put(database, {})
+    with pytest.raises(PublishError, match="no result within"):
+        outbox.publish_all(database, connect(emulator), publish_killer.TOPIC, timeout=0.3)
+    waiting = database.execute("SELECT sent_at, refused FROM outbox").fetchall()
+    assert waiting == [(None, None)]
+    database.close()

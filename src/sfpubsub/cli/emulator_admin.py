@@ -87,8 +87,12 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
     ChangeEventHeader may be left out. So change events can be published, which `sfpubsub publish`
     may not. Prints event_id and replay_id of each.
     """
-    for events in _parts(file):
-        for result in emulator.publish(topic, events):
+    for where, events in _parts(file):
+        try:
+            results = emulator.publish(topic, events)
+        except EmulatorProblem as problem:
+            raise click.ClickException(f"{where}, not published: {problem}") from problem
+        for result in results:
             show(result)
 
 
@@ -176,20 +180,26 @@ def _show_named(rows: dict[str, dict[str, Any]]) -> None:
         show({"name": name, **row})
 
 
-def _parts(file: TextIO) -> Iterator[list[dict[str, Any]]]:
-    """Yield the events of one request."""
+def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the events of one request, and which lines they are."""
     part: list[dict[str, Any]] = []
-    size = 0
+    size = first = last = 0
+
+    def where() -> str:
+        lines = f"line {last}" if first == last else f"lines {first} to {last}"
+        return f"{lines} of {file.name}"
+
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         part.append(_event(line, f"line {number} of {file.name}"))
         size += len(line)
+        first, last = first or number, number
         if len(part) == _EVENTS or size >= _BYTES:
-            yield part
-            part, size = [], 0
+            yield where(), part
+            part, size, first = [], 0, 0
     if part:
-        yield part
+        yield where(), part
 
 
 def _event(line: str, where: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, TextIO
+from typing import Any, Self, TextIO, TypeVar
 
 import click
 
@@ -24,13 +24,20 @@ from sfpubsub.client.publishing import DEFAULT_TIMEOUT
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
 from sfpubsub.types import PublishResult
 
-# The member of a line that is about the event, and no field: fields begin with a letter.
+# The member of a line that is about the event, and not a field: fields begin with a letter.
 ABOUT = "_event"
 
 INTERRUPTED = 130
 
+# Results that wait to be printed: some requests' worth, so that a reader who pauses stops the
+# publishing instead of filling the memory.
+MAX_UNPRINTED = 10_000
+
 # Events a second that can be asked for: far more than an org takes, and no infinity.
 MAX_RATE = 1_000_000
+
+
+T = TypeVar("T")
 
 
 class Rate(Seconds):
@@ -118,42 +125,47 @@ def publish(
 
     Events go out in the order of the lines, with one request at a time; with --stream several are
     on their way, which the service may publish in any order. What is not answered is sent again
-    under the same id. A line that is not an event ends the reading; Ctrl-C does, too.
+    under the same id. A line that is not an event ends the reading; Ctrl-C does, too, and a second
+    one ends at once.
     """
     stop = StopRequest()
     with (
         connected_client(None, **service) as client,
         stop.installed(),
-        client.open_publisher(
+    ):
+        publisher = client.open_publisher(
             topic,
             ordered=not stream,
             streamed=stream,
             timeout=timeout,
             created_by=created_by,
-        ) as publisher,
-    ):
-        failed = _publish(publisher, _until(stop, file), Pace(rate) if rate else None)
+        )
+        failed = _publish(publisher, _until(stop, file, Pace(rate) if rate else None))
     if failed:
         raise PublishError(f"{topic}: {counted(failed, 'event')} failed; see the printed results")
     return INTERRUPTED if stop.interrupted else None
 
 
-def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]], pace: Pace | None) -> int:
+def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> int:
     """Send every line, print results in the order of the lines; return how many failed."""
-    printer = Printer(PublishProgress(sys.stderr, publisher))
-    try:
-        for where, line in lines:
-            value, about = _event(line, where)
-            if pace is not None:
-                time.sleep(pace.next())
-            try:
-                printer.put(publisher.send(value, **about))
-            except EncodeError as error:
-                raise EncodeError(f"{where}, not published: {error}") from error
-    finally:
-        printer.close()
-        _forget_failures(publisher)
+    # A second Ctrl-C ends the publisher at once, and what has no result then is printed, too.
+    with Printer(PublishProgress(sys.stderr, publisher)) as printer, publisher:
+        try:
+            _send(publisher, lines, printer)
+        except Exception:
+            _flush(publisher)  # what stands before the line is published all the same
+            raise
+        _flush(publisher)
     return printer.failed
+
+
+def _send(publisher: Publisher, lines: Iterator[tuple[str, str]], printer: Printer) -> None:
+    for where, line in lines:
+        value, about = _event(line, where)
+        try:
+            printer.put(publisher.send(value, **about))
+        except EncodeError as error:
+            raise EncodeError(f"{where}, not published: {error}") from error
 
 
 class Printer:
@@ -166,17 +178,23 @@ class Printer:
     def __init__(self, progress: PublishProgress) -> None:
         self.failed = 0
         self._progress = progress
-        self._receipts: queue.SimpleQueue[Future[PublishResult] | None] = queue.SimpleQueue()
+        self._receipts: queue.Queue[Future[PublishResult] | None] = queue.Queue(MAX_UNPRINTED)
         self._broken: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="sfpubsub-print", daemon=True)
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Have the result of *receipt* printed; raises what became of an earlier one's printing."""
+        """Have the result of *receipt* printed; raises what became of an earlier one's printing.
+
+        Waits while too many are not printed.
+        """
         self._receipts.put(receipt)
         self._raise_broken()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         """Wait until all is printed; every result comes in the publisher's own time."""
         self._receipts.put(None)
         self._thread.join()
@@ -187,49 +205,65 @@ class Printer:
             raise self._broken
 
     def _run(self) -> None:
+        while (receipt := self._receipts.get()) is not None:
+            if self._broken is None:  # else it is taken only, so that nobody waits for room
+                self._print(receipt.result())
+        self._progress.end()
+
+    def _print(self, result: PublishResult) -> None:
+        self.failed += not result.ok
         try:
-            while (receipt := self._receipts.get()) is not None:
-                result = receipt.result()
-                self.failed += not result.ok
-                click.echo(publish_line(result), nl=False)
-                self._progress.look()
-            self._progress.end()
+            click.echo(publish_line(result), nl=False)
+            self._progress.look()
         except Exception as error:  # noqa: BLE001  # raised where it can end the command
             self._broken = error
 
 
-def _forget_failures(publisher: Publisher) -> None:
-    # They are printed, one by one: the publisher need not raise them once more.
+def _flush(publisher: Publisher) -> None:
+    # Failures are printed, one by one: the publisher need not raise them once more.
     try:
         publisher.flush()
     except PublishError:
         return
 
 
-class _Enough(Exception):  # noqa: N818  # no error: it ends a wait for input
-    """A signal came while a line was waited for."""
+class _Enough(Exception):  # noqa: N818  # no error: it ends a wait
+    """A signal came while a line, or its time, was waited for."""
 
 
-def _until(stop: StopRequest, file: TextIO) -> Iterator[tuple[str, str]]:
-    """Yield lines with their place until a signal comes."""
-    is_reading = False
+def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple[str, str]]:
+    """Yield lines with their place, at their pace, until a signal comes."""
+    is_waiting = False
 
     def interrupt() -> None:
-        if is_reading:
+        if is_waiting:
             raise _Enough
+
+    def wait_for(work: Callable[[], T], otherwise: T) -> T:
+        nonlocal is_waiting
+        try:
+            is_waiting = True
+            found = otherwise if stop.requested else work()
+            is_waiting = False
+        except _Enough:
+            found = otherwise
+        is_waiting = False
+        return found
 
     stop.tell(interrupt)
     for number in itertools.count(1):
         try:
-            is_reading = True
-            line = "" if stop.requested else file.readline()
-            is_reading = False
-        except _Enough:
-            line = ""
-        is_reading = False
+            line = wait_for(file.readline, "")
+        except UnicodeDecodeError as error:
+            # Files are decoded some lines ahead.
+            raise ConfigurationError(
+                f"{file.name} is not UTF-8, at line {number} or behind it"
+            ) from error
         if not line:
             return
         if line.strip():
+            if pace is not None:  # what was read when the signal comes goes out at once
+                wait_for(lambda: time.sleep(pace.next()), None)
             yield f"line {number} of {file.name}", line
 
 

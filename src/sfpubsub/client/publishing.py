@@ -164,9 +164,17 @@ class Outbound(Generic[ReceiptT]):
         return Draft(dict(value), created, event)
 
     def encode_again(self, ticket: int, schema_id: str) -> ProducerEvent:
-        """Encode a pending event by another schema, under its id."""
+        """Encode a pending event by another schema, under its id.
+
+        Raises:
+            EncodeError: It does not fit, or is no longer pending.
+            SfPubSubError: The schema could not be fetched.
+        """
         with self._lock:
-            draft, _ = self._pending[ticket]
+            pending = self._pending.get(ticket)
+        if pending is None:  # its time was over while the schema was fetched
+            raise EncodeError("the event has its outcome already")
+        draft, _ = pending
         return _encoded(draft.event, self._schemas.get(schema_id), draft.value, draft.created)
 
     def use_schema(self, schema_id: str) -> None:
@@ -282,7 +290,8 @@ def _checked_headers(
         content = value.encode() if isinstance(value, str) else value
         if not isinstance(key, str) or not isinstance(content, bytes):
             raise EncodeError(
-                f"header {key!r} of event {event_id} is not a text with bytes or text"
+                f"header {key!r} of event {event_id} is not valid: the name has to be a text, the "
+                f"value bytes or a text"
             )
         found.append((key, content))
     return tuple(found)

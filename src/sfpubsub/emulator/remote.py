@@ -5,6 +5,7 @@ Knows the requests of the admin endpoint and no more; what they do is in docs/em
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import urllib.error
@@ -69,6 +70,8 @@ class RemoteEmulator:
             try:
                 answer = self._ask("POST", "/services/oauth2/token", data, {})
             except EmulatorProblem as problem:
+                if not isinstance(problem.__cause__, urllib.error.HTTPError):
+                    raise
                 raise EmulatorProblem(
                     f"{problem}; an org whose seed has apps of its own needs the access_token of"
                     " the ready line"
@@ -141,8 +144,10 @@ class RemoteEmulator:
         except urllib.error.HTTPError as error:
             with error:
                 raise EmulatorProblem(_said(error)) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(error, http.client.HTTPException):
+                reason = "what answers there is not HTTP; use its http port"
             raise EmulatorProblem(
                 f"no emulator answers at {self.http_url} ({reason}): start one, or say where it is"
             ) from error

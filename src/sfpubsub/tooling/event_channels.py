@@ -19,7 +19,7 @@ ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
 
 STANDARD: Final = "ChangeEvents"
-"""The channel of change events that every org has; it is no record, its members are."""
+"""The channel of change events that every org has; it is not a record, its members are."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
@@ -107,7 +107,7 @@ class EventChannels:
             name: With or without its suffix ``__chn``; or ``ChangeEvents``.
 
         Raises:
-            ConfigurationError: It is no name of a channel.
+            ConfigurationError: It is not the name of a channel.
             TopicNotFoundError: There is no such channel.
         """
         wanted = _checked(name)
@@ -275,7 +275,7 @@ def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
     enriched = metadata.get("enrichedFields") or []
     expression = metadata.get("filterExpression")
     if not isinstance(enriched, list) or not all(isinstance(item, dict) for item in enriched):
-        raise RemoteProtocolError("the org answered with enriched fields that are none")
+        raise RemoteProtocolError("the org answered with enriched fields that are not valid")
     return ChannelMember(
         member_id,
         _text(metadata, "selectedEntity"),

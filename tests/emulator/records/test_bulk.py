@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from urllib.parse import quote
 
 import pytest
 
+from sfpubsub.emulator.org.records.jobs import Job
 from sfpubsub.emulator.server import EmulatorServer
-from tests.conftest import until
+from tests.conftest import PATIENCE, until
 from tests.emulator.records.support import events, select
-from tests.emulator.web import ask
+from tests.emulator.web import ask, token
 
 BASE = "/services/data/v67.0/jobs"
 ORDERS = "/data/Order__ChangeEvent"
@@ -200,6 +203,63 @@ def test_a_job_that_is_aborted_keeps_what_it_did(shared):
     assert [row["Name"] for row in left] == [f"aborted {n}" for n in range(done, 20_000)]
     soql = "SELECT COUNT() FROM Order__c WHERE Name LIKE 'aborted%'"
     assert shared.records.query(soql, shared.accounts.holder("")).total == done
+
+
+def test_unprocessed_rows_are_told_once(shared):
+    """Several ask at once, right after the abort: each gets every row that was not taken."""
+    made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
+    path = f"/ingest/{made['id']}"
+    names = [f"at once {n}" for n in range(20_000)]
+    call(shared, "PUT", f"{path}/batches", "Name\n" + "\n".join(names) + "\n", "text/csv")
+    call(shared, "PATCH", path, {"state": "UploadComplete"})
+    job = shared.jobs.job(made["id"], queries=False)
+    until(lambda: job.facts["numberRecordsProcessed"] > 0, "the first rows")
+    with ThreadPoolExecutor(4) as pool:
+        with shared.records.transaction(shared.accounts.holder("")):  # the job waits for its turn
+            shared.jobs.abort(job)
+            asked = [
+                pool.submit(call, shared, "GET", f"{path}/unprocessedrecords") for _ in range(4)
+            ]
+            wait(asked, timeout=0.5)  # they may come only when the job has done its part
+        found = [[row["Name"] for row in rows(one.result())] for one in asked]
+    assert found == [names[job.facts["numberRecordsProcessed"] :]] * 4
+    soql = "SELECT COUNT() FROM Order__c WHERE Name LIKE 'at once%'"
+    taken = shared.records.query(soql, shared.accounts.holder("")).total
+    assert taken == job.facts["numberRecordsProcessed"] < 20_000
+
+
+def test_a_job_is_its_users_own(shared):
+    """Who sees no records of others does not see them by a job of somebody else either."""
+    shared.accounts.put_user("clerk@example.com", "word", view_all=False)
+    fields = {"username": "clerk@example.com", "password": "word"}
+    clerk = token(shared, "password", **fields).json["access_token"]
+    headers = {"Authorization": f"Bearer {clerk}", "Content-Type": "application/json"}
+    body = {"operation": "query", "query": "SELECT Id, Name FROM Order__c"}
+    theirs = call(shared, "POST", "/query", body).json["id"]
+    ended(shared, "query", theirs)
+    for path in (f"/query/{theirs}", f"/query/{theirs}/results"):
+        assert ask(shared, "GET", BASE + path, None, headers).code == (404, "NOT_FOUND")
+    own = ask(shared, "POST", f"{BASE}/query", json.dumps(body).encode(), headers).json["id"]
+    listed = ask(shared, "GET", f"{BASE}/query", None, headers).json["records"]
+    assert [row["id"] for row in listed] == [own]
+    assert ended(shared, "query", own)["state"] == "JobComplete"
+
+
+def test_a_query_that_is_aborted_lets_the_next_job_begin(org, user):
+    """A query that is aborted among its rows gives its snapshot back, and the thread goes on."""
+    for _ in range(20):
+        org.records.create("Account", {"Name": "A", "Description": "x" * 30_000}, user)
+    facts = {"operation": "query", "columnDelimiter": "COMMA", "lineEnding": "LF"}
+    text = "SELECT Id, Description FROM Account"
+    job = Job("750SB0000009999AAA", {**facts, "query": text, "user": user.username})
+    job.stopped.set()
+    thread = threading.Thread(target=org.jobs._do, args=(job,), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert 0 < job.facts["numberRecordsProcessed"] < 20
+    following = org.jobs.create({**facts, "query": text}, user)
+    until(lambda: following.state == "JobComplete", "the end of the next job")
 
 
 def test_a_job_goes_on_after_a_restart(tmp_path):

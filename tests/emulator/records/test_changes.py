@@ -124,7 +124,7 @@ def test_formulas_are_in_events_if_asked_for(make):
 
 
 def test_a_record_has_one_event_a_transaction(org, user):
-    """Of the first kind of change, with what the record is at the end."""
+    """From what it was before to what it is at the end."""
     kept = org.records.create("Order__c", {"Name": "kept"}, user)
     gone = org.records.create("Order__c", {"Name": "gone"}, user)
     with org.records.transaction(user) as changing:
@@ -141,6 +141,25 @@ def test_a_record_has_one_event_a_transaction(org, user):
     created, updated, _ = found
     assert (created["Name"], created["Quantity__c"]) == ("2", 1.0)
     assert (updated["Quantity__c"], updated["Price__c"]) == (6.0, 1.0)
+
+
+def test_a_transaction_tells_what_has_become_of_a_record(org, user):
+    """Deleted and taken back, a record is there: an event that says it is gone would lose it."""
+    kept = org.records.create("Order__c", {"Name": "kept"}, user)
+    gone = org.records.create("Order__c", {"Name": "gone"}, user)
+    org.records.delete("Order__c", gone, user)
+    with org.records.transaction(user) as changing:
+        changing.delete("Order__c", kept)
+        changing.undelete("Order__c", kept)
+        changing.update("Order__c", kept, {"Quantity__c": 5})
+        changing.undelete("Order__c", gone)
+        changing.delete("Order__c", gone)
+        made = changing.create("Order__c", {"Name": "1"})
+        changing.delete("Order__c", made)
+        changing.undelete("Order__c", made)
+    told = [(h["changeType"], h["recordIds"]) for h in headers(org, ORDERS)[3:]]
+    assert told == [("UPDATE", [kept]), ("CREATE", [made])]
+    assert said(events(org, ORDERS)[3])["Quantity__c"] == 5.0
 
 
 def test_a_deleted_record_has_no_values_and_an_undeleted_one_all(org, user):

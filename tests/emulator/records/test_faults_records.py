@@ -46,6 +46,17 @@ def test_an_event_can_be_late(org, user, clock, tmp_path):
     again.stop()
 
 
+def test_a_channel_can_go_while_an_event_is_late(org, user, clock):
+    """Its other topics get the event, and those behind it come, too."""
+    org.bus.put_channel("/data/Banks__chn", [ACCOUNTS])
+    for _ in range(2):
+        org.faults.add(Fault("delay_event", seconds=5.0))
+        org.records.create("Account", {"Name": "late"}, user)
+    org.bus.remove_channel("/data/Banks__chn")
+    clock.jump(6)
+    until(lambda: len(events(org, ACCOUNTS)) == 2)
+
+
 def test_on_another_instance_commit_numbers_begin_anew(org, user):
     """After a move they grow from a smaller number, and old replay ids are refused."""
     org.records.create("Account", {"Name": "1"}, user)

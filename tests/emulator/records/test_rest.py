@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.server import EmulatorServer
 from tests.emulator.records.support import events, select
 from tests.emulator.web import APP, ask, token
@@ -127,9 +128,21 @@ def test_a_query_comes_in_pages(rest):
     count = find(rest, "SELECT COUNT() FROM Order__c").json
     assert count == {"totalSize": 450, "done": True, "records": []}
     assert rest("GET", "/query/01gSB0000009999YAA-200").code == (400, "INVALID_QUERY_LOCATOR")
+    far = first["nextRecordsUrl"].rpartition("-")[0] + "-" + "9" * 5000
+    assert rest("GET", far).code == (400, "INVALID_QUERY_LOCATOR")
     for _ in range(10):  # ten later cursors end this one
         find(rest, "SELECT Name FROM Order__c", **wish)
     assert rest("GET", first["nextRecordsUrl"]).code == (400, "INVALID_QUERY_LOCATOR")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/query", "/composite/sobjects/Order__c", "/sobjects/Order_Event__e/eventSchema"],
+)
+@pytest.mark.parametrize("asked", ["&".join(["a=1"] * 30), "q=%ff"])
+def test_a_query_string_that_cannot_be_read_is_the_clients_fault(rest, path, asked):
+    """It is refused in the shape of the API, and is no failure of the emulator."""
+    assert rest("GET", f"{path}?{asked}").code == (400, "MALFORMED_QUERY")
 
 
 def test_query_all_finds_deleted_records(rest):
@@ -243,6 +256,9 @@ def test_describe(rest):
         ("NOT (Quantity__c = 2)", ["abc", "it's", "xyz"]),
         ("Name IN ('abc', 'XYZ')", ["abc", "xyz"]),
         ("Name NOT IN ('abc', 'XYZ') AND Gift__c = true", ["a_c"]),
+        ("Quantity__c IN (1, null)", ["abc", "xyz"]),
+        ("Quantity__c NOT IN (1, null)", ["a_c", "it's"]),
+        ("Quantity__c NOT IN (1)", ["a_c", "it's", "xyz"]),
         ("Ship_On__c >= 2026-01-02", ["a_c", "it's"]),
         (
             "CreatedDate > 2020-01-01T00:00:00+01:00 AND (Name = 'abc' OR Name = 'xyz')",
@@ -272,6 +288,18 @@ def test_a_condition_can_be_long(shared):
     user = shared.accounts.holder("")
     where = " OR ".join(f"Name = 'n{n}'" for n in range(4000))
     assert shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", user).total == 0
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["NOT " * 20_000 + "Name = 'a'", f"Name LIKE '{'a%' * 30_000}'"],
+    ids=["deep", "long"],
+)
+def test_a_condition_that_is_too_much_is_malformed(shared, where):
+    """Too deep for the stack, or too long for SQLite: a filter or a bulk query can be so large."""
+    with pytest.raises(RecordProblem) as found:
+        shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", shared.accounts.holder(""))
+    assert found.value.code == "MALFORMED_QUERY"
 
 
 @pytest.mark.parametrize(

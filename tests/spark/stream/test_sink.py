@@ -132,3 +132,10 @@ def test_frames_and_queries_are_published(spark: SparkSession, run_emulator, con
         assert secret not in plan
         for file in checkpoint.rglob("*"):
             assert not file.is_file() or secret.encode() not in file.read_bytes()
+
+
+def test_a_task_without_rows_signs_in_nowhere(monkeypatch):
+    """A small batch has many such tasks: each sign-in would count against the org's limits."""
+    monkeypatch.delenv("SFPUBSUB_ACCESS_TOKEN", raising=False)
+    published = EventSink(SinkOptions(TOPIC), ["City__c"], "w").write(iter(()))
+    assert published.accepted == 0

@@ -228,7 +228,7 @@ def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
         if name not in known:
             raise _bad(f"unknown key {name!r}; known are {', '.join(known)}")
         if not isinstance(value, known[name]):
-            raise _bad(f"{name} is no {known[name].__name__}")
+            raise _bad(f"{name} must be of type {known[name].__name__}")
     return dict(body)
 
 

@@ -7,12 +7,12 @@ import binascii
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs
 
 from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, body_of
+from sfpubsub.emulator.http.rest import RestRefused, asked_of, body_of, missing
 from sfpubsub.emulator.http.sobjects import origin_of, user_of
-from sfpubsub.emulator.org.records.job_work import columns_of, rows_of
+from sfpubsub.emulator.org.accounts import User
+from sfpubsub.emulator.org.records.job_work import columns_of
 from sfpubsub.emulator.org.records.jobs import DELIMITERS, ENDED, ENDINGS, INGESTS, QUERIES, Job
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.records.result_file import ResultFile
@@ -69,9 +69,9 @@ def create(call: Call) -> Answer:
 
 def every(call: Call) -> Answer:
     """GET …/jobs/query or …/jobs/ingest: all jobs."""
-    user_of(call)
+    user = user_of(call)
     jobs = call.world.jobs.all(queries=call.parts["kind"] == "query")
-    rows = [_shown(job, created=True) for job in jobs]
+    rows = [_shown(job, created=True) for job in jobs if _may_see(job, user)]
     return json_answer({"done": True, "records": rows, "nextRecordsUrl": None})
 
 
@@ -116,7 +116,7 @@ def results(call: Call) -> Answer:
         raise RestRefused("API_ERROR", text, status=HTTPStatus.CONFLICT)
     if job.state != "JobComplete":
         return Answer(HTTPStatus.NO_CONTENT)
-    asked = parse_qs(call.query, max_num_fields=10)
+    asked = asked_of(call)
     start, wish = _start(asked.get("locator", [""])[0]), asked.get("maxRecords", [""])[0]
     most = call.world.settings.bulk_result_records
     count = min(int(wish), most) if 0 < len(wish) < 10 and wish.isdecimal() else most
@@ -142,13 +142,7 @@ def ingested(call: Call) -> Answer:
         name, added = _RESULTS[which]
         file = jobs.result(job, name, [*added, *columns])
         return _file(file, 0, file.count)
-    file = jobs.result(job, "unprocessed", columns)
-    if not file.count:
-        rest = rows_of(path, job.facts["delimiter"])
-        for _row in zip(range(job.facts["numberRecordsProcessed"]), rest, strict=False):
-            pass
-        for _count in file.append(rest):
-            pass
+    file = jobs.unprocessed(job, columns)
     return _file(file, 0, file.count)
 
 
@@ -160,14 +154,20 @@ def _file(
 
 
 def _job(call: Call) -> Job:
-    user_of(call)
+    user = user_of(call)
     kind = call.parts.get("kind", "ingest")
     lowest = _QUERY_API if kind == "query" else _INGEST_API
     if int(call.parts["version"]) < lowest:
-        raise RestRefused(
-            "NOT_FOUND", "The requested resource does not exist", status=HTTPStatus(404)
-        )
-    return call.world.jobs.job(call.parts["id"], queries=kind == "query")
+        raise missing()
+    job = call.world.jobs.job(call.parts["id"], queries=kind == "query")
+    if not _may_see(job, user):
+        raise missing()
+    return job
+
+
+def _may_see(job: Job, user: User) -> bool:
+    """Whether a user may see a job, and with it the rows that its own user saw."""
+    return user.view_all or job.facts["user"] == user.username
 
 
 def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:

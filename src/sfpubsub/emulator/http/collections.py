@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs
 
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, body_of
+from sfpubsub.emulator.http.rest import RestRefused, asked_of, body_of
 from sfpubsub.emulator.http.sobjects import origin_of, record, user_of
 from sfpubsub.emulator.org.records.problems import RecordProblem, no_object
 from sfpubsub.emulator.org.records.writing import Transaction
@@ -70,7 +69,7 @@ def upsert(call: Call) -> Answer:
 def delete(call: Call) -> Answer:
     """DELETE …/composite/sobjects?ids=…&allOrNone=…"""
     user = user_of(call)
-    asked = parse_qs(call.query, max_num_fields=20)
+    asked = asked_of(call)
     ids = [one for text in asked.get("ids", []) for one in text.split(",") if one]
 
     def one(changing: Transaction, record_id: Any) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def read(call: Call) -> Answer:
         body = body_of(call)
         ids, fields = body.get("ids"), body.get("fields")
     else:
-        asked = parse_qs(call.query, max_num_fields=20)
+        asked = asked_of(call)
         ids = [one for text in asked.get("ids", []) for one in text.split(",") if one]
         fields = [one for text in asked.get("fields", []) for one in text.split(",") if one]
     ids, fields = _texts("ids", ids), _texts("fields", fields)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs
 
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
+from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of, missing
 from sfpubsub.emulator.org.bus import Draft
 from sfpubsub.emulator.org.event_values import event_values
 from sfpubsub.emulator.org.problems import BadValue
@@ -80,7 +79,7 @@ def _of_this_version(call: Call) -> None:
 
 
 def _schema(call: Call, schema: Schema) -> Answer:
-    asked = parse_qs(call.query, max_num_fields=10).get("payloadFormat", ["EXPANDED"])[0]
+    asked = asked_of(call).get("payloadFormat", ["EXPANDED"])[0]
     known = ("EXPANDED", "COMPACT") if int(call.parts["version"]) >= _FIRST_FORMATS else ()
     if asked not in known and "payloadFormat" in call.query:
         raise RestRefused("INVALID_PARAMETER", "payloadFormat is not a format of this version")

@@ -296,14 +296,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chunks(self) -> bytes:
         """A body in chunks; extensions and trailers are read over."""
-        body = b""
+        body = bytearray()  # which grows in place: a large body has thousands of chunks
         while size := _number(self._line().partition(";")[0].strip(), 16, "the size of a chunk"):
             body += self._read(size, len(body))
             if self._line():
                 raise Problem(HTTPStatus.BAD_REQUEST, "a chunk is longer than its size")
         for _ in range(_TRAILERS):
             if not self._line():
-                return body
+                return bytes(body)
         raise Problem(HTTPStatus.BAD_REQUEST, f"a body has at most {_TRAILERS} trailers")
 
     def _read(self, size: int, before: int = 0) -> bytes:
@@ -382,5 +382,5 @@ def _number(text: str, base: int, what: str) -> int:
     digits = string.hexdigits if base == 16 else string.digits
     # Twelve digits are more than any body, and no work to read.
     if not 0 < len(text) <= 12 or set(text) - set(digits):
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{what} is no number")
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{what} is not a number")
     return int(text, base)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qs
 
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer, json_body
 
@@ -22,6 +23,9 @@ _CODES: dict[HTTPStatus, str] = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "UNKNOWN_EXCEPTION",
 }
 """Error codes by status; any other is a bad request."""
+
+_FIELDS = 20
+"""Fields of a query string; no request has ten."""
 
 _NOWHERE = "The requested resource does not exist"
 
@@ -119,6 +123,18 @@ def authorised(call: Call) -> int:
     if not OLDEST_VERSION <= version <= NEWEST_VERSION:
         raise missing()
     return version
+
+
+def asked_of(call: Call) -> dict[str, list[str]]:
+    """What stands behind the question mark, by name.
+
+    Raises:
+        RestRefused: It cannot be read.
+    """
+    try:
+        return parse_qs(call.query, max_num_fields=_FIELDS, errors="strict")
+    except ValueError as error:
+        raise RestRefused("MALFORMED_QUERY", f"the query string: {error}") from error
 
 
 def body_of(call: Call) -> dict[str, Any]:

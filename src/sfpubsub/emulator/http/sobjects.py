@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 from sfpubsub.emulator.http import streaming
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of
+from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of
 from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.records.problems import RecordProblem
@@ -195,11 +195,7 @@ def _fields(call: Call) -> list[str] | None:
 
 
 def _asked(call: Call) -> dict[str, str]:
-    try:
-        asked = parse_qs(call.query, max_num_fields=20, errors="strict")
-    except ValueError as error:
-        raise RestRefused("MALFORMED_QUERY", f"the query string: {error}") from error
-    return {name: texts[0] for name, texts in asked.items()}
+    return {name: texts[0] for name, texts in asked_of(call).items()}
 
 
 def _size(call: Call) -> int:

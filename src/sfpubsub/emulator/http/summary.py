@@ -10,7 +10,7 @@ from sfpubsub.emulator.org.world import World
 
 
 def as_json(call: Call) -> Answer:
-    """GET /health, and GET / of what is no browser."""
+    """GET /health, and GET / of a client that is not a browser."""
     return json_answer(health(call.world))
 
 

@@ -98,7 +98,7 @@ def parsed(call: Call) -> soql.Query:
     """The query of a request.
 
     Raises:
-        RestRefused: It is none.
+        RestRefused: It is not valid.
     """
     try:
         texts = parse_qs(call.query, max_num_fields=10, errors="strict").get("q", [""])

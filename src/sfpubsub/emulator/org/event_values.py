@@ -59,7 +59,7 @@ def _value(name: str, field: Mapping[str, Any], value: Any) -> Any:
     found = _converted(kind[0] if kind else "", value)
     if found is None:
         what = kind[0] if kind else "text"
-        raise BadValue("JSON_PARSER_ERROR", f"{name}: {value!r:.80} is no {what}", name)
+        raise BadValue("JSON_PARSER_ERROR", f"{name}: {value!r:.80} is not a valid {what}", name)
     return found
 
 

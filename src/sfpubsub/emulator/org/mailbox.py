@@ -55,7 +55,7 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def fail(self, failure: Exception) -> None:
-        """The client has sent what is no request: the next `collect` raises this."""
+        """The client has sent something that is not a request: the next `collect` raises this."""
         with self._condition:
             self._failure = failure
             self._stir()

@@ -32,7 +32,7 @@ _LONGEST = 100_000
 """Characters of a query. Documented."""
 
 _DEEPEST = 50
-"""Nested parentheses; more would not fit on the stack."""
+"""Nested parentheses and NOTs; more would not fit on the stack."""
 
 _SIGNS = {"=": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _LISTS = ("IN", "INCLUDES", "EXCLUDES")
@@ -187,8 +187,6 @@ class _Parser:
         return tuple(found)
 
     def _condition(self, depth: int) -> Condition:
-        if depth > _DEEPEST:
-            raise Malformed("conditions are nested too deep")
         found = [self._simple(depth)]
         for word in ("AND", "OR"):
             if self._at(word):
@@ -200,6 +198,8 @@ class _Parser:
         return found[0]
 
     def _simple(self, depth: int) -> Condition:
+        if depth > _DEEPEST:
+            raise Malformed("conditions are nested too deep")
         if self._takes("NOT"):
             return Joined("NOT", (self._simple(depth + 1),))
         if self._takes("("):

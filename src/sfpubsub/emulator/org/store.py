@@ -14,7 +14,7 @@ import contextlib
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -301,8 +301,11 @@ class Snapshot:
         with self._lock:
             return self._db.execute(sql, values).fetchall()
 
-    def stream(self, sql: str, *values: object) -> Iterator[Any]:
-        """The rows of a query, read as they are taken; one query at a time."""
+    def stream(self, sql: str, *values: object) -> Generator[Any, None, None]:
+        """The rows of a query, read as they are taken; one query at a time.
+
+        Close it when it is not read to its end: until then it holds the snapshot, also its `close`.
+        """
         with self._lock:
             yield from self._db.execute(sql, values)
 

@@ -31,7 +31,7 @@ _EXAMPLES = {_HEADER: {"changeType": "CREATE", "recordIds": ["001SB0000000001AAA
 
 
 class Unreadable(ValueError):  # noqa: N818 - an answer to a person
-    """What was entered is no value of its field; the text names it."""
+    """What was entered does not fit its field; the text names it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Field:
         """What was entered, as a value.
 
         Raises:
-            Unreadable: It is none.
+            Unreadable: It is not a value of the field.
         """
         try:
             if self.kind == "whole":
@@ -108,7 +108,7 @@ def values_of(fields: list[Field], entered: Mapping[str, str]) -> dict[str, Any]
     """The values of an event, from a form; what is blank and may be null is left out.
 
     Raises:
-        Unreadable: One is no value of its field.
+        Unreadable: One does not fit its field.
     """
     return {
         field.name: field.value(entered[field.name])

@@ -5,6 +5,7 @@ Forms are made from the describe; what may stand in them is decided by the org.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -30,8 +31,9 @@ _COLUMNS = 4
 _LONG = 255
 """A text field longer than this has more than one line."""
 
-_OBJECT, _ID = "form-object", "form-id"
-"""Controls that are not a field of an object, whose names have no hyphen."""
+_OBJECT, _ID, _BEFORE = "form-object", "form-id", "form-before"
+"""Controls that are not fields of an object, whose names have no hyphen; the last one has what the
+form showed at first."""
 
 _CHANGES = 5
 """Change events above the form of a record."""
@@ -87,11 +89,7 @@ def change(visit: Visit) -> Answer:
         if entered.get("form-do") == "delete":
             visit.world.records.delete(of.name, key, _user(visit), _ORIGIN)
             return back_to(PLACE, "deleted", object=of.name)
-        given = {
-            field.name: entered[field.name] or None
-            for field in _asked(of, new=False)
-            if field.name in entered
-        }
+        given = _changed(_asked(of, new=False), entered)
         visit.world.records.update(of.name, key, given, _user(visit), _ORIGIN)
     except RecordProblem as problem:
         return _record_page(visit, of, key, entered, problem.text)
@@ -155,9 +153,13 @@ def _record_page(
         tag("input", type="hidden", name=_OBJECT, value=of.name),
         tag("input", type="hidden", name=_ID, value=row["Id"]),
     )
+    before = json.dumps({name: _shown(row.get(name)) for name in sorted(asked)})
+    if entered is not None:  # shown again: what it showed at first is what counts
+        before = entered.get(_BEFORE, before)
     form = visit.form(
         ONE,
         *hidden,
+        tag("input", type="hidden", name=_BEFORE, value=before),
         _controls(fields, values),
         tag("p", button("Save", name="form-do", value="save")),
         label=f"Edit {of.label}",
@@ -180,6 +182,36 @@ def _record_page(
     changes = _changes(visit, found, _CHANGES)
     parts = (back, *changes, tag("h2", "Fields"), form, facts(**others), removal)
     return visit.page(title, *parts, problem=problem, live=_live(visit, found))
+
+
+def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, str | None]:
+    """What a person has changed in a form: all else stays, whoever changed it meanwhile.
+
+    Raises:
+        RecordProblem: The form does not say what it showed.
+    """
+    try:
+        before = json.loads(entered.get(_BEFORE, ""))
+        shown = {name: str(text) for name, text in before.items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise RecordProblem("JSON_PARSER_ERROR", "load the page again") from error
+    given: dict[str, str | None] = {}
+    for field in fields:
+        text = entered.get(field.name)
+        if text is not None and _sent(field, text) != _sent(field, shown.get(field.name, "")):
+            given[field.name] = text.replace("\r\n", "\n") or None
+    return given
+
+
+def _sent(field: Field, text: str) -> str:
+    """A text as it comes back from a browser that changed nothing: line ends are others, and gone
+    from a control of one line."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return lines.removeprefix("\n") if _is_long(field) else lines.replace("\n", "")
+
+
+def _is_long(field: Field) -> bool:
+    return field.type == "textarea" and field.length > _LONG
 
 
 def _changes(visit: Visit, found: Topic | None, most: int) -> tuple[Markup, ...]:
@@ -213,7 +245,7 @@ def _control(field: Field, entered: str) -> Markup:
             *(tag("option", item, value=item, selected=item == entered) for item in offered),
             **shared,
         )
-    elif field.type == "textarea" and field.length > _LONG:
+    elif _is_long(field):
         made = tag("textarea", entered, rows=3, **shared)
     else:
         made = tag("input", type="text", value=entered, inputmode=_MODES.get(field.type), **shared)

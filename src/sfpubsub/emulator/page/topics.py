@@ -41,7 +41,7 @@ _NAME = "form-topic"
 
 
 def overview(visit: Visit) -> Answer:
-    """GET /: all topics; JSON for what is no browser."""
+    """GET /: all topics; JSON for a client that is not a browser."""
     if "text/html" not in visit.call.headers.get("Accept", ""):
         return as_json(visit.call)
     world = visit.world

@@ -17,6 +17,7 @@ This holds where Spark gives a task that it repeats the same rows, as it must fo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import uuid
@@ -61,7 +62,7 @@ class SinkOptions:
 
     topic: str
     id_column: str | None = None
-    """The column that has the ids of events; it is no field."""
+    """The column that has the ids of events; it is not a field."""
     created_by: str | None = None
     timeout: float = DEFAULT_TIMEOUT
     config_file: str | None = None
@@ -201,6 +202,9 @@ def field_value(value: Any) -> Any:
 def _publish(options: SinkOptions, rows: Iterator[Row], write: str) -> Published:
     from sfpubsub.client.client import PubSubClient  # loads grpc
 
+    first = next(rows, None)
+    if first is None:  # many tasks of a small batch have no row: none of them signs in
+        return Published(PublishCounts())
     ids = Ids(write, _context().partitionId())
     places = {"config": options.config_file, "profile": options.profile}
     with (
@@ -209,7 +213,7 @@ def _publish(options: SinkOptions, rows: Iterator[Row], write: str) -> Published
             options.topic, timeout=options.timeout, created_by=options.created_by
         ) as publisher,
     ):
-        for row in rows:
+        for row in itertools.chain([first], rows):
             value = {name: field_value(column) for name, column in row.asDict().items()}
             if options.id_column is None:
                 event_id = ids.next(value)

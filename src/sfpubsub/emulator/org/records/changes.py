@@ -105,21 +105,23 @@ class ChangeEvent:
 
 
 def settled(changes: Sequence[Change]) -> list[Change]:
-    """The changes of a transaction with one for each record: of its first kind, with what the
-    record is at the end. A record that ends deleted was deleted; one that was made and deleted
-    makes no event."""
-    found: dict[str, Change] = {}
+    """The changes of a transaction with one for each record: from what it was before to what it is
+    at the end. A record that was not there before and is not there at the end makes no event."""
+    first: dict[str, Change] = {}
+    last: dict[str, Change] = {}
     for change in changes:
-        first = found.get(change.record_id)
-        if first is None:
-            found[change.record_id] = change
-        elif change.kind != "DELETE":
-            found[change.record_id] = replace(first, new=change.new)
-        elif first.kind == "CREATE":
-            del found[change.record_id]
-        else:
-            found[change.record_id] = change
-    return list(found.values())
+        first.setdefault(change.record_id, change)
+        last[change.record_id] = change
+    found: list[Change] = []
+    for record_id, begin in first.items():
+        end = last[record_id]
+        was_there = begin.kind in ("UPDATE", "DELETE")
+        if end.kind != "DELETE":
+            kind = "UPDATE" if was_there else begin.kind
+            found.append(replace(begin, kind=kind, new=end.new))
+        elif was_there:
+            found.append(end)
+    return found
 
 
 def events(

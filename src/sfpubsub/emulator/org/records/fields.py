@@ -109,7 +109,7 @@ class Field:
         name: API name.
         label: For people.
         type: Key of `TYPES`.
-        length: Characters that a text may have; 0 for what is no text.
+        length: Characters that a text may have; 0 for other types.
         nillable: Whether it can be empty.
         createable: Whether a client can set it when it creates a record.
         updateable: Whether a client can change it.

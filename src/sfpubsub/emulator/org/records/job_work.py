@@ -7,6 +7,7 @@ takes no row twice.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from sfpubsub.emulator.org.store import Store
 if TYPE_CHECKING:
     from sfpubsub.emulator.org.records.jobs import Job, Jobs
     from sfpubsub.emulator.org.records.model import Records
+    from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CHUNK = 200
 """Rows of a file in one transaction. Documented."""
@@ -46,19 +48,20 @@ def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> N
     jobs.change(job, columns=columns)
     file = jobs.result(job, "results", columns)
     file.remove()
-    snapshot = store.snapshot()
-    try:
+    # Closed in this order: rows that are not read to their end hold the snapshot.
+    with (
+        contextlib.closing(store.snapshot()) as snapshot,
+        contextlib.closing(snapshot.stream(plan.rows, *plan.values)) as found,
+    ):
         texts = [(values.as_text, field) for field in plan.fields]
         rows = (
             [as_text(field, kept) for (as_text, field), kept in zip(texts, row, strict=True)]
-            for row in snapshot.stream(plan.rows, *plan.values)
+            for row in found
         )
         for count in file.append(rows):
             job.facts["numberRecordsProcessed"] = count
             if job.stopped.is_set():
                 return
-    finally:
-        snapshot.close()
 
 
 def columns_of(path: Path, delimiter: str) -> list[str]:
@@ -73,6 +76,13 @@ def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
         reader = csv.reader(file, delimiter=delimiter)
         next(reader, None)
         yield from (row for row in reader if row)
+
+
+def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
+    """Write the rows of a file that its job has not taken."""
+    rows = rows_of(path, job.facts["delimiter"])
+    for _count in file.append(itertools.islice(rows, job.facts["numberRecordsProcessed"], None)):
+        pass
 
 
 def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:

@@ -86,7 +86,9 @@ class Jobs:
         self._changed = threading.Condition()  # guards all below
         self._waiting: deque[Job] = deque()
         self._thread: threading.Thread | None = None
+        self._current: Job | None = None  # what the thread is at
         self._stopping = False
+        self._unprocessed = threading.Lock()  # held while such a file is written
         store.run(_TABLE)
         self._jobs = {
             row[0]: Job(row[0], json.loads(row[1]))
@@ -209,6 +211,17 @@ class Jobs:
             ENDINGS[job.facts["lineEnding"]],
         )
 
+    def unprocessed(self, job: Job, columns: list[str]) -> ResultFile:
+        """The rows of an ingest job that has ended and did not take them; written when first asked
+        for, once the thread has left the job."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._current is not job)
+        file = self.result(job, "unprocessed", columns)
+        with self._unprocessed:
+            if not file.count:
+                job_work.write_unprocessed(file, self.upload_path(job), job)
+        return file
+
     def upload_path(self, job: Job) -> Path:
         """Where the rows of an ingest job are."""
         return self._directory / f"{job.job_id}.upload"
@@ -252,7 +265,11 @@ class Jobs:
                 if job.state in ENDED or job.job_id not in self._jobs:
                     continue
                 self.change(job, state="InProgress")
+                self._current = job
             self._do(job)
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
 
     def _do(self, job: Job) -> None:
         started = self._clock.now()

@@ -6,10 +6,12 @@ emulator does not run is put on the bus at the next start.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
 
+from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.org.bus import Bus, Draft, Topic
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.store import Store
@@ -94,9 +96,18 @@ class LateEvents:
                 batch.at,
             )
             for number, names, schema_id, payload in rows:
-                carriers = [self._bus.topic(name) for name in json.loads(names)]
-                batch.add(carriers[0].name, [Draft(payload, schema_id)], only=carriers)
+                carriers = self._still_there(json.loads(names))
+                if carriers:
+                    batch.add(carriers[0].name, [Draft(payload, schema_id)], only=carriers)
                 self._store.run("DELETE FROM late_events WHERE number = ?", number)
             first = self._store.rows("SELECT min(due) FROM late_events")[0][0]
         if first is not None:
             self._await(first)
+
+    def _still_there(self, names: Sequence[str]) -> list[Topic]:
+        """The topics of these names; a channel can be deleted while an event waits."""
+        found: list[Topic] = []
+        for name in names:
+            with contextlib.suppress(Refused):
+                found.append(self._bus.topic(name))
+        return found

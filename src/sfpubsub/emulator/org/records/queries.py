@@ -28,6 +28,9 @@ _TEXTS = ("string", "textarea", "picklist", "email", "phone", "url", "name")
 _LONG_TEXT = 255
 """A longer text area cannot stand in WHERE or ORDER BY. Documented."""
 
+_LONGEST_PATTERN = 50_000
+"""Bytes of the pattern of a LIKE: SQLite takes no longer one."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -159,10 +162,18 @@ def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
     if asked.sign in ("=", "!=") and given == [None]:
         return f"{column} IS {'NOT ' if asked.sign == '!=' else ''}NULL", []
     if asked.sign in ("IN", "NOT IN"):
-        marks = ", ".join("?" * len(given))
-        return f"coalesce({column} {asked.sign} ({marks}), {int(asked.sign != 'IN')})", given
+        return _listed(column, given, negated=asked.sign != "IN")
     escape = " ESCAPE '\\'" if asked.sign == "LIKE" else ""
     return f"coalesce({column} {asked.sign} ?{escape}, {int(asked.sign == '!=')})", given
+
+
+def _listed(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
+    """One of several values; null among them is an empty field."""
+    there = [value for value in given if value is not None]
+    text = f"coalesce({column} IN ({', '.join('?' * len(there))}), 0)"
+    if len(there) < len(given):
+        text = f"({text} OR {column} IS NULL)"
+    return (f"NOT {text}" if negated else text), there
 
 
 def _joined(texts: Sequence[str], by: str) -> str:
@@ -223,7 +234,10 @@ def _pattern(text: str) -> str:
         else:
             plain = soql.unescaped(part)
             parts.append("\\\\" if plain == "\\" else plain)
-    return "".join(parts)
+    pattern = "".join(parts)
+    if len(pattern.encode()) > _LONGEST_PATTERN:
+        raise RecordProblem("MALFORMED_QUERY", "the pattern of a LIKE is too long")
+    return pattern
 
 
 def _ordered(of: SObject, asked: soql.Order) -> str:

@@ -31,6 +31,9 @@ from sfpubsub.emulator.org.store import Snapshot, Store
 _CURSORS = 10
 """Queries of one user whose rows are not all fetched; one more ends the oldest. Documented."""
 
+_PLACE_DIGITS = 12
+"""More than any number of rows has."""
+
 _SNAPSHOTS = 4
 """Of the time that reads lag behind, into how many parts it is cut."""
 
@@ -164,7 +167,7 @@ class Reading:
         return found
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """The object that an id belongs to; None if it is none's."""
+        """The object that an id belongs to; None if no object has its prefix."""
         for table in self._tables.values():
             if table.of.key_prefix == record_id[:3]:
                 return table.of
@@ -306,7 +309,11 @@ class Reading:
         name, _, start = rest.partition("-")
         with self._cursor_lock:
             cursor = self._cursors.get(name)
-        if cursor is None or cursor.user_id != user.user_id or not start.isdecimal():
+        if (
+            cursor is None
+            or cursor.user_id != user.user_id
+            or not (start.isdecimal() and len(start) <= _PLACE_DIGITS)
+        ):
             raise RecordProblem("INVALID_QUERY_LOCATOR", "invalid query locator")
         return self._page(name, cursor, int(start))
 
