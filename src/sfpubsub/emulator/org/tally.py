@@ -43,8 +43,14 @@ class Count:
         """Count one response: the events of the topic that follow `after`, in order."""
         with self._lock:
             self.delivered += len(positions)
-            self.redelivered += sum(self._was_sent(position) for position in positions)
+            if self._touches(after, positions[-1]):
+                self.redelivered += sum(self._was_sent(position) for position in positions)
             self._add(after, positions[-1])
+
+    def _touches(self, start: int, end: int) -> bool:
+        """Whether anything in (start, end] may have been sent."""
+        index = bisect.bisect_left(self._starts, end) - 1
+        return index >= 0 and self._ends[index] > start
 
     def _was_sent(self, position: int) -> bool:
         index = bisect.bisect_left(self._starts, position) - 1
