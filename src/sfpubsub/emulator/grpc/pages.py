@@ -20,9 +20,9 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
-_KEPT_BYTES = 32 * 1024 * 1024
-"""Of all pages kept, as they go over the wire: some 40,000 change events of 0.7 KiB, which is more
-than most tests have, and as much memory as the process takes for Python and its packages."""
+_KEPT_BYTES = 16 * 1024 * 1024
+"""Of all pages kept, as they go over the wire: some 20,000 change events of 0.7 KiB, more than most
+tests have, in a third of what the process takes without any event."""
 
 _PAGE_OVERHEAD_BYTES = 4096
 """What a page takes beside its bytes: 100 positions of 32 bytes, and the objects around them."""
