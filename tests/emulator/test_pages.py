@@ -133,10 +133,10 @@ def test_pages_take_bounded_memory(emulator, monkeypatch):
 def test_a_page_fits_into_a_response(tmp_path):
     """No more than the setting says, at least one event, and such a page counts as full."""
     with EmulatorServer(tmp_path, settings=Settings(response_bytes=500)) as emulator:
-        emulator.publish(CHANGES.replace("ChangeEvents", "AccountChangeEvent"), [{}] * 4)
+        emulator.publish(ACCOUNTS, [{}] * 4)
         pages = Pages(emulator.bus, emulator.settings)
         topic = emulator.bus.topic(CHANGES)
-        page = pages.after(topic, 0, 4)
+        page = pages.after(topic, 0, 100)
         assert 0 < len(page.positions) < 4
         emulator.publish(ORDERS, [{}])  # the tip moves
-        assert pages.after(topic, 0, 4) is page
+        assert pages.after(topic, 0, 100) is page
