@@ -41,7 +41,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -119,8 +119,10 @@ def read_values(batch: Any) -> None:
         event.value  # noqa: B018  # a property, which decodes
 
 
-def receive_bare(target: str, topic: str, size: int, meter: Meter) -> None:
-    """Receive with grpcio alone."""
+def receive_bare(
+    target: str, topic: str, size: int, meter: Meter, headers: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Receive with grpcio alone, all that there is."""
     import grpc
 
     from sfpubsub_grpc import pubsub_api_pb2 as pb
@@ -130,8 +132,10 @@ def receive_bare(target: str, topic: str, size: int, meter: Meter) -> None:
         subscribe: Any = channel.stream_stream(
             "/eventbus.v1.PubSub/Subscribe", pb.FetchRequest.SerializeToString
         )
-        requests.put(pb.FetchRequest(topic_name=topic, num_requested=WINDOW))
-        call = subscribe(iter(requests.get, None))
+        requests.put(
+            pb.FetchRequest(topic_name=topic, num_requested=WINDOW, replay_preset=pb.EARLIEST)
+        )
+        call = subscribe(iter(requests.get, None), metadata=headers)
         for _ in call:  # bytes: of *size* events, since credit is always a multiple of that
             if meter.is_enough(size):
                 break

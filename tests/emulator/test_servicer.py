@@ -74,11 +74,11 @@ def test_events_are_sent_as_credit_comes(played: Played) -> None:
     played.emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
     fetch = pb.FetchRequest(topic_name=ORDERS, replay_preset=pb.EARLIEST, num_requested=3)
     rpc = played.stream("Subscribe", fetch)
-    first = played.wait(rpc.take_response)
+    first = pb.FetchResponse.FromString(played.wait(rpc.take_response))
     assert len(first.events) == 3
     assert first.pending_num_requested == 0
     rpc.send_request(pb.FetchRequest(num_requested=10))
-    second = played.wait(rpc.take_response)
+    second = pb.FetchResponse.FromString(played.wait(rpc.take_response))
     assert len(second.events) == 2
     assert second.pending_num_requested == 8
     played.end(rpc)
@@ -90,10 +90,10 @@ def test_a_commit_is_answered_and_kept(played: Played) -> None:
     rpc = played.stream(
         "ManagedSubscribe", pb.ManagedFetchRequest(developer_name=MANAGED, num_requested=5)
     )
-    (event,) = played.wait(rpc.take_response).events
+    (event,) = pb.ManagedFetchResponse.FromString(played.wait(rpc.take_response)).events
     commit = pb.CommitReplayRequest(commit_request_id="c-1", replay_id=event.replay_id)
     rpc.send_request(pb.ManagedFetchRequest(commit_replay_id_request=commit))
-    answer = played.wait(rpc.take_response).commit_response
+    answer = pb.ManagedFetchResponse.FromString(played.wait(rpc.take_response)).commit_response
     assert answer.commit_request_id == "c-1"
     assert answer.replay_id == event.replay_id
     assert not answer.HasField("error")

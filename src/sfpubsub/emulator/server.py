@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from sfpubsub.emulator.addresses import Addresses
 from sfpubsub.emulator.faults.plan import FaultPlan
 from sfpubsub.emulator.grpc.servicer import PubSubServicer, add_to_server
 from sfpubsub.emulator.grpc.standard import add_standard_services
@@ -36,6 +36,7 @@ from sfpubsub.emulator.org.event_channels import EventChannels
 from sfpubsub.emulator.org.lag import CommitHistory
 from sfpubsub.emulator.org.managed import ManagedSubscriptions
 from sfpubsub.emulator.org.open_streams import OpenStreams
+from sfpubsub.emulator.org.planting import plant
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.org.records.jobs import Jobs
 from sfpubsub.emulator.org.records.late import LateEvents
@@ -53,11 +54,6 @@ DEFAULT_HOST = "127.0.0.1"
 
 _STOP_S = 5.0
 """Longest time that `stop` waits for calls to end; they are cancelled, so it takes milliseconds."""
-
-_HOST_AND_PORT = re.compile(
-    r"(?:(?P<name>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)|\[(?P<address>[0-9a-fA-F:.]+)\])"
-    r"(?::(?P<port>[0-9]{1,5}))?"
-)
 
 _SPARE_THREADS = 32
 """Threads for unary calls, and for refusing streams, when all streams are open. Each takes
@@ -137,8 +133,7 @@ class EmulatorServer:
         self.faults = faults if faults is not None else FaultPlan()
         self.clock = clock if clock is not None else Clock()
         self.settings = settings or Settings.from_mapping(seed.settings if seed else {})
-        self._host = host
-        self._told = _told(advertise)
+        self._addresses = Addresses(host, advertise)
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
@@ -146,7 +141,7 @@ class EmulatorServer:
         self._pool: Workers | None = None
         self._lock_file = claim(self.data_dir)
         try:
-            names = [host, *tls_names, *([self._told[0]] if self._told else [])]
+            names = [*self._addresses.names, *tls_names]
             self._tls: Credentials | None = credentials(self.data_dir, names) if tls else None
             self._store = open_store(self.data_dir)
         except BaseException:
@@ -190,7 +185,7 @@ class EmulatorServer:
         self.clock.on_jump(self.bus.bells.ring_all)
         self.faults.on_add(self.bus.bells.ring_all)
         if seed is not None:
-            seeds.apply(seed, store, self.bus, self.managed, self.accounts, self.records)
+            plant(seed, store, self.bus, self.managed, self.accounts, self.records)
         self.accounts.fill()
         self._commits = CommitHistory(
             {item.subscription_id: item.committed for item in self.managed.all()}
@@ -207,18 +202,12 @@ class EmulatorServer:
     @property
     def grpc_target(self) -> str:
         """Where clients reach gRPC: host and port."""
-        return f"{self._shown_host}:{self._ports[0]}"
+        return self._addresses.grpc_target(self._ports[0])
 
     @property
     def http_url(self) -> str:
         """Where clients reach HTTP."""
-        scheme = "https" if self._tls else "http"
-        port = self._told[1] if self._told and self._told[1] else self._ports[1]
-        return f"{scheme}://{self._shown_host}:{port}"
-
-    @property
-    def _shown_host(self) -> str:
-        return _bracketed(self._told[0]) if self._told else _reachable(self._host)
+        return self._addresses.http_url(self._ports[1], self._tls is not None)
 
     @property
     def instance_url(self) -> str:
@@ -261,7 +250,7 @@ class EmulatorServer:
         try:
             context = self._tls.context if self._tls else None
             self._http = HttpServer(
-                self._world, self._host, self._ports[1], context, Pages().routes
+                self._world, self._addresses.host, self._ports[1], context, Pages().routes
             )
             self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
             # Any executor will do, whatever the annotation says: it is asked for `submit` alone.
@@ -380,7 +369,7 @@ class EmulatorServer:
         )
 
     def _bind(self, server: grpc.Server) -> int:
-        address = f"{_bracketed(self._host)}:{self._ports[0]}"
+        address = self._addresses.listening(self._ports[0])
         try:
             if self._tls is None:
                 port = server.add_insecure_port(address)
@@ -396,24 +385,3 @@ class EmulatorServer:
 
 def _in_use(address: str) -> str:
     return f"cannot listen on {address}: the port is in use or not allowed; choose another"
-
-
-def _told(advertise: str | None) -> tuple[str, int] | None:
-    """Host and port of what clients are told; port 0 if it has none."""
-    if advertise is None:
-        return None
-    found = _HOST_AND_PORT.fullmatch(advertise)
-    if found is None:
-        raise EmulatorProblem(
-            f"{advertise!r} is not a host to tell clients: write NAME, NAME:PORT or [ADDRESS]:PORT"
-        )
-    return found["name"] or found["address"], int(found["port"] or 0)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _reachable(host: str) -> str:
-    """The address to tell clients of this machine."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - read

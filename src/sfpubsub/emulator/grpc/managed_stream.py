@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sfpubsub.emulator.faults.refusals import Dropped, Refused
+from sfpubsub.emulator.grpc.pages import Pages
 from sfpubsub.emulator.grpc.stream import CommitAnswer, EventStream, Reply
 from sfpubsub.emulator.org.mailbox import Arrival, Mailbox
 from sfpubsub.emulator.org.managed import ManagedSubscription
-from sfpubsub.emulator.org.store import Event
 from sfpubsub.emulator.org.world import World
 
 _PREFIX = "managed.subscription."
@@ -49,8 +49,10 @@ class ManagedStream(EventStream[ManagedFetch]):
 
     rpc = "ManagedSubscribe"
 
-    def __init__(self, world: World, mailbox: Mailbox[ManagedFetch], token: str) -> None:
-        super().__init__(world, mailbox, token)
+    def __init__(
+        self, world: World, mailbox: Mailbox[ManagedFetch], token: str, pages: Pages
+    ) -> None:
+        super().__init__(world, mailbox, token, pages)
         self.record: ManagedSubscription | None = None
         self._shown: list[int] = []  # positions sent on this stream that are not yet committed
         self._answers: list[CommitAnswer] = []
@@ -153,7 +155,7 @@ class ManagedStream(EventStream[ManagedFetch]):
     def deliver(self, now: float) -> Reply | None:
         """As `EventStream.deliver`; takes an answer along that waits for events."""
         reply = super().deliver(now)
-        if reply is None or not reply.events or not self._with_events:
+        if reply is None or not reply.page.positions or not self._with_events:
             return reply
         return replace(reply, answer=self._take_answer())
 
@@ -165,11 +167,11 @@ class ManagedStream(EventStream[ManagedFetch]):
         end = self.world.managed.end_of(self._record.subscription_id, self._endings)
         return due if end is None else min(due, end)
 
-    def shown(self, events: Sequence[Event], position: int) -> None:
+    def shown(self, positions: Sequence[int], end: int) -> None:
         """Remember what may be committed."""
-        self._shown.extend(event.position for event in events)
-        if not events and (not self._shown or self._shown[-1] < position):
-            self._shown.append(position)
+        self._shown.extend(positions)
+        if not positions and (not self._shown or self._shown[-1] < end):
+            self._shown.append(end)
 
     @property
     def _record(self) -> ManagedSubscription:

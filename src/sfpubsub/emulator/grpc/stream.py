@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from sfpubsub.emulator.faults.refusals import Dropped, Refused
+from sfpubsub.emulator.grpc.pages import NO_EVENTS, Page, Pages
 from sfpubsub.emulator.org.bus import Topic
 from sfpubsub.emulator.org.mailbox import Arrival, Mailbox
-from sfpubsub.emulator.org.store import Event
 from sfpubsub.emulator.org.tally import Count
 from sfpubsub.emulator.org.world import World
 
@@ -27,9 +27,6 @@ Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
 
 _SILENT = "first request"
 """Key for the bells; no topic has this name."""
-
-_EVENT_OVERHEAD_BYTES = 128
-"""What an event needs in a response besides its payload: ids and the framing of three messages."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class CommitAnswer:
 class Reply:
     """A FetchResponse or ManagedFetchResponse; None leaves a field out."""
 
-    events: Sequence[Event] = ()
+    page: Page = NO_EVENTS
     latest: bytes | None = None
     pending: int | None = None
     answer: CommitAnswer | None = None
@@ -73,14 +70,16 @@ class EventStream(ABC, Generic[R]):
         world: The emulator.
         mailbox: Where the requests of this call arrive.
         token: What the call was opened with.
+        pages: Where its events come from.
     """
 
     rpc: str
 
-    def __init__(self, world: World, mailbox: Mailbox[R], token: str) -> None:
+    def __init__(self, world: World, mailbox: Mailbox[R], token: str, pages: Pages) -> None:
         self.world = world
         self.mailbox = mailbox
         self._token = token
+        self._pages = pages
         self.pending = 0
         self.position = 0
         self.responses = 0
@@ -144,8 +143,8 @@ class EventStream(ABC, Generic[R]):
         """When `check` or `answer` must be asked again."""
         return None
 
-    def shown(self, events: Sequence[Event], position: int) -> None:
-        """Learn that events and a position are being sent."""
+    def shown(self, positions: Sequence[int], end: int) -> None:
+        """Learn that events of these positions are being sent, and up to where the stream is."""
 
     # What they share.
 
@@ -185,11 +184,12 @@ class EventStream(ABC, Generic[R]):
             if reply is None and not half_closed:
                 reply = self.deliver(now)
             if reply is not None:
-                if reply.answer is None or reply.events:
+                if reply.answer is None or reply.page.positions:
                     self._idle_since = now
                 self._last_sent = now
                 self.responses += 1
                 yield reply
+                self._prepare(reply)
             else:
                 if half_closed:  # `answer` has nothing left
                     return
@@ -217,31 +217,41 @@ class EventStream(ABC, Generic[R]):
         if due:
             bus.freshen_tip()
         limit = min(self.pending, settings.events_per_response)
-        events, position = bus.read(self.topic, self.position, limit)
+        page = self._pages.after(self.topic, self.position, limit)
         if bus.moves != self._moves:  # what was read is of another bus; `_break` ends the stream
             return None
-        if not events:
+        if not page.positions:
             self._merge = None  # those that it held are forgotten
-            return self._keepalive(now, position) if due else None
-        events = self._scripted(_fitting(events, settings.response_bytes), limit, now)
-        if not events:
+            return self._keepalive(now, page) if due else None
+        count = self._scripted(len(page.positions), limit, now)
+        if not count:
             return None
-        self.pending -= len(events)
-        self.count.sent(self.position, [event.position for event in events])
-        bus.tally.usage.delivered(now, events)
-        return self._reply(events, events[-1].position)
+        if count < len(page.positions):
+            page = self._pages.after(self.topic, self.position, count)
+            if not page.positions:  # they were forgotten meanwhile
+                return None
+        self.pending -= len(page.positions)
+        self.count.sent(self.position, page.positions)
+        bus.tally.usage.delivered(now, page.schemas)
+        return self._reply(page, page.end)
 
-    def _keepalive(self, now: float, position: int) -> Reply | None:
+    def _prepare(self, reply: Reply) -> None:
+        """Have the next page made while the client handles this one: it will ask for as many."""
+        if reply.page.positions and not self.pending and not self.mailbox.gone:
+            limit = min(len(reply.page.positions), self.world.settings.events_per_response)
+            self._pages.after(self.topic, self.position, limit)
+
+    def _keepalive(self, now: float, page: Page) -> Reply | None:
         if self.world.faults.take("withhold_keepalive", self.rpc, self.target):
             self._last_sent = now
             return None
         self.count.keepalives += 1
-        return self._reply([], self._keepalive_tip(position))
+        return self._reply(page, self._keepalive_tip(page.end))
 
-    def _reply(self, events: list[Event], position: int) -> Reply:
+    def _reply(self, page: Page, position: int) -> Reply:
         self.position = position
-        self.shown(events, position)
-        return Reply(events, self.world.bus.ids.mint(position), self.pending)
+        self.shown(page.positions, position)
+        return Reply(page, self.world.bus.ids.mint(position), self.pending)
 
     def _is_active(self, now: float) -> bool:
         if self._activates_at is None:
@@ -253,8 +263,8 @@ class EventStream(ABC, Generic[R]):
         self._activates_at = None
         return True
 
-    def _scripted(self, events: list[Event], limit: int, now: float) -> list[Event]:
-        """What faults leave of the events that could be sent; empty while they are held."""
+    def _scripted(self, count: int, limit: int, now: float) -> int:
+        """How many faults leave of the events that could be sent; 0 while they are held."""
         faults = self.world.faults
         if self._merge is None:
             fault = faults.take("merge_responses", self.rpc, self.target)
@@ -262,11 +272,11 @@ class EventStream(ABC, Generic[R]):
                 self._merge = fault.params["events"], now + fault.params["within_s"]
         if self._merge is not None:
             wanted, due = self._merge
-            if len(events) < min(wanted, limit) and now < due:
-                return []
+            if count < min(wanted, limit) and now < due:
+                return 0
             self._merge = None
         fault = faults.take("split_response", self.rpc, self.target)
-        return events[: fault.params["events"]] if fault else events
+        return min(count, fault.params["events"]) if fault else count
 
     def _keepalive_tip(self, position: int) -> int:
         """The position of a keepalive: the given one unless a fault says otherwise."""
@@ -380,13 +390,3 @@ class PlainStream(EventStream[Fetch]):
             self.world.faults.met(bus.dead_by(bus.ids.read(fetch.replay_id)))
             raise Refused("subscription.fetch.replayid.corrupted")
         return position
-
-
-def _fitting(events: list[Event], size: int) -> list[Event]:
-    """The first events that fit into a response of `size` bytes; at least one."""
-    used = 0
-    for index, event in enumerate(events):
-        used += len(event.payload) + _EVENT_OVERHEAD_BYTES
-        if used > size and index:
-            return events[:index]
-    return events

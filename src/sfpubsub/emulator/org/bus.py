@@ -105,6 +105,7 @@ class Bus(Positions):
             self._store.run("DELETE FROM topic_log WHERE topic_id = ?", topic.number)
             self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
             self._store.run("DELETE FROM topics WHERE id = ?", topic.number)
+            self._losses += 1
         self._load()
         self.bells.ring(name)
 

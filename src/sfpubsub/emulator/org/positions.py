@@ -49,6 +49,7 @@ class Positions:
         self._tip = int(store.meta("tip", "0"))
         self._purged_through = int(store.meta("purged_through", "0"))
         self._oldest = store.oldest()
+        self._losses = 0  # how often events went, or took other positions
         newest = store.rows(
             "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?1"
             " UNION ALL SELECT at FROM marks WHERE position = ?1)",
@@ -62,6 +63,15 @@ class Positions:
         """The newest position of the org."""
         with self._lock:
             return self._tip
+
+    def standing(self) -> tuple[int, int]:
+        """How often events were lost since the start, and the newest position.
+
+        As long as both stay the same, reading again finds the same.
+        """
+        with self._lock:
+            self._purge()
+            return self._losses, self._tip
 
     def is_alive(self, position: int) -> bool:
         """Whether a stream can start after a position."""
@@ -138,6 +148,7 @@ class Positions:
                 self._store.set_meta("purged_through", str(before))
                 self._mark(newest + 1)
             self._purged_through = before
+            self._losses += 1
             self._oldest = self._store.oldest()
             self._forgotten.append((before, cause))
             self._move(cause)
@@ -160,6 +171,7 @@ class Positions:
             if end == self._tip:  # the tip stays alive: a stream may be told of it at any time
                 self._mark(end + 1)
         self._purged_through = end
+        self._losses += 1
         self._oldest = self._store.oldest()
 
     def _move(self, cause: Fault | None) -> None:
@@ -184,4 +196,5 @@ class Positions:
         newest = self._store.purge(horizon)
         if newest is not None:
             self._purged_through = newest
+            self._losses += 1
         self._oldest = self._store.oldest()

@@ -64,16 +64,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sfpubsub.emulator.org.accounts import Accounts, check_public_key
-from sfpubsub.emulator.org.bus import Bus
-from sfpubsub.emulator.org.managed import ManagedSubscriptions
+from sfpubsub.emulator.org.accounts import check_public_key
 from sfpubsub.emulator.org.problems import EmulatorProblem, SeedError
 from sfpubsub.emulator.org.records.fields import SObject
-from sfpubsub.emulator.org.records.model import Records
 from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
-from sfpubsub.emulator.org.store import Store
 
 DEFAULT_SEED = Path(__file__).with_name("default_seed.toml")
 """What an emulator contains that is given no seed."""
@@ -151,47 +147,6 @@ def load(path: Path) -> Seed:
         SeedError: It cannot be read, or something in it cannot be.
     """
     return _Reader(path).seed()
-
-
-def apply(
-    seed: Seed,
-    store: Store,
-    bus: Bus,
-    managed: ManagedSubscriptions,
-    accounts: Accounts,
-    records: Records,
-) -> None:
-    """Put a seed into an emulator; what is there already stays.
-
-    Raises:
-        EmulatorProblem: An object cannot become what the seed says.
-    """
-    for arguments in seed.users:
-        accounts.put_user(**arguments)
-    for arguments in seed.apps:
-        accounts.put_app(**arguments)
-    made_from = {item.topic for item in seed.objects}
-    for name, schema, can_publish, can_subscribe in seed.topics:
-        if name not in made_from:  # the others are made with their objects
-            bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
-    for item in seed.objects:
-        try:
-            records.put_object(item)
-        except ValueError as error:
-            raise EmulatorProblem(f"the seed does not fit this data directory: {error}") from error
-    for name, members in seed.channels:
-        bus.put_channel(name, members)
-    seeded = set(json.loads(store.meta("seeded", "[]")))
-    for arguments in seed.managed:
-        name = arguments["developer_name"]
-        if f"managed:{name}" not in seeded and managed.get(name) is None:
-            managed.create(**arguments)
-        seeded.add(f"managed:{name}")
-    if "events" not in seeded:
-        for topic, values in seed.events:
-            bus.publish_values(topic, [values])
-        seeded.add("events")
-    store.set_meta("seeded", json.dumps(sorted(seeded)))
 
 
 class _Reader:

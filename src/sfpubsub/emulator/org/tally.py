@@ -43,12 +43,18 @@ class Count:
         """Count one response: the events of the topic that follow `after`, in order."""
         with self._lock:
             self.delivered += len(positions)
-            self.redelivered += sum(self._was_sent(position) for position in positions)
+            self.redelivered += self._sent_before(positions)
             self._add(after, positions[-1])
 
-    def _was_sent(self, position: int) -> bool:
-        index = bisect.bisect_left(self._starts, position) - 1
-        return index >= 0 and position <= self._ends[index]
+    def _sent_before(self, positions: Sequence[int]) -> int:
+        """How many of these were sent, by the ranges that they touch: nearly always one or none."""
+        count = 0
+        index = bisect.bisect_left(self._ends, positions[0])
+        while index < len(self._ends) and self._starts[index] < positions[-1]:
+            end = bisect.bisect_right(positions, self._ends[index])
+            count += end - bisect.bisect_right(positions, self._starts[index])
+            index += 1
+        return count
 
     def _add(self, start: int, end: int) -> None:
         # All ranges that touch (start, end] melt into one.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sfpubsub.emulator.org.store import Event, Store
+from sfpubsub.emulator.org.store import Store
 
 if TYPE_CHECKING:
     from sfpubsub.emulator.org.bus import Bus
@@ -54,8 +54,9 @@ class Usage:
         self._lock = threading.Lock()  # guards _delivered
         self._delivered: dict[int, Counter[str]] = {}  # by segment: schema id -> deliveries
 
-    def delivered(self, now: float, events: Sequence[Event]) -> None:
-        """Count events that are being sent; each time counts, as in an org."""
+    def delivered(self, now: float, schemas: Mapping[str, int]) -> None:
+        """Count events that are being sent, so many of each schema id; each time counts, as in an
+        org."""
         segment = int(now // SEGMENT_S)
         with self._lock:
             if segment not in self._delivered:
@@ -63,7 +64,7 @@ class Usage:
                 for old in [item for item in self._delivered if item < oldest]:
                     del self._delivered[old]
                 self._delivered[segment] = Counter()
-            self._delivered[segment].update([event.schema_id for event in events])
+            self._delivered[segment].update(schemas)
 
     def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
         """Segment, schema id and deliveries, of segments that end after `since`."""

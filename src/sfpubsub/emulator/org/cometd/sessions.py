@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,7 +163,8 @@ class CometdSessions:
                 if events:
                     item.position = events[-1].position
                 self._bus.tally.of_topic(item.topic.name).delivered += len(events)
-                self._bus.tally.usage.delivered(self._clock.now(), events)
+                schemas = Counter(event.schema_id for event in events)
+                self._bus.tally.usage.delivered(self._clock.now(), schemas)
                 found += [
                     (event.position, self._channels.message(item.path, item.topic, event))
                     for event in events

@@ -1,0 +1,71 @@
+"""Where an emulator listens, and what clients are told: hosts, ports, URLs.
+
+The two differ in a container, which listens everywhere and is reached by its name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sfpubsub.emulator.org.problems import EmulatorProblem
+
+_HOST_AND_PORT = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)|\[(?P<address>[0-9a-fA-F:.]+)\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+
+
+class Addresses:
+    """The addresses of one emulator. Immutable, thread-safe.
+
+    Args:
+        host: Address to listen on.
+        advertise: The host that clients are told, with or without a port of HTTP; None is `host`,
+            as clients of this machine reach it.
+
+    Attributes:
+        host: As given.
+        names: What a certificate must be good for.
+
+    Raises:
+        EmulatorProblem: `advertise` is not a host.
+    """
+
+    def __init__(self, host: str, advertise: str | None) -> None:
+        self.host = host
+        self.names = [host]
+        self._shown = _reachable(host)
+        self._http_port = 0  # that of `advertise`; 0 if it has none
+        if advertise is None:
+            return
+        found = _HOST_AND_PORT.fullmatch(advertise)
+        if found is None:
+            raise EmulatorProblem(
+                f"{advertise!r} is not a host to tell clients: write NAME, NAME:PORT or"
+                " [ADDRESS]:PORT"
+            )
+        name = found["name"] or found["address"]
+        self.names.append(name)
+        self._shown = _bracketed(name)
+        self._http_port = int(found["port"] or 0)
+
+    def listening(self, port: int) -> str:
+        """Where to listen: host and port."""
+        return f"{_bracketed(self.host)}:{port}"
+
+    def grpc_target(self, port: int) -> str:
+        """Where clients reach gRPC that listens on a port: host and port."""
+        return f"{self._shown}:{port}"
+
+    def http_url(self, port: int, tls: bool) -> str:
+        """Where clients reach HTTP that listens on a port."""
+        return f"{'https' if tls else 'http'}://{self._shown}:{self._http_port or port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _reachable(host: str) -> str:
+    """The address to tell clients of this machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - read
