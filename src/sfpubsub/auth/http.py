@@ -42,6 +42,9 @@ MAX_BYTES = 4 * 1024 * 1024
 # Bytes of an answer that are handed to a sink at a time.
 _CHUNK = 256 * 1024
 
+# One of these says where the body of an answer ends (RFC 9112); Salesforce sends one.
+_FRAMES = {"content-length", "transfer-encoding"}
+
 Sink = Callable[[bytes], object]
 """Takes the body of an answer piece by piece."""
 
@@ -318,6 +321,9 @@ class HttpClient:
         if size > max_bytes:
             return RemoteProtocolError(f"{host} answered more than {max_bytes} bytes")
         headers = {name.lower(): value for name, value in response.headers.items()}
+        if response.status_code == 200 and not size and not _FRAMES & headers.keys():
+            # The libraries take headers that were cut for all of them.
+            return StreamUnavailableError(f"{host} could not be asked: the connection broke")
         return Answer(response.status_code, read, host, headers)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ and the locator that it noted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -143,6 +143,7 @@ class QueryJobs:
         job_id: str,
         file: BinaryIO,
         *,
+        columns: Sequence[str],
         locator: str | None = None,
         max_records: int = PAGE_ROWS,
     ) -> ResultPage:
@@ -154,6 +155,7 @@ class QueryJobs:
         Args:
             job_id: Of a complete job.
             file: Open for reading and writing; its content is replaced.
+            columns: Of the job's query, in its order; the org tells neither before its results.
             locator: `ResultPage.next_locator` of the page before; None for the first.
             max_records: Rows of the page at most.
 
@@ -165,7 +167,7 @@ class QueryJobs:
             raise LocalProtocolError(f"a page has at least 1 record, not {max_records}")
         query = {"maxRecords": str(max_records), **({"locator": locator} if locator else {})}
         with _expiring(job_id):
-            return fetch(self._asker, f"{self._path(job_id)}/results", query, file)
+            return fetch(self._asker, f"{self._path(job_id)}/results", query, columns, file)
 
     def abort(self, job_id: str) -> QueryJob:
         """End a job before it is complete, and return it; it can be deleted then."""

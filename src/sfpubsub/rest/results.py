@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -30,9 +30,11 @@ class ResultPage:
 
     file: BinaryIO
     """As the org sent it: CSV in UTF-8, lines end with LF, all values in quotes."""
-    columns: tuple[str, ...] | None
-    """Their names, if the page begins with them: the documentation shows that of a first page only,
-    and reports of later ones contradict each other. They are in the order of the query."""
+    columns: tuple[str, ...]
+    """Their names, in the order of the query (documentation, from API version 50.0 on)."""
+    has_header: bool
+    """Whether the file begins with them. The documentation shows that of a first page only, and
+    reports of later ones contradict each other."""
     records: int
     """Rows, the header apart."""
     next_locator: str | None
@@ -45,14 +47,13 @@ class ResultPage:
             RemoteProtocolError: The file is no CSV, or its rows have not all as many values.
         """
         lines = _lines(self.file)
-        width = 0
-        if self.columns is not None:
-            width = len(next(lines))
+        if self.has_header:
+            next(lines)
         for row in lines:
-            width = width or len(row)
-            if len(row) != width:
+            if len(row) != len(self.columns):
                 raise RemoteProtocolError(
-                    f"the org answered with a row of {len(row)} values in a page of {width}"
+                    f"the org answered with a row of {len(row)} values, and asked for were "
+                    f"{len(self.columns)}"
                 )
             yield row
 
@@ -70,13 +71,16 @@ def _lines(file: BinaryIO) -> Iterator[list[str]]:
         text.detach()  # otherwise it closes the file when it is collected
 
 
-def fetch(asker: Asker, path: str, query: Mapping[str, str], file: BinaryIO) -> ResultPage:
+def fetch(
+    asker: Asker, path: str, query: Mapping[str, str], columns: Sequence[str], file: BinaryIO
+) -> ResultPage:
     """Fetch a page into *file*, whose content is replaced; begins again when it breaks off.
 
     Args:
         asker: Asks the org.
         path: Of the results.
         query: Says which page.
+        columns: Of the job's query, in its order.
         file: Open for reading and writing.
 
     Raises:
@@ -101,13 +105,15 @@ def fetch(asker: Asker, path: str, query: Mapping[str, str], file: BinaryIO) -> 
         if answer is None:
             raise AssertionError("only a sink that failed is closed while its page comes")
         file.flush()
-        return _page(answer, sink.lines, file)
+        return _page(answer, sink.counter, tuple(columns), file)
 
     page: ResultPage = asker.again(attempt)
     return page
 
 
-def _page(answer: Answer, lines: int, file: BinaryIO) -> ResultPage:
+def _page(
+    answer: Answer, counter: LineCounter, columns: tuple[str, ...], file: BinaryIO
+) -> ResultPage:
     if answer.status == 204:  # documentation of 226.0
         raise LocalProtocolError("the query job has no results yet: wait until it is complete")
     count = answer.headers.get("sforce-numberofrecords", "")
@@ -117,15 +123,23 @@ def _page(answer: Answer, lines: int, file: BinaryIO) -> ResultPage:
             f"{answer.host} answered with results without Sforce-NumberOfRecords: does something "
             f"in between remove headers?"
         )
-    records = int(count)
-    if lines not in (records, records + 1):
+    first = next(_lines(file), []) if counter.is_whole else []
+    has_header = [name.lower() for name in first] == [name.lower() for name in columns]
+    records, found = int(count), counter.lines - has_header
+    if found == records + 1 and counter.is_whole:
+        raise RemoteProtocolError(
+            f"the org answered with the columns {', '.join(first)[:200]}, and asked for were "
+            f"{', '.join(columns)[:200]}"
+        )
+    if found != records or not counter.is_whole:
         raise StreamUnavailableError(
-            f"{answer.host} announced {records} rows and sent {lines} lines: the page was cut"
+            f"{answer.host} announced {records} rows and sent {found}: the page was cut"
         )
     locator = answer.headers.get("sforce-locator", "")
     return ResultPage(
         file=file,
-        columns=tuple(next(_lines(file))) if lines > records else None,
+        columns=columns,
+        has_header=has_header,
         records=records,
         next_locator=None if locator in ("", _END) else locator,
     )
@@ -143,6 +157,11 @@ class LineCounter:
     def lines(self) -> int:
         """Lines so far; one that has begun counts."""
         return self._ended + (self._last != b"\n")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every quote so far has its counterpart."""
+        return not self._quoted
 
     def add(self, chunk: bytes) -> None:
         """Take the next bytes."""
@@ -173,11 +192,7 @@ class _Sink:
         self._file = file
         self._lock = threading.Lock()  # held while writing, so that `close` waits for it
         self._is_open = True
-        self._counter = LineCounter()
-
-    @property
-    def lines(self) -> int:
-        return self._counter.lines
+        self.counter = LineCounter()
 
     def __call__(self, chunk: bytes) -> None:
         with self._lock:
@@ -189,7 +204,7 @@ class _Sink:
                     self._is_open = False
             if not self._is_open:
                 raise _SinkClosedError
-            self._counter.add(chunk)
+            self.counter.add(chunk)
 
     def close(self) -> None:
         with self._lock:
