@@ -45,8 +45,9 @@ _CHUNK = 256 * 1024
 # One of these says where the body of an answer ends (RFC 9112); Salesforce sends one.
 _FRAMES = {"content-length", "transfer-encoding"}
 
-Sink = Callable[[bytes], object]
-"""Takes the body of an answer piece by piece."""
+Sink = Callable[[bytes], bool]
+"""Takes the body of an answer piece by piece, and says whether it wants more. It raises nothing:
+an exception would carry the request, and with it the token."""
 
 
 # Fields of a form that are no secrets.
@@ -177,7 +178,7 @@ class HttpClient:
             StreamUnavailableError: No answer in time, or the other end is down or overloaded.
             RemoteProtocolError: The answer is a redirect, or too large.
         """
-        return self._request("POST", url, _headers(None), data=form)
+        return self._request("POST", url, None, {}, data=form)
 
     def call(
         self,
@@ -210,13 +211,13 @@ class HttpClient:
         if not path.startswith("/"):  # "@host" or ".host" behind the instance would be another one
             raise LocalProtocolError("the path of a request begins with a slash")
         url = bearer.instance_url + path + (f"?{urlencode(query)}" if query else "")
-        every = {**_headers(bearer), **(headers or {})}
-        return self._request(method, url, every, sink=sink, json=body)
+        return self._request(method, url, bearer, headers or {}, sink=sink, json=body)
 
     def _request(
         self,
         method: str,
         url: str,
+        bearer: Bearer | None,
         headers: Mapping[str, str],
         **request: Any,
     ) -> Answer:
@@ -225,7 +226,7 @@ class HttpClient:
         host = urlsplit(url).netloc
         answer = within(
             self._timeout,
-            lambda limit: self._exchange(limit, method, url, headers, request),
+            lambda limit: self._exchange(limit, method, url, bearer, headers, request),
         ) or StreamUnavailableError(f"{host} did not answer within {self._timeout:g} s")
         if isinstance(answer, SfPubSubError):
             logger.debug("%s %s failed: %s", method, target, answer)
@@ -243,12 +244,14 @@ class HttpClient:
         limit: Limit,
         method: str,
         url: str,
+        bearer: Bearer | None,
         headers: Mapping[str, str],
         request: Mapping[str, Any],
     ) -> Answer | SfPubSubError:
+        every = {**_headers(bearer), **headers}  # here: no error that is raised has this frame
         with closing(limit.adapter()) as adapter:
             found = self.exchange(
-                adapter, method, url, headers, self._timeout, max_bytes=self._max_bytes, **request
+                adapter, method, url, every, self._timeout, max_bytes=self._max_bytes, **request
             )
         if not limit.expired:
             return found
@@ -331,14 +334,15 @@ class HttpClient:
 
 
 def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
-    """Hand an answer over piece by piece, until it ends or is too large; return its bytes."""
+    """Hand an answer over until it ends, is too large or no longer wanted; return its bytes."""
     size = 0
     while size <= max_bytes:
         chunk = source.read(_CHUNK, decode_content=False)
         if not chunk:
             break
         size += len(chunk)
-        sink(chunk)
+        if not sink(chunk):
+            break
     return size
 
 

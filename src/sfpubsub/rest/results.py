@@ -93,17 +93,12 @@ def fetch(
         file.seek(0)
         file.truncate()
         sink = _Sink(file)
-        answer = None
         try:
             answer = asker.download(path, query, sink)
-        except _SinkClosedError:
-            pass  # what closed it is raised below, without the request that was under way
         finally:
             sink.close()
         if sink.failure is not None:
             raise sink.failure
-        if answer is None:
-            raise AssertionError("only a sink that failed is closed while its page comes")
         file.flush()
         return _page(answer, sink.counter, tuple(columns), file)
 
@@ -176,10 +171,6 @@ class LineCounter:
         self._last = chunk[-1:] or self._last
 
 
-class _SinkClosedError(Exception):
-    """The page is no longer wanted, or cannot be written."""
-
-
 class _Sink:
     """Writes and counts a page; takes nothing once it is closed. Thread-safe.
 
@@ -194,7 +185,7 @@ class _Sink:
         self._is_open = True
         self.counter = LineCounter()
 
-    def __call__(self, chunk: bytes) -> None:
+    def __call__(self, chunk: bytes) -> bool:
         with self._lock:
             if self._is_open:
                 try:
@@ -202,9 +193,9 @@ class _Sink:
                 except OSError as error:  # not one of the connection, which is tried again
                     self.failure = error
                     self._is_open = False
-            if not self._is_open:
-                raise _SinkClosedError
-            self.counter.add(chunk)
+            if self._is_open:
+                self.counter.add(chunk)
+            return self._is_open
 
     def close(self) -> None:
         with self._lock:
