@@ -268,7 +268,7 @@ def test_other_columns_than_asked_for_are_refused(told, file):
         reader.jobs.results(JOB, file, columns=["Id", "Name"])
 
 
-@pytest.mark.parametrize("cut", ['"Id"\n"1"\n', '"Id"\n"1"\n"', '"Id"\n"1"\n"2', ""])
+@pytest.mark.parametrize("cut", ['"Id"\n"1"\n', '"Id"\n"1"\n"', '"Id"\n"1"\n"2', '"1"\n"2', ""])
 def test_a_page_that_was_cut_without_a_word_is_fetched_again(told, file, cut):
     """Fewer rows than announced, or an open quote, are no page, however the answer ended."""
     pages = iter([page_of(cut, 2), page_of('"Id"\n"1"\n"2"\n', 2)])
