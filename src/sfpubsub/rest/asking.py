@@ -118,7 +118,7 @@ class Asker:
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Hand what is at *path* over to *sink*, which is not CSV unless it is; asks once."""
+        """Hand the CSV at *path* over to *sink*; asks once, as only its caller can begin again."""
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 
     def again(self, ask: Callable[[], Any]) -> Any:

@@ -122,9 +122,9 @@ def _page(
     has_header = [name.lower() for name in first] == [name.lower() for name in columns]
     records, found = int(count), counter.lines - has_header
     if found == records + 1 and counter.is_whole:
-        raise RemoteProtocolError(
-            f"the org answered with the columns {', '.join(first)[:200]}, and asked for were "
-            f"{', '.join(columns)[:200]}"
+        raise RemoteProtocolError(  # the line itself is not shown: it may be a record
+            f"the org answered with a first line of {len(first)} values that are not the columns "
+            f"asked for, {', '.join(columns)[:200]}"
         )
     if found != records or not counter.is_whole:
         raise StreamUnavailableError(
