@@ -16,6 +16,7 @@ import pytest
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.session import Session
+from sfpubsub.auth.soql import quoted
 from sfpubsub.errors import (
     ConfigurationError,
     PermissionDeniedError,
@@ -28,7 +29,7 @@ from sfpubsub.errors import (
     SubscriptionNotFoundError,
 )
 from sfpubsub.tooling import ManagedEventSubscription, Tooling, wait_until
-from sfpubsub.tooling.records import check_topic, quoted
+from sfpubsub.tooling.records import check_topic
 
 from .auth.servers import Host, Reply, Request, https_host, raw_host
 

@@ -29,6 +29,7 @@
      ├── PublishError                  events were refused, or not answered in time
      ├── HandlerError                  a handler failed on an event (has its position)
      ├── RequestRefusedError           the org refused an HTTP request (has its status)
+     │    └── ReadExpiredError         a query or job that was under way is gone: begin it again
      └── WriteError                    a batch could not be written to its table
 
 Messages are lower-case sentences that name the thing and say what to do next; the cause is chained.
@@ -120,9 +121,17 @@ class StreamError(SfPubSubError):
 
 
 class StreamUnavailableError(StreamError):
-    """The service or the way to it is down, for now."""
+    """The service or the way to it is down, for now.
+
+    Args:
+        retry_after: Seconds to wait before the next attempt, where the service asked for it.
+    """
 
     retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.retry_after = retry_after
 
 
 class StreamStalledError(StreamError):
@@ -238,6 +247,10 @@ class RequestRefusedError(SfPubSubError):
     def __init__(self, message: str, *, status: int = 0, **details: Any) -> None:
         super().__init__(message, **details)
         self.status = status
+
+
+class ReadExpiredError(RequestRefusedError):
+    """The org no longer has the query or the job that was under way: begin the read again."""
 
 
 class WriteError(SfPubSubError):

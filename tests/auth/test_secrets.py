@@ -219,6 +219,11 @@ def test_no_secret_is_seen_of_a_request_of_the_org(authority, caplog):
                 org.get("/services/data", {"q": "SELECT Id"})
             for text in seen_of(caught.value):
                 assert_clean(text, f"the error of {answer.status}")
+            if answer.status != 200:  # to a sink, any answer is good
+                with pytest.raises(SfPubSubError) as caught:
+                    org.send("GET", "/x", headers={"Accept": "text/csv"}, sink=lambda _part: True)
+                for text in seen_of(caught.value):
+                    assert_clean(text, f"the error of {answer.status} to a sink")
         assert_clean(repr([org, sessions, session, vars(org)]), "a repr")
     assert_clean(caplog.text, "the log")
 

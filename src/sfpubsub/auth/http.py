@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
-import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from sfpubsub.auth.failures import failure_of, redirected, retry_after
 from sfpubsub.auth.limit import Limit, within
 from sfpubsub.config import Settings, network
 from sfpubsub.errors import (
@@ -39,6 +38,16 @@ CONNECT_TIMEOUT = 10.0
 
 # Largest answer that is read, in bytes. A token answer has about 1 kB, 200 subscriptions 200 kB.
 MAX_BYTES = 4 * 1024 * 1024
+
+# Bytes of an answer that are handed to a sink at a time.
+_CHUNK = 256 * 1024
+
+# One of these says where the body of an answer ends (RFC 9112); Salesforce sends one.
+_FRAMES = {"content-length", "transfer-encoding"}
+
+Sink = Callable[[bytes], bool]
+"""Takes the body of an answer piece by piece, and says whether it wants more. It raises nothing:
+an exception would carry the request, and with it the token."""
 
 
 # Fields of a form that are no secrets.
@@ -84,16 +93,21 @@ class Answer:
     body: bytes
     host: str
     """Who answered, for messages."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name, in lower case."""
 
-    def json(self) -> Any:
+    def json(self, parse_float: Callable[[str], Any] = float) -> Any:
         """Return the body, read as JSON.
+
+        Args:
+            parse_float: Makes a number of one with a decimal point or an exponent.
 
         Raises:
             RemoteProtocolError: It is not valid JSON. Its text is not in the message.
         """
         try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError):
+            return json.loads(self.body, parse_float=parse_float)
+        except (ValueError, ArithmeticError, RecursionError):
             pass
         # Outside the block: the parser's error has the whole text with it.
         kind = "HTML" if self.body.lstrip()[:1] == b"<" else "no JSON"
@@ -117,6 +131,7 @@ class HttpClient:
         proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
         insecure: ``force`` allows plaintext to other hosts than loopback.
         timeout: Seconds that a request may take as a whole.
+        max_bytes: Largest answer that is read.
     """
 
     def __init__(
@@ -126,6 +141,7 @@ class HttpClient:
         proxy: str = "",
         insecure: str = "",
         timeout: float = REQUEST_TIMEOUT,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         if ca_file:
             network.check_pem(ca_file)
@@ -133,6 +149,17 @@ class HttpClient:
         self._proxy = proxy
         self.insecure = insecure
         self._timeout = timeout
+        self._max_bytes = max_bytes
+
+    def bounded(self, timeout: float, max_bytes: int) -> HttpClient:
+        """Return a client like this one, with other bounds."""
+        return HttpClient(
+            ca_file=self._ca_file,
+            proxy=self._proxy,
+            insecure=self.insecure,
+            timeout=timeout,
+            max_bytes=max_bytes,
+        )
 
     @classmethod
     def from_settings(cls, settings: Settings) -> HttpClient:
@@ -151,7 +178,7 @@ class HttpClient:
             StreamUnavailableError: No answer in time, or the other end is down or overloaded.
             RemoteProtocolError: The answer is a redirect, or too large.
         """
-        return self._request("POST", url, form=form)
+        return self._request("POST", url, None, {}, data=form)
 
     def call(
         self,
@@ -161,6 +188,8 @@ class HttpClient:
         *,
         body: object = None,
         query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        sink: Sink | None = None,
     ) -> Answer:
         """Make a request of an org's REST interface.
 
@@ -170,6 +199,9 @@ class HttpClient:
             path: Begins with a slash.
             body: Sent as JSON; None for none.
             query: Parameters.
+            headers: Sent beside those of every request.
+            sink: Takes the body of an answer with status 200, which then has none itself. It is
+                called in another thread, and may have got a part when an error is raised.
 
         Raises:
             LocalProtocolError: *path* could name another host.
@@ -179,23 +211,22 @@ class HttpClient:
         if not path.startswith("/"):  # "@host" or ".host" behind the instance would be another one
             raise LocalProtocolError("the path of a request begins with a slash")
         url = bearer.instance_url + path + (f"?{urlencode(query)}" if query else "")
-        return self._request(method, url, bearer=bearer, body=body)
+        return self._request(method, url, bearer, headers or {}, sink=sink, json=body)
 
     def _request(
         self,
         method: str,
         url: str,
-        *,
-        form: Form | None = None,
-        bearer: Bearer | None = None,
-        body: object = None,
+        bearer: Bearer | None,
+        headers: Mapping[str, str],
+        **request: Any,
     ) -> Answer:
         target = url.partition("?")[0]
         network.check_url(target, f"the address of a {method}", insecure=self.insecure, path=True)
         host = urlsplit(url).netloc
         answer = within(
             self._timeout,
-            lambda limit: self._exchange(limit, method, url, form, bearer, body),
+            lambda limit: self._exchange(limit, method, url, bearer, headers, request),
         ) or StreamUnavailableError(f"{host} did not answer within {self._timeout:g} s")
         if isinstance(answer, SfPubSubError):
             logger.debug("%s %s failed: %s", method, target, answer)
@@ -203,7 +234,8 @@ class HttpClient:
         logger.debug("%s %s answered %d", method, target, answer.status)
         if answer.status == 429 or answer.status >= 500:
             raise StreamUnavailableError(
-                f"{host} answered {answer.status}, so it is down or overloaded: try again later"
+                f"{host} answered {answer.status}, so it is down or overloaded: try again later",
+                retry_after=retry_after(answer.headers.get("retry-after", "")),
             )
         return answer
 
@@ -212,13 +244,14 @@ class HttpClient:
         limit: Limit,
         method: str,
         url: str,
-        form: Form | None,
         bearer: Bearer | None,
-        body: object,
+        headers: Mapping[str, str],
+        request: Mapping[str, Any],
     ) -> Answer | SfPubSubError:
+        every = {**_headers(bearer), **headers}  # here: no error that is raised has this frame
         with closing(limit.adapter()) as adapter:
             found = self.exchange(
-                adapter, method, url, _headers(bearer), self._timeout, data=form, json=body
+                adapter, method, url, every, self._timeout, max_bytes=self._max_bytes, **request
             )
         if not limit.expired:
             return found
@@ -239,6 +272,7 @@ class HttpClient:
         *,
         max_bytes: int = MAX_BYTES,
         cookies: Any = None,
+        sink: Sink | None = None,
         **body: Any,
     ) -> Answer | SfPubSubError:
         """Make one request by *adapter*; return its answer, or the error that came instead.
@@ -256,6 +290,7 @@ class HttpClient:
             timeout: Seconds for each read.
             max_bytes: Largest answer that is read.
             cookies: A jar to send from and to keep in.
+            sink: As for `call`.
             body: ``data`` or ``json``, as requests has them.
         """
         import requests  # here: importing it takes as long as all of ours
@@ -279,15 +314,36 @@ class HttpClient:
                     extract_cookies_to_jar(cookies, prepared, response.raw)  # type: ignore[no-untyped-call]
                 if 300 <= response.status_code < 400:
                     return redirected(host, response.headers.get("Location", ""))
-                read = response.raw.read(max_bytes + 1, decode_content=False)
+                if sink is None or response.status_code != 200:
+                    read = response.raw.read(max_bytes + 1, decode_content=False)
+                    size = len(read)
+                else:
+                    read, size = b"", _pour(response.raw, sink, max_bytes)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             return failure_of(host, error)
-        if len(read) > max_bytes:
+        if size > max_bytes:
             return RemoteProtocolError(f"{host} answered more than {max_bytes} bytes")
-        return Answer(response.status_code, read, host)
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        if response.status_code == 200 and not size and not _FRAMES & headers.keys():
+            # The libraries take headers that were cut for all of them.
+            return StreamUnavailableError(f"{host} could not be asked: the connection broke")
+        return Answer(response.status_code, read, host, headers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("its proxy may have a password, and is not pickled")
+
+
+def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
+    """Hand an answer over until it ends, is too large or no longer wanted; return its bytes."""
+    size = 0
+    while size <= max_bytes:
+        chunk = source.read(_CHUNK, decode_content=False)
+        if not chunk:
+            break
+        size += len(chunk)
+        if not sink(chunk):
+            break
+    return size
 
 
 def _headers(bearer: Bearer | None) -> dict[str, str]:
@@ -297,54 +353,3 @@ def _headers(bearer: Bearer | None) -> dict[str, str]:
         "User-Agent": "sfpubsub",
     }
     return headers if bearer is None else {**headers, "Authorization": f"Bearer {bearer.token}"}
-
-
-def redirected(host: str, location: str) -> RemoteProtocolError:
-    """Return the error for an answer that is a redirect."""
-    try:
-        elsewhere = urlsplit(location).hostname or host  # the host alone: a query may hold secrets
-    except ValueError:
-        elsewhere = "a place that is no URL"
-    return RemoteProtocolError(
-        f"{host} redirects to {elsewhere[:200]!r}, where nothing was sent: if that is right, set "
-        f"SFPUBSUB_LOGIN_URL or SFPUBSUB_INSTANCE_URL to it"
-    )
-
-
-def failure_of(host: str, error: Exception) -> StreamUnavailableError:
-    """Say why, from the types of the errors and from what TLS says; their texts may hold URLs."""
-    import requests
-
-    for cause in _causes(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return StreamUnavailableError(
-                f"the certificate of {host} was not accepted ({cause.verify_message}): name its "
-                f"authority with SFPUBSUB_CA_FILE",
-                retryable=False,  # neither end changes by itself
-            )
-    why = "the connection broke"
-    if isinstance(error, requests.exceptions.ProxyError):
-        why = "the proxy refused, or could not be reached: check SFPUBSUB_PROXY or https_proxy"
-    elif isinstance(error, requests.exceptions.SSLError):
-        why = "it does not speak TLS as this machine does"
-    elif isinstance(error, requests.exceptions.Timeout):
-        why = "no answer in time"
-    elif any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
-        why = "its name is not known: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and DNS"
-    elif any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
-        why = "nobody listens there"
-    return StreamUnavailableError(f"{host} could not be asked: {why}")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those behind it, however the libraries have packed them."""
-    seen: list[BaseException] = []
-    waiting = [error]
-    while waiting and len(seen) < 20:  # chains have about five
-        cause = waiting.pop()
-        if cause in seen:
-            continue
-        seen.append(cause)
-        yield cause
-        inner = [cause.__cause__, cause.__context__, getattr(cause, "reason", None), *cause.args]
-        waiting += [item for item in inner if isinstance(item, BaseException)]

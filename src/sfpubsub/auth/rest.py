@@ -1,16 +1,17 @@
 """The org's REST interface: JSON in, JSON out, our errors, and one renewal of the session.
 
-What the objects mean is others' business (`sfpubsub.tooling`).
+What the objects mean is others' business (`sfpubsub.tooling`, `sfpubsub.rest`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sfpubsub.auth.http import Answer, Bearer, HttpClient
+from sfpubsub.auth.http import Answer, Bearer, HttpClient, Sink
 from sfpubsub.auth.refusals import scrub
-from sfpubsub.auth.session import CurrentSession, Session
+from sfpubsub.auth.session import CurrentSession
 from sfpubsub.errors import (
     PermissionDeniedError,
     QuotaExceededError,
@@ -19,6 +20,9 @@ from sfpubsub.errors import (
     SessionExpiredError,
     SfPubSubError,
 )
+
+# What passes by itself, by Salesforce's code (documentation: status codes of the SOAP API).
+_PASSING = frozenset({"QUERY_TIMEOUT", "SERVER_UNAVAILABLE", "UNABLE_TO_LOCK_ROW"})
 
 
 class OrgClient:
@@ -42,50 +46,71 @@ class OrgClient:
     def __init__(self, sessions: CurrentSession, http: HttpClient) -> None:
         self._sessions = sessions
         self._http = http
+        self._lock = threading.Lock()  # guards the number below
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """Requests made so far; each takes one of those that an org allows a day."""
+        return self._calls
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return what is at *path*, such as ``/services/data/v60.0/tooling/query``."""
-        return self._ask("GET", path, query=query)
+        return _content(self.send("GET", path, query=query))
 
     def post(self, path: str, body: object) -> Any:
         """Create something; returns the answer."""
-        return self._ask("POST", path, body=body)
+        return _content(self.send("POST", path, body=body))
 
     def patch(self, path: str, body: object) -> None:
         """Change something."""
-        self._ask("PATCH", path, body=body)
+        self.send("PATCH", path, body=body)
 
     def delete(self, path: str) -> None:
         """Delete something."""
-        self._ask("DELETE", path)
+        self.send("DELETE", path)
 
-    def _ask(
+    def send(
         self,
         method: str,
         path: str,
         *,
         body: object = None,
         query: Mapping[str, str] | None = None,
-    ) -> Any:
+        headers: Mapping[str, str] | None = None,
+        sink: Sink | None = None,
+    ) -> Answer:
+        """Make any request; return its answer, which is a success.
+
+        Args:
+            method: Of HTTP.
+            path: Begins with a slash.
+            body: Sent as JSON; None for none.
+            query: Parameters.
+            headers: Sent beside those of every request.
+            sink: Takes the body of an answer with status 200 (`HttpClient.call`).
+        """
+
+        def call() -> Answer:
+            with self._lock:
+                self._calls += 1
+            bearer = Bearer(session.instance_url, session.access_token)
+            return self._http.call(
+                bearer, method, path, body=body, query=query, headers=headers, sink=sink
+            )
+
         session = self._sessions.get()
-        answer = self._send(session, method, path, body, query)
+        answer = call()
         if answer.status == 401:
             session = self._sessions.renew(session)
-            answer = self._send(session, method, path, body, query)
+            answer = call()
         if 200 <= answer.status < 300:
-            return answer.json() if answer.body else None
+            return answer
         raise refusal(answer, f"{method} {path}", [session.access_token])
 
-    def _send(
-        self,
-        session: Session,
-        method: str,
-        path: str,
-        body: object,
-        query: Mapping[str, str] | None,
-    ) -> Answer:
-        bearer = Bearer(session.instance_url, session.access_token)
-        return self._http.call(bearer, method, path, body=body, query=query)
+
+def _content(answer: Answer) -> Any:
+    return answer.json() if answer.body else None
 
 
 def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubError:
@@ -103,10 +128,14 @@ def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubE
     if answer.status == 401:
         return SessionExpiredError(reason, error_code=code or None)
     if code == "REQUEST_LIMIT_EXCEEDED":
-        return QuotaExceededError(reason, error_code=code)
+        # The same code, for the calls of a day and for those in flight at once; only the latter
+        # pass within seconds ("ConcurrentRequests (Concurrent API Requests) Limit exceeded.").
+        return QuotaExceededError(reason, error_code=code, retryable="oncurrent" in message)
     if answer.status == 403:
         return PermissionDeniedError(reason, error_code=code or None)
-    return RequestRefusedError(reason, status=answer.status, error_code=code or None)
+    return RequestRefusedError(
+        reason, status=answer.status, error_code=code or None, retryable=code in _PASSING
+    )
 
 
 def _reason(answer: Answer) -> tuple[str, str]:

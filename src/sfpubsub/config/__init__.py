@@ -16,6 +16,7 @@ from sfpubsub.config.numbers import (
     WINDOW,
     Limits,
     PublishLimits,
+    RestTimings,
     Timings,
 )
 from sfpubsub.config.settings import DEFAULT_ENDPOINT, Setting, Settings
@@ -32,6 +33,7 @@ __all__ = [
     "WINDOW",
     "Limits",
     "PublishLimits",
+    "RestTimings",
     "Setting",
     "Settings",
     "Timings",

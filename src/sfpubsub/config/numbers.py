@@ -134,3 +134,23 @@ class PublishLimits:
         for name in ("max_pending_count", "max_pending_bytes", "max_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class RestTimings:
+    """Times of reading an org over HTTP, in seconds, and how often a request is made."""
+
+    request: float = 130.0
+    """For one request: the service itself gives a query up after 120 s (QUERY_TIMEOUT)."""
+    download: float = 900.0
+    """For one page of Bulk results: 50,000 rows of 2 kB at 1 Mbit/s."""
+    attempts: int = 5
+    """Requests for one answer, the first included; with the delays below half a minute at most."""
+    backoff_initial: float = 1.0
+    """Ceiling of the first random delay before a request is made again."""
+    backoff_max: float = 30.0
+    """Ceiling that the doubling stops at, and the longest Retry-After that is waited for."""
+    poll_initial: float = 1.0
+    """Before a job is looked at for the second time; each look takes a call of the day's."""
+    poll_max: float = 30.0
+    """Longest time between two looks: an hour's job takes some 120 calls."""

@@ -26,6 +26,7 @@ from sfpubsub.emulator.grpc.workers import Workers
 from sfpubsub.emulator.http import HttpServer
 from sfpubsub.emulator.org import seed as seeds
 from sfpubsub.emulator.org.accounts import Accounts
+from sfpubsub.emulator.org.api_calls import ApiCalls
 from sfpubsub.emulator.org.bus import Bus, Draft, Published
 from sfpubsub.emulator.org.carry_out import actor
 from sfpubsub.emulator.org.clock import Clock
@@ -161,6 +162,7 @@ class EmulatorServer:
         if seed is not None and fresh and seed.org_id:
             store.set_meta("org_id", seed.org_id)
         self._streams = OpenStreams()
+        self._api_calls = ApiCalls(self.settings.daily_api_requests)
         self._sessions = Sessions(store, self.clock, self.settings)
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
         self.accounts = Accounts(store)
@@ -366,6 +368,7 @@ class EmulatorServer:
             self.jobs,
             self._store,
             self.event_channels,
+            self._api_calls,
         )
 
     def _bind(self, server: grpc.Server) -> int:

@@ -17,6 +17,7 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.auth.soql import quoted
 from sfpubsub.config import Settings
 from sfpubsub.errors import (
     ConfigurationError,
@@ -252,7 +253,7 @@ class Tooling:
 
     def _find(self, column: str, value: str) -> ManagedEventSubscription | None:
         found = "SELECT Id, DeveloperName, Metadata FROM ManagedEventSubscription"
-        rows = self._queries.rows(f"{found} WHERE {column} = {records.quoted(value)} LIMIT 1")
+        rows = self._queries.rows(f"{found} WHERE {column} = {quoted(value)} LIMIT 1")
         return records.record_of(rows[0]) if rows else None
 
 

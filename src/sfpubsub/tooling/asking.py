@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.soql import continuation, page_of
 from sfpubsub.errors import (
     PermissionDeniedError,
     RemoteProtocolError,
     RequestRefusedError,
     SfPubSubError,
 )
-from sfpubsub.tooling import records
 
 # Permissions, as Salesforce names them.
 TO_READ = "View Setup and Configuration"
@@ -65,20 +64,12 @@ class Queries:
         for _ in range(_MOST_PAGES):
             with explaining(TO_READ):
                 answer = self._org.get(path, query)
-            found, goes_on = records.page_of(answer)
+            found, goes_on = page_of(answer)
             rows += found
             if goes_on is None:
                 return rows
-            path, query = self._continuation(goes_on), {}
+            path, query = continuation(self.data, goes_on), {}
         raise RemoteProtocolError(f"the org spreads one query over more than {_MOST_PAGES} answers")
-
-    def _continuation(self, given: Any) -> str:
-        # The host of the session is put before it, and the token goes with it.
-        if isinstance(given, str) and given.startswith(self.data):
-            rest = given[len(self.data) :]
-            if re.fullmatch(r"(tooling/)?query/[\w-]+", rest, re.ASCII):
-                return given
-        raise RemoteProtocolError("the org says that a query goes on where no query of it can be")
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.soql import quoted
 from sfpubsub.errors import ConfigurationError, RemoteProtocolError, TopicNotFoundError
 from sfpubsub.tooling.asking import TO_CHANGE, Queries, explaining
-from sfpubsub.tooling.records import quoted
 
 ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")

@@ -85,13 +85,6 @@ def check_preset(what: str, preset: str) -> None:
         raise ConfigurationError(f"{what} is {' or '.join(PRESETS)}, not {preset!r}")
 
 
-def quoted(value: str) -> str:
-    """Return *value* as a string of SOQL."""
-    # Its two special characters. Names and ids have neither, and nothing here relies on that.
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
 def body_of(record: ManagedEventSubscription) -> dict[str, Any]:
     """Return what creates or changes a record."""
     return {
@@ -107,21 +100,6 @@ def body_of(record: ManagedEventSubscription) -> dict[str, Any]:
 
 
 # What the org answers.
-
-
-def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
-    """Return the rows of one answer to a query, and where it goes on; None at its end.
-
-    Raises:
-        RemoteProtocolError: It has not the form of such an answer.
-    """
-    page = answer if isinstance(answer, dict) else {}
-    rows, done = page.get("records"), page.get("done")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RemoteProtocolError("the org answered a query without records")
-    if not isinstance(done, bool):
-        raise RemoteProtocolError("the org answered a query and did not say whether that was all")
-    return rows, None if done else page.get("nextRecordsUrl") or ""
 
 
 def head_of(row: dict[str, Any]) -> tuple[str, str]:

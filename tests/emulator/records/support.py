@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sfpubsub.emulator.org.records.fields import SObject
@@ -23,3 +24,29 @@ def events(emulator: EmulatorServer, topic: str) -> list[dict[str, Any]]:
 def said(event: dict[str, Any]) -> dict[str, Any]:
     """The body of an event without what is empty."""
     return {k: v for k, v in event.items() if k != "ChangeEventHeader" and v is not None}
+
+
+_FILL = """
+WITH RECURSIVE counter(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < ?)
+INSERT INTO rec_Order__c (Id, IsDeleted, Name, OwnerId, Quantity__c, Gift__c, CreatedDate,
+    LastModifiedDate, SystemModstamp, Notes__c)
+SELECT printf('a00SB%010dAAA', n), 0, 'order ' || n, '005SB0000000001YAA', n, 0,
+    '2026-01-01T00:00:00.000+0000', '2026-01-01T00:00:00.000+0000', '2026-01-01T00:00:00.000+0000',
+    ?
+FROM counter
+"""
+
+
+def fill_orders(emulator: EmulatorServer, count: int, notes: str | None = None) -> None:
+    """Give an org without orders so many of them, without events: numbered from 1."""
+    emulator._store.run(_FILL, count, notes)
+
+
+def peak_mb() -> float:
+    """The most memory that this process had since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")

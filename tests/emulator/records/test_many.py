@@ -7,13 +7,12 @@ import json
 import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from sfpubsub.emulator.server import EmulatorServer
 from tests.conftest import until
-from tests.emulator.records.support import events, select
+from tests.emulator.records.support import events, fill_orders, forget_peak, peak_mb, select
 
 ORDERS = "/data/Order__ChangeEvent"
 MANY = 1_000_000
@@ -24,31 +23,12 @@ PATIENCE_S = 600
 GROWTH_MB = 30.0
 """What a million rows may take: pieces of files, one list of places; rows alone would be 100."""
 
-_FILL = """
-WITH RECURSIVE counter(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < ?)
-INSERT INTO rec_Order__c (Id, IsDeleted, Name, OwnerId, Quantity__c, Gift__c, CreatedDate,
-    LastModifiedDate, SystemModstamp)
-SELECT printf('a00SB%010dAAA', n), 0, 'order ' || n, '005SB0000000001YAA', n, 0,
-    '2026-01-01T00:00:00.000+0000', '2026-01-01T00:00:00.000+0000', '2026-01-01T00:00:00.000+0000'
-FROM counter
-"""
-
-
-def peak_mb() -> float:
-    """The most memory that this process had since `forget_peak`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
 
 @pytest.mark.slow
 def test_a_bulk_query_of_a_million_records_in_flat_memory(tmp_path):
     """Neither the job nor its results hold more than pieces, and every row comes once, in order."""
     with EmulatorServer(tmp_path) as emulator:
-        emulator._store.run(_FILL, MANY)
+        fill_orders(emulator, MANY)
         user = emulator.accounts.holder("")
         forget_peak()
         before, began = peak_mb(), time.monotonic()

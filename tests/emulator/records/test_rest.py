@@ -7,7 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
+from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.records.problems import RecordProblem
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from tests.emulator.records.support import events, select
 from tests.emulator.web import APP, ask, token
@@ -358,3 +360,35 @@ def test_a_user_is_told_apart_by_the_token(shared, rest):
     assert ask(shared, "GET", count, None, headers).json["totalSize"] == 1
     clerk_id = shared.accounts.user("clerk@example.com").user_id
     assert rest("GET", f"/sobjects/Order__c/{made}").json["OwnerId"] == clerk_id
+
+
+def test_calls_of_a_day_are_counted(tmp_path):
+    """Each call takes one of the day's, and the limits tell how many are left; then 403."""
+    clock = ManualClock()
+    settings = Settings(daily_api_requests=3, token_lifetime_s=0.0)
+    with EmulatorServer(tmp_path / "org", clock=clock, settings=settings) as emulator:
+
+        def get(path, bearer=emulator.access_token):
+            return ask(emulator, "GET", BASE + path, None, {"Authorization": f"Bearer {bearer}"})
+
+        def left():
+            return get("/limits").json["DailyApiRequests"]
+
+        assert left() == {"Max": 3, "Remaining": 2}
+        assert get("/limits", "not good").code == (401, "INVALID_SESSION_ID")
+        clock.jump(3600.0)
+        assert get("/sobjects").status == 200
+        assert left()["Remaining"] == 0
+        assert get("/sobjects").code == (403, "REQUEST_LIMIT_EXCEEDED")
+        clock.jump(23.5 * 3600.0)  # the first call is older than a day
+        assert left()["Remaining"] == 0
+        assert get("/sobjects").code == (403, "REQUEST_LIMIT_EXCEEDED")
+
+
+def test_what_the_running_user_may_see(rest):
+    """A user finds out by a query whether all records can be seen."""
+    (row,) = find(rest, "SELECT PermissionsViewAllData FROM UserPermissionAccess").json["records"]
+    assert row["PermissionsViewAllData"] is True
+    grants = "SELECT ParentId, PermissionsViewAllRecords FROM ObjectPermissions"
+    assert find(rest, f"{grants} WHERE SobjectType = 'Account'").json["records"] == []
+    assert find(rest, "SELECT PermissionSetId FROM PermissionSetAssignment").json["records"] == []

@@ -17,7 +17,7 @@ _SEGMENTS = {"FifteenMinutes": SEGMENT_S, "Hourly": HOUR_S, "Daily": DAY_S}
 
 
 def limits(call: Call) -> Answer:
-    """GET …/limits: those of events; deliveries of all kinds of events and clients together."""
+    """GET …/limits: those of events, deliveries of all clients together, and of API calls."""
     authorised(call)
     settings, now = call.world.settings, call.world.clock.now()
     recent = used(call.world.store, call.world.bus, now, since=now - DAY_S, every=SEGMENT_S)
@@ -29,6 +29,10 @@ def limits(call: Call) -> Answer:
     )
     return json_answer(
         {
+            "DailyApiRequests": {
+                "Max": call.world.api_calls.most,
+                "Remaining": call.world.api_calls.remaining(now),
+            },
             "DailyDeliveredPlatformEvents": _limit(settings.daily_deliveries, delivered),
             "HourlyPublishedPlatformEvents": _limit(settings.hourly_publications, published),
         }

@@ -196,9 +196,20 @@ def _handler(call: Call, pages: Sequence[Route]) -> Handler:
             raise Problem(
                 HTTPStatus.METHOD_NOT_ALLOWED, f"HTTP Method '{call.method}' not allowed here"
             )
+        _count(call)
         parts = found.groupdict()
         return lambda asked: handler(replace(asked, parts=parts))
     raise Problem(HTTPStatus.NOT_FOUND, f"{call.method} {call.path[:_SHOWN]} is not served")
+
+
+def _count(call: Call) -> None:
+    """Count a call of an API against those of the day; one without a good session is none."""
+    if not call.path.startswith("/services/data/v") or not call.world.sessions.knows(call.bearer):
+        return
+    if not call.world.api_calls.take(call.world.clock.now()):
+        raise RestRefused(
+            "REQUEST_LIMIT_EXCEEDED", "TotalRequests Limit exceeded.", status=HTTPStatus.FORBIDDEN
+        )
 
 
 _SHOWN = 100

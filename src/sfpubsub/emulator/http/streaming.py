@@ -12,7 +12,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from sfpubsub.emulator.http import discovery, tables
+from sfpubsub.emulator.http import discovery, permissions, tables
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
 from sfpubsub.emulator.http.rest import RestRefused, authorised, body_of, missing
 from sfpubsub.emulator.org.cometd.channels import Record
@@ -118,7 +118,8 @@ def query(call: Call) -> Answer:
     """GET …/query?q=SELECT … FROM PushTopic or StreamingChannel."""
     version = authorised(call)
     asked = tables.parsed(call)
-    table = tables.find((discovery.ENTITIES, discovery.METRICS), asked, version)
+    known = (discovery.ENTITIES, discovery.METRICS, *permissions.TABLES)
+    table = tables.find(known, asked, version)
     if table is not None:
         return table.answer(call, version, asked)
     kind = next((name for name in _DEFAULTS if name.lower() == asked.of.lower()), None)

@@ -197,6 +197,10 @@ class Settings:
     hourly_publications: int = 250_000
     """Platform events that the org may publish in an hour. As above."""
 
+    daily_api_requests: int = 1_000_000
+    """Calls of REST, Tooling and Bulk that the org answers in 24 hours; beyond, it refuses with
+    REQUEST_LIMIT_EXCEEDED. Documented: 100,000 of an Enterprise Edition and 1,000 a licence."""
+
     cors_origins: str = "loopback"
     """Whose web pages may use the org's HTTP: origins with spaces between; `loopback` stands for
     any port of this machine, `*` for all. In an org an administrator lists them."""
@@ -284,6 +288,7 @@ _LOWEST: dict[str, float] = {
     "max_streams": 1,
     "daily_deliveries": 0,
     "hourly_publications": 0,
+    "daily_api_requests": 0,
     "first_request_s": 0.0,
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sfpubsub.emulator.faults.plan import FaultPlan
 from sfpubsub.emulator.org.accounts import Accounts
+from sfpubsub.emulator.org.api_calls import ApiCalls
 from sfpubsub.emulator.org.bus import Bus
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.cometd.sessions import Cometd
@@ -40,3 +41,4 @@ class World:
     jobs: Jobs
     store: Store
     event_channels: EventChannels
+    api_calls: ApiCalls

@@ -1,0 +1,47 @@
+"""The calls of HTTP APIs that an org has answered in the last 24 hours. Kept in memory only."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from sfpubsub.emulator.org.usage import DAY_S, SEGMENT_S
+
+
+class ApiCalls:
+    """Counts calls in segments of 15 minutes, so that a day is a hundred numbers. Thread-safe.
+
+    Args:
+        most: Calls in 24 hours.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._lock = threading.Lock()  # guards the segments
+        self._segments: deque[tuple[int, int]] = deque()  # number of the segment, calls
+        self._used = 0
+
+    def take(self, now: float) -> bool:
+        """Count a call; false if the org has no more."""
+        segment = int(now // SEGMENT_S)
+        with self._lock:
+            self._forget(now)
+            if self._used >= self.most:
+                return False
+            last = self._segments.pop() if self._segments else (segment, 0)
+            if last[0] != segment:
+                self._segments.append(last)
+                last = segment, 0
+            self._segments.append((segment, last[1] + 1))
+            self._used += 1
+            return True
+
+    def remaining(self, now: float) -> int:
+        """How many are left."""
+        with self._lock:
+            self._forget(now)
+            return self.most - self._used
+
+    def _forget(self, now: float) -> None:
+        while self._segments and (self._segments[0][0] + 1) * SEGMENT_S <= now - DAY_S:
+            self._used -= self._segments.popleft()[1]

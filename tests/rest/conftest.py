@@ -1,0 +1,47 @@
+"""One org with records for all tests of reading, and a reader."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sfpubsub.auth.session import Session
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.rest import OrgReader
+from tests.auth.servers import Host, Reply, Request, https_host
+from tests.emulator.records.support import fill_orders
+
+from .support import QUICK, reader_of
+
+ORDERS = 20_000
+
+
+@pytest.fixture(scope="session")
+def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatorServer]:
+    """An org with 20,000 orders of 1 kB."""
+    with EmulatorServer(tmp_path_factory.mktemp("org")) as emulator:
+        fill_orders(emulator, ORDERS, "x" * 1000)
+        yield emulator
+
+
+@pytest.fixture
+def reader(org: EmulatorServer) -> OrgReader:
+    return reader_of(org)
+
+
+@pytest.fixture
+def told() -> Iterator[Callable[[Callable[[Request], Reply]], tuple[Host, OrgReader]]]:
+    """Start a host that answers as a test says, and a reader of it that does not wait."""
+
+    with contextlib.ExitStack() as stack:
+
+        def make(answer: Callable[[Request], Reply], **arguments: Any) -> tuple[Host, OrgReader]:
+            host = stack.enter_context(https_host(answer))
+            session = Session("00D000000000001!TopSecretToken", host.url, "00D000000000001AAA")
+            arguments.setdefault("timings", QUICK)
+            return host, OrgReader(session, **arguments)
+
+        yield make

@@ -1,0 +1,211 @@
+"""Objects, queries, reads by id, permissions and limits, asked of the emulator over HTTP."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    QuotaExceededError,
+    ReadExpiredError,
+    RequestRefusedError,
+)
+from sfpubsub.rest import OrgReader
+
+from .conftest import ORDERS
+from .support import QUICK, Sessions, reader_of
+
+
+def test_an_object_is_described_with_its_fields(reader):
+    """What columns are made of is there: types, lengths, scales, parts, targets, formulas."""
+    account = reader.describe("Account")
+    assert (account.name, account.label, account.key_prefix) == ("Account", "Account", "001")
+    assert (account.custom, account.queryable, account.retrieveable) == (False, True, True)
+    assert account.replicateable
+    street = account.field("billingstreet")
+    assert street.name == "BillingStreet"
+    assert street.compound_field_name == "BillingAddress"
+    assert account.field("BillingAddress").type == "address"
+    assert account.field("NotThere") is None
+    revenue = account.field("AnnualRevenue")
+    assert (revenue.type, revenue.precision > revenue.scale) == ("currency", True)
+    assert [value.value for value in account.field("Rating").picklist_values]
+    owner = account.field("OwnerId")
+    assert (owner.type, owner.relationship_name) == ("reference", "Owner")
+    assert "User" in owner.reference_to
+    order = reader.describe("Order__c")
+    assert order.custom
+    assert order.field("Party__c").reference_to == ("Account", "Contact")
+    assert order.field("Total__c").calculated
+    assert not order.field("Total__c").updateable
+    assert order.field("Price__c").custom
+    assert not order.field("Price__c").calculated
+    assert order.field("Name").length == 80
+    assert not order.field("Id").nillable
+
+
+def test_all_objects_are_listed(reader):
+    """The global describe tells what can be mirrored."""
+    found = {item.name: item for item in reader.describe_global()}
+    assert {"Account", "Contact", "Opportunity", "Order__c"} <= found.keys()
+    assert (found["Order__c"].custom, found["Order__c"].key_prefix) == (True, "a00")
+
+
+def test_an_object_that_is_not_there_is_refused(reader):
+    """Salesforce's own word is in the error, and a name that is none is not sent."""
+    with pytest.raises(RequestRefusedError) as caught:
+        reader.describe("Nothing__c")
+    assert (caught.value.status, caught.value.error_code) == (404, "NOT_FOUND")
+    calls = reader.calls
+    with pytest.raises(LocalProtocolError, match="not a valid name of an object"):
+        reader.describe("Account/../../")
+    assert reader.calls == calls
+
+
+def test_a_query_comes_page_by_page_and_in_full(reader):
+    """Every row once, whatever the size of a page; `attributes` are no field."""
+    pages = list(
+        reader.query("SELECT Id, Name FROM Order__c ORDER BY Id LIMIT 1001", batch_size=500)
+    )
+    assert [len(page.rows) for page in pages] == [500, 500, 1]
+    assert {page.total for page in pages} == {1001}
+    names = [row["Name"] for page in pages for row in page.rows]
+    assert names == [f"order {number}" for number in range(1, 1002)]
+    assert pages[0].rows[0].keys() == {"Id", "Name"}
+    nobody = "SELECT Id FROM Contact WHERE LastName = 'Nobody'"
+    assert [(page.rows, page.total) for page in reader.query(nobody)] == [([], 0)]
+    for size in (199, 2001):
+        with pytest.raises(LocalProtocolError, match="200 to 2,000"):
+            next(reader.query("SELECT Id FROM Account", batch_size=size))
+    with pytest.raises(RequestRefusedError) as caught:
+        next(reader.query("SELECT FROM"))
+    assert (caught.value.error_code, caught.value.retryable) == ("MALFORMED_QUERY", False)
+
+
+def test_deleted_records_are_found_if_asked_for(org, reader):
+    """Only `all_rows` reads the Recycle Bin: the proof of absence needs both."""
+    user = org.accounts.holder("")
+    gone = org.records.create("Contact", {"LastName": "Gone"}, user)
+    org.records.delete("Contact", gone, user)
+    soql = f"SELECT Id, IsDeleted FROM Contact WHERE Id = '{gone}'"
+    assert [page.rows for page in reader.query(soql)] == [[]]
+    assert [page.rows for page in reader.query(soql, all_rows=True)] == [
+        [{"Id": gone, "IsDeleted": True}]
+    ]
+
+
+def test_numbers_keep_every_digit(org, reader):
+    """A decimal is not a float, and what the org wrote is what one gets."""
+    user = org.accounts.holder("")
+    made = org.records.create(
+        "Opportunity",
+        {
+            "Name": "x",
+            "StageName": "Prospecting",
+            "CloseDate": "2026-01-01",
+            "Amount": 1234567890123.45,
+        },
+        user,
+    )
+    soql = f"SELECT Amount FROM Opportunity WHERE Id = '{made}'"
+    ((row,),) = [page.rows for page in reader.query(soql)]
+    assert row["Amount"] == Decimal("1234567890123.45")
+    assert isinstance(row["Amount"], Decimal)
+    assert isinstance(reader.retrieve("Opportunity", [made], ["Amount"])[made]["Amount"], Decimal)
+
+
+def test_a_session_that_expires_between_pages_is_renewed(org):
+    """The query goes on where it was, with one new session."""
+    sessions = Sessions(org)
+    reader = OrgReader(sessions, timings=QUICK)
+    pages = reader.query("SELECT Id FROM Order__c ORDER BY Id LIMIT 6000")
+    rows = list(next(pages).rows)
+    sessions.end()
+    rows += [row for page in pages for row in page.rows]
+    assert len({row["Id"] for row in rows}) == len(rows) == 6000
+    assert sessions.renewals == 1
+
+
+def test_a_query_that_the_org_has_closed_is_a_typed_error(reader):
+    """An eleventh open query closes the first: whoever reads it has to begin again."""
+    soql = "SELECT Id FROM Order__c LIMIT 500"
+    open_ = [reader.query(soql, batch_size=200) for _ in range(11)]
+    for pages in open_:
+        next(pages)
+    with pytest.raises(ReadExpiredError, match="begin the query again") as caught:
+        list(open_[0])
+    assert caught.value.error_code == "INVALID_QUERY_LOCATOR"
+    assert len(list(open_[10])) == 2
+
+
+def test_records_are_read_by_id(org, reader):
+    """A row or None for each id, by the id as it was given."""
+    user = org.accounts.holder("")
+    there = org.records.create("Account", {"Name": "there"}, user)
+    gone = org.records.create("Account", {"Name": "gone"}, user)
+    org.records.delete("Account", gone, user)
+    absent = "001SB0000099999AAA"
+    found = reader.retrieve("Account", [there, absent, gone, there[:15]], ["Name"])
+    row = {"Id": there, "Name": "there"}
+    assert found == {there: row, absent: None, gone: None, there[:15]: row}
+    assert reader.retrieve("Account", [], ["Name"]) == {}
+    with pytest.raises(RequestRefusedError) as caught:
+        reader.retrieve("Account", [there], ["Nothing__c"])
+    assert caught.value.error_code == "INVALID_FIELD"
+    with pytest.raises(LocalProtocolError, match="not a valid id"):
+        reader.retrieve("Account", ["'; DROP"], ["Name"])
+
+
+def test_two_thousand_ids_are_one_call(reader):
+    """What healing costs is one call for 2,000 records, and 2,001 are refused here."""
+    ids = [f"a00SB{number:010d}AAA" for number in range(1, 2002)]
+    before = reader.calls
+    found = reader.retrieve("Order__c", ids[:2000], ["Name", "Notes__c"])
+    assert reader.calls == before + 1
+    assert [found[key]["Name"] for key in ids[:2000]] == [f"order {n}" for n in range(1, 2001)]
+    with pytest.raises(LocalProtocolError, match="2001 ids are too many"):
+        reader.retrieve("Order__c", ids, ["Name"])
+
+
+def test_calls_are_counted_and_the_days_rest_is_told(tmp_path):
+    """A budget can be kept: each request counts, and the org's own figures are there."""
+    settings = Settings(daily_api_requests=6)
+    with EmulatorServer(tmp_path / "org", settings=settings) as emulator:
+        reader = reader_of(emulator)
+        limit = reader.limits()
+        assert (limit.most, limit.remaining) == (6, 5)
+        for _ in range(5):
+            reader.describe("Account")
+        assert reader.calls == 6
+        with pytest.raises(QuotaExceededError) as caught:
+            reader.describe("Account")
+        assert caught.value.error_code == "REQUEST_LIMIT_EXCEEDED"
+        assert not caught.value.retryable
+        assert reader.calls == 7  # not asked again: it would take calls that others need
+
+
+def test_whether_all_records_can_be_seen(org, reader):
+    """A user without View All Data is told so, before absence is taken for deletion."""
+    assert reader.can_view_all("Account")
+    org.accounts.put_user("limited@example.com", "secret", view_all=False)
+    token = org._sessions.issue("limited@example.com")
+
+    class Limited(Sessions):
+        def get_session(self, expired):
+            session = super().get_session(expired)
+            return type(session)(token, session.instance_url, session.tenant_id)
+
+    assert not OrgReader(Limited(org), timings=QUICK).can_view_all("Account")
+
+
+def test_a_version_before_bulk_queries_is_refused():
+    """Query jobs whose columns are in order came with 50.0."""
+    for version in ("49.0", "60", "../60.0", ""):
+        with pytest.raises(ConfigurationError, match="API version"):
+            OrgReader(Sessions(None), api_version=version)
+    assert ORDERS >= 2001

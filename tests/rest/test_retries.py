@@ -1,0 +1,306 @@
+"""What is asked again, how often and when; what each refusal is; answers that are malformed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from email.utils import formatdate
+from time import time
+
+import pytest
+
+from sfpubsub.auth.session import Session
+from sfpubsub.config import RestTimings
+from sfpubsub.errors import (
+    PermissionDeniedError,
+    QuotaExceededError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    SessionExpiredError,
+    StreamUnavailableError,
+)
+from sfpubsub.rest import OrgReader
+from tests.auth.servers import Reply
+
+SECRET = "00D000000000001!TopSecretToken"
+
+LIMITS = Reply(200, {"DailyApiRequests": {"Max": 10, "Remaining": 9}})
+
+
+def refused(status, code, message="said the org", **headers):
+    return Reply(status, [{"errorCode": code, "message": message}], headers)
+
+
+@pytest.fixture
+def after(told):
+    """A reader of an org that answers so and then well; what it slept is kept."""
+
+    def make(*replies, **arguments):
+        waiting, slept = list(replies), []
+        arguments.setdefault("timings", RestTimings())
+        host, reader = told(
+            lambda request: waiting.pop(0) if waiting else LIMITS, sleep=slept.append, **arguments
+        )
+        return host, reader, slept
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(429),
+        Reply(500),
+        Reply(503),
+        refused(503, "SERVER_UNAVAILABLE"),
+        refused(400, "QUERY_TIMEOUT"),
+        refused(400, "UNABLE_TO_LOCK_ROW"),
+        refused(
+            403,
+            "REQUEST_LIMIT_EXCEEDED",
+            "ConcurrentRequests (Concurrent API Requests) Limit exceeded.",
+        ),
+    ],
+    ids=lambda reply: f"{reply.status}",
+)
+def test_what_passes_is_asked_again(after, reply, caplog):
+    """A bounded number of times, after growing random delays; each with its reason in the log."""
+    caplog.set_level("INFO", "sfpubsub.rest")
+    host, reader, slept = after(reply, reply)
+    assert reader.limits().remaining == 9
+    assert len(host.requests) == reader.calls == 3
+    assert 0 <= slept[0] <= 1.0
+    assert 0 <= slept[1] <= 2.0
+    assert "attempt 3 of 5" in caplog.text
+    host, reader, slept = after(*[reply] * 9)
+    with pytest.raises((StreamUnavailableError, RequestRefusedError, QuotaExceededError)) as caught:
+        reader.limits()
+    assert caught.value.retryable
+    assert (len(host.requests), len(slept)) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "code"),
+    [
+        (refused(400, "MALFORMED_QUERY"), RequestRefusedError, "MALFORMED_QUERY"),
+        (refused(404, "NOT_FOUND"), RequestRefusedError, "NOT_FOUND"),
+        (refused(403, "API_DISABLED_FOR_ORG"), PermissionDeniedError, "API_DISABLED_FOR_ORG"),
+        (
+            refused(403, "REQUEST_LIMIT_EXCEEDED", "TotalRequests Limit exceeded."),
+            QuotaExceededError,
+            "REQUEST_LIMIT_EXCEEDED",
+        ),
+        (refused(414, "URI_TOO_LONG"), RequestRefusedError, "URI_TOO_LONG"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_does_not_pass_is_asked_once(after, reply, kind, code):
+    """Salesforce's word and text are in the error; no call is spent on what stays refused."""
+    host, reader, slept = after(reply)
+    with pytest.raises(kind) as caught:
+        reader.limits()
+    assert caught.value.error_code == code
+    assert code in str(caught.value)
+    assert not caught.value.retryable
+    assert (len(host.requests), slept) == (1, [])
+
+
+def test_retry_after_is_kept(after):
+    """The service's own delay is waited for, in seconds or as a date."""
+    date = formatdate(time() + 20, usegmt=True)
+    _, reader, slept = after(
+        Reply(503, "", {"Retry-After": "7"}), Reply(429, "", {"Retry-After": date})
+    )
+    reader.limits()
+    assert slept[0] == 7.0
+    assert 15.0 < slept[1] <= 20.0
+
+
+def test_a_long_retry_after_is_handed_to_the_caller(after):
+    """Nobody sleeps for hours in a call: the error says how long, and the caller decides."""
+    host, reader, slept = after(Reply(429, "", {"Retry-After": "3600"}))
+    with pytest.raises(StreamUnavailableError) as caught:
+        reader.limits()
+    assert (caught.value.retry_after, caught.value.retryable) == (3600.0, True)
+    assert (len(host.requests), slept) == (1, [])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.retry_after == copy.copy(caught.value).retry_after == 3600.0
+    _, reader, slept = after(Reply(503, "", {"Retry-After": "soon"}))
+    reader.limits()
+    assert slept[0] <= 1.0  # one that cannot be read is none
+
+
+def test_a_job_is_not_made_twice(after):
+    """An answer that is lost may have been that of a job: making one is not repeated."""
+    host, reader, slept = after(Reply(503))
+    with pytest.raises(StreamUnavailableError):
+        reader.jobs.create("SELECT Id FROM Account")
+    assert (len(host.requests), slept) == (1, [])
+    assert json.loads(host.requests[0].body) == {
+        "operation": "query",
+        "query": "SELECT Id FROM Account",
+        "contentType": "CSV",
+        "columnDelimiter": "COMMA",
+        "lineEnding": "LF",
+    }
+
+
+def test_a_pause_can_be_broken_off(after):
+    """Whoever stops a job does not wait for its retries: what `sleep` raises ends the call."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(_seconds):
+        raise StoppedError
+
+    host, _, _ = after(Reply(503))
+    reader = OrgReader(Session(SECRET, host.url), sleep=stop)
+    with pytest.raises(StoppedError):
+        reader.limits()
+
+
+def test_a_session_that_stays_refused_is_told_without_the_token(after):
+    """A ready token has nothing to be renewed from; what repeats it is redacted."""
+    said = f"{SECRET} is not good"
+    _, reader, _ = after(*[refused(401, "INVALID_SESSION_ID", said)] * 2)
+    with pytest.raises(SessionExpiredError) as caught:
+        reader.limits()
+    assert "TopSecret" not in repr(caught.value)
+    _, reader, _ = after(refused(400, "INVALID_FIELD", said))
+    with pytest.raises(RequestRefusedError) as refusal:
+        reader.limits()
+    assert "TopSecret" not in str(refusal.value)
+    assert "***" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b"", b"null", b"[]", b'{"DailyApiRequests": {"Max": "x"}}', b"[" * 100_000, b"1e"],
+)
+def test_limits_that_are_malformed(told, body):
+    """An answer is believed in the form that is documented, or not at all."""
+    _, reader = told(lambda request: Reply(200, body))
+    with pytest.raises(RemoteProtocolError):
+        reader.limits()
+
+
+def describe(**changes):
+    field = {
+        "name": "Amount", "label": "Amount", "type": "currency", "length": 0, "precision": 18,
+        "scale": 2, "digits": 0, "nillable": True, "createable": True, "updateable": True,
+        "calculated": False, "custom": False, "compoundFieldName": None, "relationshipName": None,
+        "referenceTo": [], "picklistValues": [],
+    }  # fmt: skip
+    head = {
+        "name": "Opportunity", "label": "Opportunity", "keyPrefix": "006", "custom": False,
+        "queryable": True, "replicateable": True, "retrieveable": True,
+    }  # fmt: skip
+    field.update({name: value for name, value in changes.items() if name in field})
+    head.update({name[5:]: value for name, value in changes.items() if name.startswith("head_")})
+    return {**head, "fields": [field]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scale": "2"}, "Opportunity.Amount came without a valid scale"),
+        ({"scale": True}, "without a valid scale"),
+        ({"nillable": None}, "without a valid nillable"),
+        ({"name": None}, "a field of Opportunity came without a valid name"),
+        ({"referenceTo": [None]}, "referenceTo"),
+        ({"referenceTo": None}, "referenceTo"),
+        ({"picklistValues": [{"value": 1}]}, "without a valid value"),
+        ({"head_name": 5}, "an object came without a valid name"),
+        ({"head_keyPrefix": 6}, "without a valid keyPrefix"),
+        ({"head_custom": "no"}, "without a valid custom"),
+    ],
+)
+def test_describes_that_are_malformed(told, changes, words):
+    """A column is made from what the org says, or the describe is refused by the member's name."""
+    _, reader = told(lambda request: Reply(200, describe(**changes)))
+    with pytest.raises(RemoteProtocolError, match=words):
+        reader.describe("Opportunity")
+
+
+def test_a_describe_with_the_least_is_read(told):
+    """A value without a label shows itself, and an object may have no prefix."""
+    found = describe(
+        picklistValues=[{"value": "a", "label": None, "active": False}], head_keyPrefix=None
+    )
+    _, reader = told(lambda request: Reply(200, found))
+    described = reader.describe("Opportunity")
+    (value,) = described.fields[0].picklist_values
+    assert (value.value, value.label, value.active) == ("a", "a", False)
+    assert described.key_prefix is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"records": [], "done": True},
+        {"records": [5], "done": True, "totalSize": 1},
+        {"records": [], "totalSize": 0},
+        {"records": [], "done": False, "totalSize": 0},
+        {"records": [], "done": False, "totalSize": 0, "nextRecordsUrl": "https://evil.example/x"},
+        {
+            "records": [],
+            "done": False,
+            "totalSize": 0,
+            "nextRecordsUrl": "/services/data/v61.0/query/01g-2",
+        },
+        {
+            "records": [],
+            "done": False,
+            "totalSize": 0,
+            "nextRecordsUrl": "/services/data/v60.0/query/../x",
+        },
+    ],
+)
+def test_query_answers_that_are_malformed(told, answer):
+    """Only the org's word is the end of a query, and the token goes nowhere but to a query."""
+    host, reader = told(lambda request: Reply(200, answer))
+    with pytest.raises(RemoteProtocolError):
+        list(reader.query("SELECT Id FROM Account"))
+    assert len(host.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, [], [None, None], [{"Id": "001000000000002AAA"}], [{}], ["x"]],
+)
+def test_reads_by_id_that_are_malformed(told, answer):
+    """A row is of the record that was asked for, or the answer is refused."""
+    _, reader = told(lambda request: Reply(200, answer))
+    with pytest.raises(RemoteProtocolError):
+        reader.retrieve("Account", ["001000000000001AAA"], ["Name"])
+
+
+def test_view_all_by_a_permission_set(told):
+    """The object's own View All counts if it is of a set that is assigned to the user."""
+    me, mine, other = "005000000000001AAA", "0PS000000000001AAA", "0PS000000000002AAA"
+    assigned = [mine]
+
+    def answer(request):
+        def rows(*found):
+            return Reply(200, {"records": list(found), "done": True, "totalSize": len(found)})
+
+        if "userinfo" in request.path:
+            return Reply(200, {"user_id": me})
+        if "UserPermissionAccess" in request.path:
+            return rows({"PermissionsViewAllData": False})
+        if "PermissionSetAssignment" in request.path:
+            assert me in request.path
+            return rows(*({"PermissionSetId": key} for key in assigned))
+        assert "Account" in request.path
+        return rows(
+            {"ParentId": mine, "PermissionsViewAllRecords": True},
+            {"ParentId": other, "PermissionsViewAllRecords": False},
+        )
+
+    _, reader = told(answer)
+    assert reader.can_view_all("Account")
+    assigned[:] = [other]
+    assert not reader.can_view_all("Account")
