@@ -145,7 +145,7 @@ class Job:
         if request.piece is None:  # a read by id does not return what is in the bin
             found = {i: row for i, row in found.items() if not row.is_deleted}
         known = [event for event, good in self.raw[: request.as_of.ingest_seq + 1] if good]
-        since = max((event.timestamp for event in known), default=None)
+        since = max((event.change(0).order for event in known), default=None)
         read = Read(request.as_of, since, time_of(self.org.now))
         self.answers.append(Answer(request, read, found))
         self.requests.remove(request)
@@ -201,13 +201,13 @@ class Job:
         mirrored, queue = dict(self.tables.mirrored), set(self.tables.queue)
         for record_id in sorted(ids):
             known, entries = mirrored.get(record_id), self.about(record_id)
-            row = answer.rows.get(record_id)
+            row, newest = answer.rows.get(record_id), self._newest(record_id)
             if row is None:
-                outcome = merging.merge_absence(record_id, known, answer.read, entries)
+                outcome = merging.merge_absence(record_id, known, answer.read, entries, newest)
             else:
                 changes = self._changes(record_id, since, self.tables.position)
                 outcome = merging.merge_row(
-                    FIELDS, record_id, known, answer.read, row, changes, entries
+                    FIELDS, record_id, known, answer.read, row, changes, entries, newest
                 )
             queue = (queue | set(outcome.added)) - set(outcome.healed)
             if outcome.mirrored is not None:
@@ -223,6 +223,13 @@ class Job:
         self.tables = replace(
             self.tables, mirrored=mirrored, queue=frozenset(queue), merged=merged, pieces=pieces
         )
+
+    def _newest(self, record_id: str) -> AsOf | None:
+        """As-of of the newest merged piece of the object that the record is in."""
+        for number, (first, end) in enumerate(PIECES):
+            if first <= record_id < end and number in self.tables.pieces:
+                return self.tables.pieces[number].as_of
+        return None
 
     def commit(self) -> None:
         self.durable = self.tables
@@ -385,12 +392,21 @@ class MirrorMachine(RuleBasedStateMachine):
 
     # The end.
 
-    @rule()
-    def rest(self) -> None:
-        """The writer stops, everything is consumed, a margin passes, the queue is worked off."""
+    @rule(redrives=st.booleans(), answers=st.booleans())
+    def rest(self, redrives: bool, answers: bool) -> None:
+        """The writer stops, everything is consumed, a margin passes, the queue is worked off.
+
+        Args:
+            redrives: Else what cannot be decoded stays so, and comes late in the next life.
+            answers: Else requests stay on their way, and are answered in the next life.
+        """
         self.job.deliver(len(self.org.bus))
-        self.job.redrive()
+        if redrives:
+            self.job.redrive()
         self.job.lay(len(self.job.raw))
+        waiting = [] if answers else self.job.requests
+        if not answers:
+            self.job.requests = []
         self.answer_all()
         self.work_off()
         self.compare(NAMED, leave_out=self.org.silent)
@@ -398,11 +414,13 @@ class MirrorMachine(RuleBasedStateMachine):
         self.job.sweep()
         self.work_off()
         self.compare(NAMED + 1)
-        self.org.silent.clear()
+        self.job.requests = waiting
+        if not waiting:  # an old answer may bring one back, until the next sweep
+            self.org.silent.clear()
 
     def teardown(self) -> None:
         if hasattr(self, "job"):
-            self.rest()
+            self.rest(redrives=True, answers=True)
 
     def work_off(self) -> None:
         """Read what is in the queue: once, since nothing changes any more."""

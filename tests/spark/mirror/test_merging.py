@@ -77,7 +77,7 @@ def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: 
 
 
 def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100) -> Read:
-    begun = None if since is None else time_of(since)
+    begun = None if since is None else (time_of(since), 0, 0)
     return Read(AsOf(seq, asked), begun, time_of(until))
 
 
@@ -224,6 +224,23 @@ def test_an_older_read_changes_nothing():
     changes = [update(6, "6")]
     assert merge_row(FIELDS, X, newer, read(5), row, changes, []).mirrored == newer
     assert merge_absence(X, newer, read(5), []).mirrored == newer
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_older_read_brings_no_record_back(seed: int):
+    """A record that no event was about, that an overflow deleted, and that a newer read of the
+    object does not return, stays unknown when an answer from before that comes at last.
+    """
+    life = MirrorMachine()
+    life.begin(seed=seed, records=2, is_read=False)
+    life.wait(ticks=3)
+    life.send(what="both")
+    life.wait(ticks=1)
+    life.write_badly(kind="OVERFLOW", which=0)  # deletes the first
+    life.write_badly(kind="PURGE", which=0)
+    life.rest(redrives=True, answers=False)
+    assert X not in life.job.tables.mirrored
+    life.teardown()
 
 
 def test_a_change_older_than_the_read_is_late():

@@ -74,7 +74,10 @@ def lay(
     """
     read = None if mirrored is None else mirrored.read
     before = None if mirrored is None else mirrored.record
-    fold = Fold(fields, before, until=None if read is None else read.until)
+    if read is None:
+        fold = Fold(fields, before)
+    else:
+        fold = Fold(fields, before, since=read.since, until=read.until)
     _apply(fold, changes, about_all)
     added = tuple(Entry(record_id, cue) for cue in fold.cues)
     return Outcome(None if fold.record is None else Mirrored(fold.record, read), added)
@@ -88,6 +91,7 @@ def merge_row(
     row: Row,
     changes: Sequence[Change],
     entries: Sequence[Entry],
+    newest: AsOf | None = None,
 ) -> Outcome:
     """Take a record as a read returned it, and lay the events over it that came since.
 
@@ -100,12 +104,13 @@ def merge_row(
         changes: All of the record's after the as-of that were laid already, in order of arrival.
             If their raw rows are gone, the read is of no use and must be done again.
         entries: The open ones that concern the record.
+        newest: See `is_outdated`.
     """
+    if is_outdated(read, mirrored, newest):
+        return Outcome(mirrored)
     healed, open_entries = _sorted_out(record_id, read, entries)
-    if _is_older(read, mirrored):
-        return Outcome(mirrored, (), healed)
     base = Record(row.values, row.is_deleted, True, None, None, None, None, 0, READ)
-    fold = Fold(fields, _placed(base, mirrored, read), until=read.until)
+    fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
         raise AssertionError("a fold that begins with a record ends with one")
@@ -115,7 +120,11 @@ def merge_row(
 
 
 def merge_absence(
-    record_id: str, mirrored: Mirrored | None, read: Read, entries: Sequence[Entry]
+    record_id: str,
+    mirrored: Mirrored | None,
+    read: Read,
+    entries: Sequence[Entry],
+    newest: AsOf | None = None,
 ) -> Outcome:
     """Take it that a read did not return a record that it was to return if it is there.
 
@@ -124,10 +133,13 @@ def merge_absence(
         mirrored: What is known before.
         read: By id, or of a piece of the object with deleted records, by a user who sees all.
         entries: The open ones that concern the record.
+        newest: See `is_outdated`.
     """
+    if is_outdated(read, mirrored, newest):
+        return Outcome(mirrored)
     healed, open_entries = _sorted_out(record_id, read, entries)
-    if mirrored is None or _is_older(read, mirrored):
-        return Outcome(mirrored, (), healed)
+    if mirrored is None:
+        return Outcome(None, (), healed)
     if not proves_deletion(mirrored, read, open_entries):
         return Outcome(mirrored)
     old = mirrored.record
@@ -138,6 +150,20 @@ def merge_absence(
     if fold.record is None:
         raise AssertionError("a fold that begins with a record ends with one")
     return Outcome(Mirrored(fold.record, read), (), healed)
+
+
+def is_outdated(read: Read, mirrored: Mirrored | None, newest: AsOf | None) -> bool:
+    """Whether a newer read of the record was merged, so that this one is left out.
+
+    Args:
+        read: The read.
+        mirrored: What is known of the record.
+        newest: As-of of the newest merged read of the object, or of the piece of it, that would
+            have returned the record. A record that it did not return, and that no event was about,
+            is not known; an older read would bring it back.
+    """
+    merged = [newest, mirrored.read.as_of if mirrored and mirrored.read else None]
+    return any(each is not None and read.as_of < each for each in merged)
 
 
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
@@ -164,18 +190,11 @@ def _sorted_out(
     return healed, [each for each in known if not heals(read, each)]
 
 
-def _is_older(read: Read, mirrored: Mirrored | None) -> bool:
-    newest: AsOf | None = None
-    if mirrored is not None and mirrored.read is not None:
-        newest = mirrored.read.as_of
-    return newest is not None and read.as_of < newest
-
-
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
     """Return a record with its place among the changes: which of those to come are late."""
     placed = replace(
         record,
-        commit_timestamp=read.since,
+        commit_timestamp=None if read.since is None else read.since[0],
         commit_number=None,
         sequence_number=None,
         ingest_seq=read.as_of.ingest_seq,

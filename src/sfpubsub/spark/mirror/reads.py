@@ -65,11 +65,12 @@ class Read:
     """One read of the org: one answer, or one piece of an object's."""
 
     as_of: AsOf
-    since: datetime | None
-    """The newest commit timestamp of all events up to the as-of, of whatever record. All that was
-    committed before is in the answer, so a change from before that arrives later is late. Without
-    this an event decoded after all would be laid over a row that is newer, and nobody would know:
-    what made the row newer may be an overflow, which has no place among the record's own events."""
+    since: tuple[datetime, int, int] | None
+    """The greatest `Change.order` of all events up to the as-of, of whatever record. All that came
+    before it in the org is in the answer, so a change from before that arrives later is late.
+    Without this, an event decoded after all would be laid over a row that is newer, and nobody
+    would know: what made the row newer may be an overflow, which is not among the record's own
+    events."""
     until: datetime | None
     """The org's time (the answer's Date header) when the answer was complete, and a margin for
     differences between its clocks: no change committed later is in the answer. Not a number of a

@@ -242,12 +242,15 @@ class Fold:
     Args:
         fields: Where fields are in `Record.values`.
         record: What is known before; None for a record that no event was about.
-        until: Where *record* began as a row read from the org: changes committed up to then may be
-            in it already. A diff of such a change that does not fit is skipped.
+        since: Where *record* began as a row read from the org: changes before this one, by
+            `Change.order`, are in it. One that is still to come is late.
+        until: Likewise: changes committed up to then may be in it. A diff of such a change that
+            does not fit is skipped.
     """
 
     fields: Fields
     record: Record | None
+    since: tuple[datetime, int, int] | None = None
     until: datetime | None = None
     cues: list[Cue] = field(default_factory=list)
     """Reasons to read the record again, in order of arrival."""
@@ -263,7 +266,7 @@ class Fold:
         if change.change_type == RESTORED:
             self._doubt(Reason.RESTORED, change)
             return
-        if old is not None and change.order < old.order:
+        if self._is_late(change):
             self._doubt(Reason.LATE, change)
             return
         if old is not None and _is_renumbered(old, change):
@@ -322,6 +325,11 @@ class Fold:
             # What brought a deleted record back, and with which fields, is not known.
             return _record(change, values), Reason.MISSING_BASE
         return _record(change, values, before=old), doubt
+
+    def _is_late(self, change: Change) -> bool:
+        if self.since is not None and change.order < self.since:
+            return True
+        return self.record is not None and change.order < self.record.order
 
     def _may_be_in_read(self, change: Change) -> bool:
         if self.until is None or change.commit_timestamp is None:
