@@ -52,6 +52,7 @@ SPARK_MAY_IMPORT = {
     "ingest": {"raw", "runtime"},
     "stream": {"ingest", "raw", "runtime"},
     "tables": {"raw", "runtime"},
+    "mirror": {"tables", "raw", "runtime"},
 }
 
 # Room of emulator/ -> the rooms it may import, apart from itself.

@@ -18,6 +18,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from sfpubsub.avro.change_events import TextDiff
@@ -50,6 +51,12 @@ class Reason(enum.StrEnum):
     """A change arrived after a newer one."""
     RESTORED = "restored"
     """Rows of the record are gone: the raw table was restored to an older state."""
+    ASKED = "asked"
+    """Somebody asked for it, or it is the first read of an object."""
+    FORMULA = "formula"
+    """Fields that no event names are to be refreshed."""
+    SWEEP = "sweep"
+    """A list of ids from the org has the record and the table does not, or the other way round."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,12 @@ class Fields:
 
     def __contains__(self, name: object) -> bool:
         return name in self.places or name in self.parts
+
+    @cached_property
+    def unnamed(self) -> tuple[int, ...]:
+        """Numbers of the columns that only a read of the record fills, such as formula fields."""
+        named = {number for numbers in self.places.values() for number in numbers}
+        return tuple(number for number in range(len(self.columns)) if number not in named)
 
     def lay(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
         """Take the new value of a field, or of a part of one, into *values*."""
@@ -229,10 +242,16 @@ class Fold:
     Args:
         fields: Where fields are in `Record.values`.
         record: What is known before; None for a record that no event was about.
+        since: Where *record* began as a row read from the org: changes before this one, by
+            `Change.order`, are in it. One that is still to come is late.
+        until: Likewise: changes committed up to then may be in it. A diff of such a change that
+            does not fit is skipped.
     """
 
     fields: Fields
     record: Record | None
+    since: tuple[datetime, int, int] | None = None
+    until: datetime | None = None
     cues: list[Cue] = field(default_factory=list)
     """Reasons to read the record again, in order of arrival."""
     versions: list[Record] = field(default_factory=list)
@@ -247,7 +266,7 @@ class Fold:
         if change.change_type == RESTORED:
             self._doubt(Reason.RESTORED, change)
             return
-        if old is not None and change.order < old.order:
+        if self._is_late(change):
             self._doubt(Reason.LATE, change)
             return
         if old is not None and _is_renumbered(old, change):
@@ -275,6 +294,8 @@ class Fold:
         old, kind = self.record, change.change_type
         if kind in _WHOLE:
             values = [none_if_empty(value) for value in change.values]
+            for number in self.fields.unnamed:
+                values[number] = None if old is None else old.values[number]
             return _record(change, values, is_complete=True), None
         if kind == "UPDATE":
             return self._updated(change)
@@ -293,7 +314,8 @@ class Fold:
         doubt = None
         for name in change.changed:
             if name in change.diffs:
-                if not self._lay_diff(name, values, change.values):
+                fits = self._lay_diff(name, values, change.values)
+                if not fits and not self._may_be_in_read(change):
                     doubt = doubt or Reason.DIFF
             elif name in self.fields:
                 self.fields.lay(name, values, change.values)
@@ -303,6 +325,16 @@ class Fold:
             # What brought a deleted record back, and with which fields, is not known.
             return _record(change, values), Reason.MISSING_BASE
         return _record(change, values, before=old), doubt
+
+    def _is_late(self, change: Change) -> bool:
+        if self.since is not None and change.order < self.since:
+            return True
+        return self.record is not None and change.order < self.record.order
+
+    def _may_be_in_read(self, change: Change) -> bool:
+        if self.until is None or change.commit_timestamp is None:
+            return False
+        return change.commit_timestamp <= self.until
 
     def _lay_diff(self, name: str, values: list[Any], new: Sequence[Any]) -> bool:
         """Take the new text of a field that was sent as a diff; say whether it is known."""

@@ -1,0 +1,234 @@
+"""A stand-in for the job of a mirror: a raw table, a log of reads, tables that are committed from
+time to time, and crashes between. Everything that is decided, it asks of the product's rule.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from sfpubsub.spark.mirror import merging, reads
+from sfpubsub.spark.mirror.merging import Mirrored
+from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, Read, Row
+from sfpubsub.spark.tables.records import Change, Cue, ObjectCue, Reason
+from tests.spark.mirror.org_model import FIELDS, OVERFLOW_ID, Org, Sent, time_of
+
+# In ticks. As long as the margin: the worst that the rule has to bear.
+STALENESS = 3
+
+# A read of the whole object comes in two pieces, by id.
+PIECES = (("", "001004"), ("001004", "~"))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A read on its way: of records by id, or of a piece of the object."""
+
+    sent: int
+    as_of: AsOf
+    ids: tuple[str, ...] = ()
+    piece: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    request: Request
+    read: Read
+    rows: dict[str, Row]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a commit makes durable."""
+
+    mirrored: dict[str, Mirrored] = field(default_factory=dict)
+    queue: frozenset[Entry] = frozenset()
+    position: int = 0  # raw rows that were laid
+    merged: int = 0  # answers that were merged
+    pieces: dict[int, Read] = field(default_factory=dict)  # the newest of each that was merged
+
+
+class Job:
+    """One object's mirror."""
+
+    def __init__(self, org: Org, margin: int) -> None:
+        self.org, self.margin = org, margin
+        self.raw: list[tuple[Sent, bool]] = []  # with whether it can be decoded
+        self.undecoded: list[Sent] = []
+        self.delivered = 0
+        self.answers: list[Answer] = []  # durable
+        self.asked: list[Entry] = []  # durable
+        self.tables = self.durable = Tables()
+        self.notes: list[Noted] = []
+        self.requests: list[Request] = []
+        self.ask(Reason.ASKED)
+
+    # The stream.
+
+    def note(self) -> None:
+        """Note what is durable; done whenever that changes, which is best for the rule's foes."""
+        self.notes.append(Noted(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
+
+    def deliver(self, count: int, *, decoded: bool = True) -> None:
+        for event in self.org.bus[self.delivered : self.delivered + count]:
+            is_good = decoded or event.change_type == "GAP_OVERFLOW"
+            self.raw.append((event, is_good))
+            self.delivered += 1
+            if not is_good:
+                self.undecoded.append(event)
+        self.note()
+
+    def redrive(self) -> None:
+        """Decode after all what could not be decoded: it comes again, late."""
+        self.raw += [(event, True) for event in self.undecoded]
+        self.undecoded = []
+        self.note()
+
+    def lose_position(self) -> None:
+        """Go on from the newest event: those that were not delivered never come."""
+        self.delivered = len(self.org.bus)
+        self.ask(Reason.GAP)
+
+    # The queue.
+
+    def ask(self, reason: Reason, record_id: str | None = None) -> None:
+        cue = Cue(reason, None, None, len(self.raw) - 1)
+        entry = Entry(record_id, cue, len(self.asked) + 1)
+        self.asked.append(entry)
+        self.tables = replace(self.tables, queue=self.tables.queue | {entry})
+        self.durable = replace(self.durable, queue=self.durable.queue | {entry})
+        self.note()
+
+    def sweep(self) -> None:
+        live = {i for i, each in self.tables.mirrored.items() if not each.record.is_deleted}
+        for each in sorted(reads.nominated(live, set(self.org.ids()))):
+            self.ask(Reason.SWEEP, each)
+
+    def about(self, record_id: str) -> list[Entry]:
+        return [each for each in self.tables.queue if each.concerns(record_id)]
+
+    # Reads.
+
+    def send(self, *, ids: tuple[str, ...] = (), pieces: tuple[int, ...] = ()) -> bool:
+        """Send a request by id, or requests of pieces of the object, unless it is too early."""
+        now = self.org.now
+        as_of = reads.as_of(self.notes, now, self.margin)
+        if as_of is not None:
+            found = [Request(now, as_of, piece=each) for each in pieces]
+            self.requests += found or [Request(now, as_of, ids)]
+        return as_of is not None
+
+    def send_for_queue(self) -> bool:
+        queued = {e.record_id for e in self.tables.queue if e.record_id and not e.is_about_all}
+        return self.send(ids=tuple(sorted(queued)))
+
+    def answer(self, request: Request, rng: random.Random) -> None:
+        ids = list(request.ids)
+        if request.piece is not None:
+            first, end = PIECES[request.piece]
+            ids = [each for each in self.org.past if first <= each < end]
+        rows = {i: self.org.row(i, request.sent, STALENESS, rng) for i in ids}
+        found = {i: row for i, row in rows.items() if row is not None}
+        if request.piece is None:  # a read by id does not return what is in the bin
+            found = {i: row for i, row in found.items() if not row.is_deleted}
+        known = [event for event, good in self.raw[: request.as_of.ingest_seq + 1] if good]
+        since = max((event.change(0).order for event in known), default=None)
+        read = Read(request.as_of, since, time_of(self.org.now))
+        self.answers.append(Answer(request, read, found))
+        self.requests.remove(request)
+
+    # The one hand that merges.
+
+    def lay(self, end: int) -> None:
+        """Lay the raw rows up to a position."""
+        start = self.tables.position
+        if end <= start:
+            return
+        cues = self._about_all(start, end)
+        queue = {Entry(f"{each.prefix}*" if each.prefix else None, each.cue) for each in cues}
+        queue |= self.tables.queue
+        named = {i for event, good in self.raw[start:end] if good for i in event.record_ids}
+        mirrored = dict(self.tables.mirrored)
+        for record_id in sorted({*named, *mirrored} - {OVERFLOW_ID}):
+            marks = [each.cue for each in cues if record_id.startswith(each.prefix)]
+            changes = self._changes(record_id, start, end)
+            known = mirrored.get(record_id)
+            outcome = merging.lay(FIELDS, record_id, known, changes, marks)
+            queue |= set(outcome.added)
+            if outcome.mirrored is not None:
+                mirrored[record_id] = outcome.mirrored
+        self.tables = replace(self.tables, mirrored=mirrored, queue=frozenset(queue), position=end)
+
+    def _about_all(self, start: int, end: int) -> list[ObjectCue]:
+        found = []
+        for seq, (event, good) in enumerate(self.raw[start:end], start):
+            if not good:
+                found.append(ObjectCue("", Cue(Reason.GAP, None, None, seq)))
+                continue
+            cue = Cue(Reason.GAP, event.change_type, event.timestamp, seq)
+            about = [ObjectCue.of(each, cue) for each in event.record_ids]
+            found += [each for each in about if each is not None]
+        return found
+
+    def _changes(self, record_id: str, start: int, end: int) -> list[Change]:
+        rows = enumerate(self.raw[start:end], start)
+        return [
+            event.change(i) for i, (event, good) in rows if good and record_id in event.record_ids
+        ]
+
+    def merge(self) -> None:
+        """Merge the next answer."""
+        answer = self.answers[self.tables.merged]
+        since = answer.read.as_of.ingest_seq + 1
+        self.lay(since)
+        ids = set(answer.request.ids) | answer.rows.keys()
+        if answer.request.piece is not None:
+            first, end = PIECES[answer.request.piece]
+            ids |= {each for each in self.tables.mirrored if first <= each < end}
+        mirrored, queue = dict(self.tables.mirrored), set(self.tables.queue)
+        for record_id in sorted(ids):
+            known, entries = mirrored.get(record_id), self.about(record_id)
+            row, newest = answer.rows.get(record_id), self._newest(record_id)
+            if row is None:
+                outcome = merging.merge_absence(record_id, known, answer.read, entries, newest)
+            else:
+                changes = self._changes(record_id, since, self.tables.position)
+                outcome = merging.merge_row(
+                    FIELDS, record_id, known, answer.read, row, changes, entries, newest
+                )
+            queue = (queue | set(outcome.added)) - set(outcome.healed)
+            if outcome.mirrored is not None:
+                mirrored[record_id] = outcome.mirrored
+        pieces = dict(self.tables.pieces)
+        if answer.request.piece is not None:
+            known_read = pieces.setdefault(answer.request.piece, answer.read)
+            if known_read.as_of < answer.read.as_of:
+                pieces[answer.request.piece] = answer.read
+        if len(pieces) == len(PIECES):
+            queue -= set(reads.healed_by_object(queue, list(pieces.values())))
+        merged = self.tables.merged + 1
+        self.tables = replace(
+            self.tables, mirrored=mirrored, queue=frozenset(queue), merged=merged, pieces=pieces
+        )
+
+    def _newest(self, record_id: str) -> AsOf | None:
+        """As-of of the newest merged piece of the object that the record is in."""
+        for number, (first, end) in enumerate(PIECES):
+            if first <= record_id < end and number in self.tables.pieces:
+                return self.tables.pieces[number].as_of
+        return None
+
+    def commit(self) -> None:
+        self.durable = self.tables
+
+    def crash(self, *, with_queue: bool) -> None:
+        """Lose what was not committed, and what was on its way.
+
+        Args:
+            with_queue: The next commit had begun: what it adds to the queue comes first.
+        """
+        added = self.tables.queue - self.durable.queue if with_queue else frozenset()
+        self.tables = replace(self.durable, queue=self.durable.queue | added)
+        self.durable = self.tables
+        self.requests, self.notes = [], []
+        self.note()

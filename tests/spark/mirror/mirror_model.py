@@ -1,0 +1,225 @@
+"""The mirror's rule in a world that does its worst, as a machine for hypothesis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Set as AbstractSet
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from sfpubsub.spark.tables.records import Reason
+from tests.spark.mirror.job_model import STALENESS, Job
+from tests.spark.mirror.org_model import NAMED, Org
+
+# What a user does: what events tell of, or gap events of a record; and what they do not tell of.
+TOLD = ("CREATE", "UPDATE", "DIFF", "BOTH", "NULL", "GAP", "DELETE", "UNDELETE")
+UNTOLD = ("GAP_CREATE", "GAP_DELETE", "OVERFLOW", "PURGE", "RATE", "MOVE", "LOSE", "WILD")
+
+
+class DivergedError(AssertionError):
+    """The mirror is not the org."""
+
+
+class MirrorMachine(RuleBasedStateMachine):
+    """Everything that can happen, in any order; when the org rests the mirror must equal it."""
+
+    margin = STALENESS
+    seen: ClassVar[set[Reason]] = set()
+    """Of entries that were open when an org came to rest, in all lives."""
+
+    @initialize(seed=st.integers(0, 2**16), records=st.integers(0, 4), is_read=st.booleans())
+    def begin(self, seed: int, records: int, is_read: bool) -> None:
+        self.rng = random.Random(seed)
+        self.org = Org()
+        for _ in range(records):
+            self.org.create(before=True)
+        self.job = Job(self.org, self.margin)
+        if is_read:  # or the first read is among what happens
+            self.org.now += self.margin
+            self.job.send(pieces=(0, 1))
+            self.answer_all()
+
+    # The org.
+
+    def one(self, which: int, *, in_bin: bool = False) -> str | None:
+        ids = sorted(self.org.ids(in_bin))
+        return ids[which % len(ids)] if ids else None
+
+    @rule(
+        kind=st.sampled_from(TOLD),
+        which=st.integers(0, 3),
+        is_next=st.booleans(),
+    )
+    def write(self, kind: str, which: int, is_next: bool) -> None:
+        if is_next:
+            self.org.commit()
+        value = f"v{len(self.org.bus)}"
+        live, binned = self.one(which), self.one(which, in_bin=True)
+        if kind == "CREATE" or (live is None and kind != "UNDELETE"):
+            self.org.create()
+        elif kind == "UNDELETE":
+            if binned is not None:
+                self.org.undelete(binned)
+        else:
+            assert live is not None
+            self.change(kind, live, value, which)
+
+    def change(self, kind: str, live: str, value: str, which: int) -> None:
+        if kind == "UPDATE":
+            self.org.update([live], value, which % NAMED)
+        elif kind == "BOTH":
+            self.org.update(self.org.ids()[:2], value, 1)
+        elif kind == "NULL":
+            self.org.update([live], None, 1 + which % 2)
+        elif kind == "DIFF":
+            self.org.update_by_diff(live, value)
+        elif kind == "GAP":
+            self.org.update([live], value, which % NAMED, "GAP_UPDATE")
+        else:
+            self.org.delete(live)
+
+    @rule(
+        kind=st.sampled_from(UNTOLD),
+        which=st.integers(0, 3),
+    )
+    def write_badly(self, kind: str, which: int) -> None:
+        """Do what no event tells of in full."""
+        self.org.commit(moved=kind == "MOVE")
+        live, value = self.one(which), f"v{len(self.org.bus)}"
+        if kind == "OVERFLOW":
+            self.org.overflow(value)
+        elif kind == "RATE":
+            self.org.rates.append((self.org.now, len(self.org.rates) + 1))
+        elif kind == "LOSE":
+            self.job.lose_position()
+        elif kind == "GAP_CREATE":
+            self.org.create(kind="GAP_CREATE")
+        elif live is not None and kind == "GAP_DELETE":
+            self.org.delete(live, "GAP_DELETE")
+        elif live is not None and kind == "WILD":
+            for each in self.org.ids():
+                self.org.update([each], value, 0, "GAP_UPDATE")
+                self.org.bus.pop()
+            self.org.send("GAP_UPDATE", "001*")
+        elif kind == "PURGE":
+            gone = self.one(which, in_bin=True) or live
+            if gone is not None:
+                self.org.purge(gone)
+
+    # The mirror.
+
+    @rule(ticks=st.integers(1, STALENESS + 1))
+    def wait(self, ticks: int) -> None:
+        self.org.now += ticks
+
+    @rule(count=st.integers(1, 5), lay=st.booleans())
+    def deliver(self, count: int, lay: bool) -> None:
+        self.job.deliver(count)
+        if lay:
+            self.job.lay(len(self.job.raw))
+
+    @rule(is_again=st.booleans())
+    def fail_to_decode(self, is_again: bool) -> None:
+        if is_again:
+            self.job.redrive()
+        else:
+            self.job.deliver(1, decoded=False)
+
+    @rule(what=st.sampled_from(["queue", "0", "1", "both", "both"]))
+    def send(self, what: str) -> None:
+        if what == "queue":
+            self.job.send_for_queue()
+        else:
+            self.job.send(pieces=(0, 1) if what == "both" else (int(what),))
+
+    @rule(which=st.integers(0, 2), merge=st.booleans())
+    def answer(self, which: int, merge: bool) -> None:
+        if self.job.requests:
+            request = self.job.requests[which % len(self.job.requests)]
+            self.job.answer(request, self.rng)
+        if merge:
+            self.merge_all()
+
+    @rule(is_crash=st.booleans(), with_queue=st.booleans())
+    def commit_or_crash(self, is_crash: bool, with_queue: bool) -> None:
+        if is_crash:
+            self.job.crash(with_queue=with_queue)
+        else:
+            self.job.commit()
+
+    @rule(what=st.sampled_from(["sweep", "formulas", "again"]), which=st.integers(0, 3))
+    def ask(self, what: str, which: int) -> None:
+        if what == "sweep":
+            self.job.sweep()
+        elif what == "formulas":
+            self.job.ask(Reason.FORMULA)
+        else:
+            self.job.ask(Reason.ASKED, self.one(which))
+
+    def merge_all(self) -> None:
+        while self.job.tables.merged < len(self.job.answers):
+            self.job.merge()
+
+    def answer_all(self) -> None:
+        for request in list(self.job.requests):
+            self.job.answer(request, self.rng)
+        self.merge_all()
+
+    # The end.
+
+    @rule(redrives=st.booleans(), answers=st.booleans())
+    def rest(self, redrives: bool, answers: bool) -> None:
+        """The writer stops, everything is consumed, a margin passes, the queue is worked off.
+
+        Args:
+            redrives: Else what cannot be decoded stays so, and comes late in the next life.
+            answers: Else requests stay on their way, and are answered in the next life.
+        """
+        self.job.deliver(len(self.org.bus))
+        if redrives:
+            self.job.redrive()
+        self.job.lay(len(self.job.raw))
+        waiting = [] if answers else self.job.requests
+        if not answers:
+            self.job.requests = []
+        self.answer_all()
+        self.work_off()
+        self.compare(NAMED, leave_out=self.org.silent)
+        self.job.ask(Reason.FORMULA)
+        self.job.sweep()
+        self.work_off()
+        self.compare(NAMED + 1)
+        self.job.requests = waiting
+        if not waiting:  # an old answer may bring one back, until the next sweep
+            self.org.silent.clear()
+
+    def teardown(self) -> None:
+        if hasattr(self, "job"):
+            self.rest(redrives=True, answers=True)
+
+    def work_off(self) -> None:
+        """Read what is in the queue: once, since nothing changes any more."""
+        self.org.now += STALENESS
+        queue = self.job.tables.queue
+        type(self).seen |= {each.cue.reason for each in queue}
+        if any(not each.is_about_all for each in queue):
+            self.job.send_for_queue()
+        if any(each.is_about_all for each in queue):
+            self.job.send(pieces=(0, 1))
+        self.answer_all()
+        if self.job.tables.queue:
+            raise DivergedError(f"the queue still has {self.job.tables.queue}")
+
+    def compare(self, columns: int, leave_out: AbstractSet[str] = frozenset()) -> None:
+        """Compare the mirror with the org, row by row."""
+        rows = {i: each.record for i, each in self.job.tables.mirrored.items()}
+        live = {i: row for i, row in rows.items() if not row.is_deleted and i not in leave_out}
+        truth = set(self.org.ids()) - leave_out
+        if live.keys() != truth:
+            raise DivergedError(f"{sorted(live)} is not {sorted(truth)}")
+        for each, row in live.items():
+            told, there = tuple(row.values[:columns]), self.org.value(each)[:columns]
+            if told != there or row.reread_reason is not None or not row.is_complete:
+                raise DivergedError(f"{each}: {row} is not {there}")

@@ -1,0 +1,199 @@
+"""An org in a few lines: records that change, the events it sends of that, and stale answers.
+
+Computes the truth by itself: nothing of the product is used but the dataclasses of the interface.
+Ticks are its time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sfpubsub.spark.mirror.reads import Row
+from sfpubsub.spark.tables.records import Change, Fields
+
+COLUMNS = ("Phone", "Size", "Note__c", "Rank__c")  # the last is a formula
+FIELDS = Fields(COLUMNS, {name: (place,) for place, name in enumerate(COLUMNS[:3])}, {})
+NAMED = 3  # columns before the formula's
+
+OVERFLOW_ID = "000000000000000AAA"
+
+_EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def time_of(tick: int) -> datetime:
+    """The commit timestamp of a tick."""
+    return _EPOCH + timedelta(seconds=tick)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An event on the bus."""
+
+    record_ids: tuple[str, ...]
+    change_type: str
+    timestamp: datetime
+    number: int
+    sequence: int
+    values: tuple[Any, ...] = (None,) * len(COLUMNS)
+    changed: tuple[str, ...] = ()
+    diffs: tuple[str, ...] = ()
+
+    def change(self, ingest_seq: int) -> Change:
+        place = (self.timestamp, self.number, self.sequence, ingest_seq)
+        return Change(self.change_type, *place, self.values, self.changed, self.diffs)
+
+
+@dataclass(frozen=True)
+class State:
+    """A record's fields that are no formula, and where it is: live, or in the bin."""
+
+    fields: tuple[Any, ...]
+    in_bin: bool = False
+
+
+@dataclass
+class Org:
+    """One object of an org."""
+
+    now: int = 0
+    number: int = 1000
+    sequence: int = 0
+    made: int = 0
+    rates: list[tuple[int, int]] = field(default_factory=lambda: [(-100, 1)])
+    """What the formula depends on, and no event tells of, by tick."""
+    past: dict[str, list[tuple[int, State | None]]] = field(default_factory=dict)
+    """Each record's states, by tick; None: nobody sees it any more."""
+    bus: list[Sent] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    """Live records that were purged without an event."""
+
+    def ids(self, in_bin: bool = False) -> list[str]:
+        """Records that are live, or those in the bin."""
+        newest = {each: states[-1][1] for each, states in self.past.items()}
+        return [each for each, state in newest.items() if state and state.in_bin is in_bin]
+
+    def value(self, record_id: str) -> tuple[Any, ...]:
+        """All columns of a live record."""
+        state = self.past[record_id][-1][1]
+        assert state is not None
+        return (*state.fields, _rank(state, self.rates[-1][1]))
+
+    def row(self, record_id: str, sent: int, staleness: int, rng: random.Random) -> Row | None:
+        """A record in an answer to a request of that tick: as it was somewhere since then, or
+        before, by as much as answers lag.
+        """
+        state = _somewhere(self.past.get(record_id, []), sent - staleness, rng)
+        rate = _somewhere(self.rates, sent - staleness, rng)
+        assert rate is not None
+        return None if state is None else Row((*state.fields, _rank(state, rate)), state.in_bin)
+
+    # What its users do. One call is one transaction.
+
+    def commit(self, *, moved: bool = False) -> None:
+        """Begin a transaction."""
+        if moved:
+            self.now += 1
+            self.number = random.Random(self.now).randrange(100)
+        self.number += 1
+        self.sequence = 0
+
+    def send(self, kind: str, *ids: str, **more: Any) -> None:
+        self.sequence += 1
+        self.bus.append(Sent(ids, kind, time_of(self.now), self.number, self.sequence, **more))
+
+    def put(self, record_id: str, state: State | None) -> None:
+        self.past.setdefault(record_id, []).append((self.now, state))
+
+    def create(self, *, before: bool = False, kind: str = "CREATE") -> None:
+        """Add a record; *before* the stream was open, nobody hears of it."""
+        self.made += 1
+        record_id = f"001{self.made:03}"
+        state = State((f"p{self.made}", None, f"note {self.made}\n"))
+        if before:
+            self.past[record_id] = [(-100, state)]
+            return
+        self.put(record_id, state)
+        self.send(kind, record_id, **({} if kind != "CREATE" else _whole(state)))
+
+    def update(self, ids: list[str], value: str | None, place: int, kind: str = "UPDATE") -> None:
+        """Set one field of records to one value: one event for all of them."""
+        for each in ids:
+            self.put(each, State(_with(self._fields(each), place, value)))
+        values = _with((None,) * len(COLUMNS), place, value)
+        told = {"values": values, "changed": (COLUMNS[place],)} if kind == "UPDATE" else {}
+        self.send(kind, *ids, **told)
+
+    def update_by_diff(self, record_id: str, line: str) -> None:
+        """Add a line to the long text."""
+        fields = self._fields(record_id)
+        old = fields[2]
+        if old is None:
+            self.update([record_id], line + "\n", 2)
+            return
+        self.put(record_id, State(_with(fields, 2, new := old + line + "\n")))
+        # Without lines of context, so that it fits no text but the old one, short as that is.
+        lines = difflib.unified_diff(old.split("\n"), new.split("\n"), lineterm="", n=0)
+        made = list(lines)[2:]
+        sha = hashlib.sha256(new.encode()).hexdigest()
+        text = "\n".join(["--- ", f"+++ {sha}", *made])
+        values = _with((None,) * len(COLUMNS), 2, text)
+        names = ("Note__c",)
+        self.send("UPDATE", record_id, values=values, changed=names, diffs=names)
+
+    def delete(self, record_id: str, kind: str = "DELETE") -> None:
+        self.put(record_id, State(self._fields(record_id), in_bin=True))
+        self.send(kind, record_id)
+
+    def undelete(self, record_id: str) -> None:
+        state = State(self._fields(record_id))
+        self.put(record_id, state)
+        self.send("UNDELETE", record_id, **_whole(state))
+
+    def purge(self, record_id: str) -> None:
+        """Take a record away for good. There is no event of it."""
+        if record_id in self.ids():
+            self.silent.add(record_id)
+        self.put(record_id, None)
+
+    def overflow(self, value: str) -> None:
+        """Change all records, make one and delete one in one transaction, and tell nothing."""
+        live = self.ids()
+        for each in live:
+            self.put(each, State(_with(self._fields(each), 0, value)))
+        if len(live) > 1:
+            self.put(live[0], State(self._fields(live[0]), in_bin=True))
+        self.made += 1
+        self.put(f"001{self.made:03}", State((value, None, None)))
+        self.send("GAP_OVERFLOW", OVERFLOW_ID)
+
+    def _fields(self, record_id: str) -> tuple[Any, ...]:
+        state = self.past[record_id][-1][1]
+        assert state is not None
+        return state.fields
+
+
+def _with(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def _whole(state: State) -> dict[str, Any]:
+    return {"values": (*state.fields, None)}
+
+
+def _rank(state: State, rate: int) -> str:
+    return f"{state.fields[0]} at {rate}"
+
+
+def _somewhere(past: list[tuple[int, Any]], since: int, rng: random.Random) -> Any:
+    """One of the states that there were from a tick on, or None if there was none yet."""
+    first = sum(tick <= since for tick, _ in past)
+    # Mostly the oldest or the newest: those are the ends that rules are about.
+    pick: Callable[[list[int]], int] = rng.choice
+    place = pick([first, first, len(past), rng.randint(first, len(past))])
+    return past[place - 1][1] if place else None
