@@ -153,7 +153,7 @@ class Job:
             marks = [each.cue for each in cues if record_id.startswith(each.prefix)]
             changes = self._changes(record_id, start, end)
             known = mirrored.get(record_id)
-            outcome = merging.lay(FIELDS, record_id, known, changes, marks)
+            outcome = merging.lay(FIELDS, record_id, known, changes, marks, self._newest(record_id))
             queue |= set(outcome.added)
             if outcome.mirrored is not None:
                 mirrored[record_id] = outcome.mirrored
@@ -211,11 +211,11 @@ class Job:
             self.tables, mirrored=mirrored, queue=frozenset(queue), merged=merged, pieces=pieces
         )
 
-    def _newest(self, record_id: str) -> AsOf | None:
-        """As-of of the newest merged piece of the object that the record is in."""
+    def _newest(self, record_id: str) -> Read | None:
+        """The newest merged piece of the object that the record is in."""
         for number, (first, end) in enumerate(PIECES):
             if first <= record_id < end and number in self.tables.pieces:
-                return self.tables.pieces[number].as_of
+                return self.tables.pieces[number]
         return None
 
     def commit(self) -> None:

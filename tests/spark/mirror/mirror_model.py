@@ -192,7 +192,8 @@ class MirrorMachine(RuleBasedStateMachine):
         self.work_off()
         self.compare(NAMED + 1)
         self.job.requests = waiting
-        if not waiting:  # an old answer may bring one back, until the next sweep
+        # What comes late may bring one back, until the next sweep.
+        if not waiting and not self.job.undecoded:
             self.org.silent.clear()
 
     def teardown(self) -> None:

@@ -280,6 +280,18 @@ def test_a_late_event_takes_nothing_back_that_an_overflow_did():
     life.teardown()
 
 
+def test_a_late_create_brings_no_record_back():
+    """A CREATE that is decoded when a read has shown already that the record is gone."""
+    life = MirrorMachine()
+    life.begin(seed=0, records=0, is_read=False)
+    life.write(kind="CREATE", which=0, is_next=True)
+    life.fail_to_decode(is_again=False)
+    life.write_badly(kind="PURGE", which=0)
+    life.write(kind="CREATE", which=0, is_next=True)
+    life.rest(redrives=False, answers=True)
+    life.teardown()
+
+
 def test_a_change_older_than_the_read_is_late():
     """An event decoded after all is not laid over a row that an overflow had made newer."""
     changed = Row(("by the overflow", None, None, None))

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, Row, heals
+from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Record
 
 # A change type of ours, for a record as it was read.
@@ -62,6 +62,7 @@ def lay(
     mirrored: Mirrored | None,
     changes: Sequence[Change],
     about_all: Sequence[Cue],
+    newest: Read | None = None,
 ) -> Outcome:
     """Lay the next events over what is known of a record.
 
@@ -71,13 +72,13 @@ def lay(
         mirrored: What is known before.
         changes: The record's, in order of arrival.
         about_all: Cues of the same raw rows about all records, this one among them.
+        newest: See `is_outdated`. Of a record that it did not return, a change from before it is
+            late, too: that record may be gone.
     """
     read = None if mirrored is None else mirrored.read
     before = None if mirrored is None else mirrored.record
-    if read is None:
-        fold = Fold(fields, before)
-    else:
-        fold = Fold(fields, before, since=read.since, until=read.until)
+    since = max((each.since for each in (read, newest) if each and each.since), default=None)
+    fold = Fold(fields, before, since=since, until=None if read is None else read.until)
     _apply(fold, changes, about_all)
     added = tuple(Entry(record_id, cue) for cue in fold.cues)
     return Outcome(None if fold.record is None else Mirrored(fold.record, read), added)
@@ -91,7 +92,7 @@ def merge_row(
     row: Row,
     changes: Sequence[Change],
     entries: Sequence[Entry],
-    newest: AsOf | None = None,
+    newest: Read | None = None,
 ) -> Outcome:
     """Take a record as a read returned it, and lay the events over it that came since.
 
@@ -124,7 +125,7 @@ def merge_absence(
     mirrored: Mirrored | None,
     read: Read,
     entries: Sequence[Entry],
-    newest: AsOf | None = None,
+    newest: Read | None = None,
 ) -> Outcome:
     """Take it that a read did not return a record that it was to return if it is there.
 
@@ -152,18 +153,18 @@ def merge_absence(
     return Outcome(Mirrored(fold.record, read), (), healed)
 
 
-def is_outdated(read: Read, mirrored: Mirrored | None, newest: AsOf | None) -> bool:
+def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> bool:
     """Whether a newer read of the record was merged, so that this one is left out.
 
     Args:
         read: The read.
         mirrored: What is known of the record.
-        newest: As-of of the newest merged read of the object, or of the piece of it, that would
+        newest: The newest merged read of the object, or of the piece of it, that would
             have returned the record. A record that it did not return, and that no event was about,
             is not known; an older read would bring it back.
     """
-    merged = [newest, mirrored.read.as_of if mirrored and mirrored.read else None]
-    return any(each is not None and read.as_of < each for each in merged)
+    merged = [newest, None if mirrored is None else mirrored.read]
+    return any(each is not None and read.as_of < each.as_of for each in merged)
 
 
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
