@@ -79,10 +79,14 @@ class Job:
         self.note()
 
     def redrive(self) -> None:
-        """Decode after all what could not be decoded: it comes again, late."""
-        self.raw += [(event, True) for event in self.undecoded]
-        self.undecoded = []
+        """Decode after all what could not be decoded: it comes again, late, and whoever does that
+        asks for the records, since a read may have overtaken it without a trace of its time.
+        """
+        again, self.undecoded = self.undecoded, []
+        self.raw += [(event, True) for event in again]
         self.note()
+        for record_id in sorted({each for event in again for each in event.record_ids}):
+            self.ask(Reason.ASKED, record_id)
 
     def lose_position(self) -> None:
         """Go on from the newest event: those that were not delivered never come."""
