@@ -57,7 +57,7 @@ class Shape:
     """A schema of the same bytes whose Python values pyarrow takes for `type`: a union's branches
     are records of one field, which are written like the field; a map is an array of records."""
     native: AvroSchema | None
-    """A schema of the same bytes that pyruhvro decodes without loss; None if there is none."""
+    """A schema of the same bytes that pyruhvro decodes without loss, or None."""
     may_be_empty: bool
     """Whether a value may take no bytes at all."""
     children: tuple[Shape, ...] = ()

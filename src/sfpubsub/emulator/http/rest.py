@@ -141,7 +141,7 @@ def body_of(call: Call) -> dict[str, Any]:
     """The JSON object of a request.
 
     Raises:
-        RestRefused: There is none.
+        RestRefused: The body is not a JSON object, or is not said to be one.
     """
     if call.headers.get_content_type() != "application/json":
         raise RestRefused(

@@ -203,7 +203,7 @@ def _handler(call: Call, pages: Sequence[Route]) -> Handler:
 
 
 def _count(call: Call) -> None:
-    """Count a call of an API against those of the day; one without a good session is none."""
+    """Count a call of an API against those of the day; without a good session it does not count."""
     if not call.path.startswith("/services/data/v") or not call.world.sessions.knows(call.bearer):
         return
     if not call.world.api_calls.take(call.world.clock.now()):

@@ -176,7 +176,7 @@ def _object(call: Call) -> str:
     """The object of a path.
 
     Raises:
-        RestRefused: There is none.
+        RestRefused: No such object exists.
     """
     try:
         return call.world.records.describe(call.parts["object"]).name

@@ -243,15 +243,17 @@ class DeltaTargetTable(LoggedTargetTable):
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(parsed).toSeq()
 
     def _step_of(self, snapshot: Any) -> int:
-        """Return the number of our newest commit; from the checksum beside the log, if it is there.
+        """Return the number of our newest commit; from the checksum beside the log, if that has it.
 
-        Else Delta computes the table's state, by three jobs of Spark.
+        Else, as before our first commit, Delta computes the table's state, by three jobs of Spark.
         """
         checksum = snapshot.checksumOpt()
         known = checksum.get().setTransactions() if checksum.isDefined() else checksum
         if known.isDefined():
             found = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.get())
-            return max((int(n.version()) for n in found if n.appId() == _APPLICATION), default=0)
+            for transaction in found:
+                if transaction.appId() == _APPLICATION:
+                    return int(transaction.version())
         number = snapshot.transactions().get(_APPLICATION)
         return int(number.get()) if number.isDefined() else 0
 

@@ -208,7 +208,7 @@ class SObject:
                     raise ValueError(f"{self.name}.{field.name}: the formula cannot use {name}")
 
     def field(self, name: str) -> Field | None:
-        """The field of that name, in either case; None if there is none."""
+        """The field of that name, in either case; None if it is unknown."""
         return self._by_name.get(name.lower())
 
     def with_field(self, field: Mapping[str, Any]) -> SObject:

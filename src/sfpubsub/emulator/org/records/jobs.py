@@ -137,7 +137,7 @@ class Jobs:
         """One job.
 
         Raises:
-            RecordProblem: There is none of that kind.
+            RecordProblem: No job of that kind has this id.
         """
         with self._changed:
             found = self._jobs.get(eighteen(job_id) if len(job_id) == 15 else job_id)
