@@ -17,7 +17,7 @@ echo "logs and tables: $directory" >&2
 
 status=0
 for source in managed topic; do
-  "$python" tests/faults/killer.py "$source" "$directory/$source" --kills "$kills" --seed "$seed" || status=1
+  "$python" -m tests.faults.killer "$source" "$directory/$source" --kills "$kills" --seed "$seed" || status=1
 done
 if [ "$status" -eq 0 ]; then
   rm -rf "$directory"

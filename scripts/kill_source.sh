@@ -16,5 +16,5 @@ python="${PYTHON:-python3}"
 directory="$(mktemp -d "${TMPDIR:-/tmp}/kill_source.XXXXXX")"
 echo "logs, checkpoint and table: $directory" >&2
 
-"$python" tests/faults/source_killer.py "$directory/run" --kills "$kills" --seed "$seed"
+"$python" -m tests.faults.source_killer "$directory/run" --kills "$kills" --seed "$seed"
 rm -rf "$directory"

@@ -12,8 +12,11 @@ if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi
 
+# Beside the downloads; without it Java starts slower, and that is all.
+python -m tests.java || echo "no archive of Java's classes was made" >&2 &
 prepare_iceberg
 scripts/gen_protos.sh --prepare
+wait
 printf '== set-up took %d s\n' $((SECONDS - began)) >&2
 began=$SECONDS
 

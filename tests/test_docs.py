@@ -20,6 +20,7 @@ import pytest
 from sfpubsub.cli.main import cli, run
 from sfpubsub.config import Settings
 
+from . import java
 from .cli.test_cli import point_at
 from .client.test_managed import ACCOUNT, NAME, TOPIC, committed, orders
 from .conftest import PATIENCE, until
@@ -265,11 +266,10 @@ def terminal(block: str, tmp_path: Path, ports: dict[str, str]) -> Iterator[subp
     for shown, real in ports.items():
         block = block.replace(shown, real)
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("SFPUBSUB_", "XDG_"))}
-    quick = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # half the start
     process = subprocess.Popen(
         ["bash", "-c", block],
         cwd=clone,
-        env={**environ, **quick, "HOME": str(home)},
+        env={**environ, **java.environment(), "HOME": str(home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -28,7 +28,7 @@ ORG = "00D000000000001EAA"
 
 # No deadline: a machine that is busy is no failure. Seeds that fail are printed by Hypothesis.
 FUZZ = settings(
-    max_examples=150,
+    max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -2,7 +2,7 @@
 
 Everything is looked at from outside: processes, directories, the emulator's health page, and at the
 end the table, read by pyarrow. Publishes with the generated stub, not with the client under test.
-``python killer.py --help`` runs it by hand; `test_kill_ingest.py` runs a short one.
+``python -m tests.faults.killer --help`` runs it by hand; `test_kill_ingest.py` runs a short one.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import pyarrow.dataset as ds
 
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
+from tests import java
 
 TOPIC = "/event/Order_Event__e"
 MANAGED = "My_Managed_Subscription"
@@ -234,8 +235,7 @@ class Ingest:
                     **os.environ,
                     **environment,
                     "SFPUBSUB_STATE_DIR": str(table.parent / "state"),  # not the user's own
-                    # Starts in half the time; the figures of a killed job are of no interest.
-                    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                    **java.environment(),  # the figures of a killed job are of no interest
                 },
                 stdout=subprocess.PIPE,
                 stderr=errors,

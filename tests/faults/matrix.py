@@ -23,6 +23,7 @@ from itertools import cycle, islice, product
 from pathlib import Path
 from typing import TypeAlias
 
+from tests import java
 from tests.faults.crash_victim import MOMENTS, WHO
 from tests.faults.killer import DEADLINE, MANAGED, TOPIC, Emulator, Publisher, RunError
 
@@ -104,7 +105,7 @@ class Job:
                     **os.environ,
                     **environment,
                     "SFPUBSUB_STATE_DIR": str(log.parent / "state"),  # not the user's own
-                    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                    **java.environment(),
                 },
                 stdout=subprocess.PIPE,
                 stderr=errors,

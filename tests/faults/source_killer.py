@@ -3,7 +3,8 @@
 The query begins at LATEST, with events on the bus that it must not bring. Its driver, Spark's JVM
 or the source's own process is killed, at random or when a batch's offsets are written and it is not
 committed. Looked at from outside: processes, the checkpoint, and at the end the table, read by
-pyarrow. ``python source_killer.py --help`` runs it by hand; `test_kill_source.py` runs a short one.
+pyarrow. ``python -m tests.faults.source_killer --help`` runs it by hand; `test_kill_source.py` runs
+a short one.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.faults.killer import (  # noqa: E402
+from tests import java
+from tests.faults.killer import (
     DEADLINE,
     GLANCE,
     TOPIC,
@@ -35,6 +34,8 @@ from tests.faults.killer import (  # noqa: E402
     Publisher,
     RunError,
 )
+
+ROOT = Path(__file__).parents[2]
 
 VICTIMS = ("driver", "jvm", "source")
 MOMENTS = ("journaled", "random")
@@ -92,7 +93,12 @@ class Query:
             self.process = subprocess.Popen(
                 [sys.executable, str(ROOT / "tests" / "faults" / "source_job.py"),
                  str(directory / "table"), str(self.checkpoint), TOPIC, "latest", *more],
-                env={**os.environ, **environment, "PYSPARK_PYTHON": sys.executable},
+                env={
+                    **os.environ,
+                    **environment,
+                    **java.environment(),
+                    "PYSPARK_PYTHON": sys.executable,
+                },
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

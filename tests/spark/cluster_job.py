@@ -50,8 +50,7 @@ def main() -> None:
         (directory / "block" / "grpc.py").write_text(BLOCK)
         wanted["spark.executorEnv.PYTHONPATH"] = str(directory / "block")
     (directory / "eventlog").mkdir()
-    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    with spark_session(master, settings=wanted, java_options=options) as spark:
+    with spark_session(master, settings=wanted) as spark:
         report = {
             "executors": sorted(set(spark.range(4, numPartitions=4).rdd.map(probe).collect()))
         }

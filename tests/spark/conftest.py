@@ -15,13 +15,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sfpubsub.spark.runtime.session import spark_session
+from tests import java
 from tests.spark.object_store import ASKED_FOR, ObjectStore
 from tests.spark.object_store import object_store as serve_objects
 
 TABLE_FORMAT = "iceberg" if pyspark.__version__.startswith("4.1.") else "delta"
-
-# Quick to compile, quick to start.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def lake_settings(directory: Path) -> dict[str, str]:
@@ -31,20 +29,15 @@ def lake_settings(directory: Path) -> dict[str, str]:
         "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.shop.type": "hadoop",
         "spark.sql.catalog.shop.warehouse": f"file://{directory}/warehouse",
-        # Generated code is compiled for each query, and each test's queries are new.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # As few tasks as a small table needs.
-        "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.sql.shuffle.partitions": "2",
     }
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_java() -> Iterator[None]:
-    """Start the Java of commands, too, in half the time of the processor."""
+    """Start the Java of the session, and that of commands, as all of the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
+        for name, value in java.environment().items():
+            patch.setenv(name, value)
         yield
 
 
@@ -72,9 +65,7 @@ def spark(lake: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     settings = lake_settings(lake)
     if ASKED_FOR in os.environ:
         settings |= request.getfixturevalue("object_store").settings
-    with spark_session(
-        format=TABLE_FORMAT, java_options=JAVA_OPTIONS, settings=settings
-    ) as session:
+    with spark_session(format=TABLE_FORMAT, settings=settings) as session:
         yield session
 
 
@@ -89,12 +80,12 @@ def _active(request: pytest.FixtureRequest) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what uses the session.
 
-    Where tests run side by side, two workers have a session each, for one half of the files; a
-    third would cost more in Java's start than it brings.
+    Where tests run side by side, two workers have a session each, for half of the work; a third
+    would cost more in Java's start than it brings.
     """
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
-        half = "first" if item.path.name < "test_r" else "second"
+        half = "tables" if item.path.parent.name in ("raw", "tables") else "ingest"
         item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
 
 

@@ -33,11 +33,11 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from sfpubsub.errors import WriteError
 from sfpubsub.spark import EventWriter, spark_session
-from tests.spark.conftest import JAVA_OPTIONS, TABLE_FORMAT, lake_settings
+from tests.spark.conftest import TABLE_FORMAT, lake_settings
 from tests.spark.sample_events import NOW, TOPIC, batch_of
 
 settings = lake_settings(Path(sys.argv[1]))
-with spark_session(format=TABLE_FORMAT, java_options=JAVA_OPTIONS, settings=settings) as spark:
+with spark_session(format=TABLE_FORMAT, settings=settings) as spark:
     writer = EventWriter(spark, sys.argv[2], format=TABLE_FORMAT, topic=TOPIC, clock=lambda: NOW)
     print(writer._jvm.pid, flush=True)
     for first in range(0, 1000, 5):

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError
 from sfpubsub.spark import ForeachBatchWriter, PubSubDataSource
 from sfpubsub.spark.stream import batch
@@ -30,12 +31,13 @@ class Once(EventReader):
 
 @pytest.fixture
 def world(run_emulator):
-    with closing(World(run_emulator())) as made:
+    """A keepalive says that a topic has been read to its end, however busy the machine is."""
+    with closing(World(run_emulator(settings=Settings(keepalive_s=0.3)))) as made:
         yield made
 
 
 def read(world: World, **options: str) -> list[dict]:
-    given = {"topic": TOPIC, "idleTimeout": "0.5", **options}
+    given = {"topic": TOPIC, "idleTimeout": "60", **options}
     reader = Once(SourceOptions.parse(given))
     reader.world = world
     return [
@@ -54,7 +56,15 @@ def test_a_frame_has_everything_from_a_position_to_now(world):
     assert [row["ingest_seq"] for row in found] == list(range(25))
     after = read(world, startingOffsets=published[9].replay_id.hex())
     assert ids(after) == [event.event_id for event in published[10:]]
-    assert read(world, startingOffsets=published[-1].replay_id.hex()) == []
+
+
+def test_a_frame_without_events_waits_for_the_idle_timeout_only(run_emulator):
+    """Not for a keepalive, up to 270 s, as a query whose checkpoint keeps the position would."""
+    with closing(World(run_emulator())) as world:
+        published = world.publish(2)
+        start = published[-1].replay_id.hex()
+        assert read(world, startingOffsets=start, idleTimeout="0.5") == []
+    assert world.emulator.bus.tally.of_topic(TOPIC).keepalives == 0
 
 
 def test_what_does_not_fit_is_refused(world, monkeypatch):
@@ -77,7 +87,7 @@ def test_spark_reads_it_with_the_settings_of_a_file(spark: SparkSession, world, 
     file = settings_file(world.emulator, tmp_path / "settings.toml")
     assert not any(name.startswith("SFPUBSUB_ENDPOINT") for name in os.environ)
     spark.dataSource.register(PubSubDataSource)
-    frame = spark.read.format("sfpubsub").option("topic", TOPIC).option("idleTimeout", "1")
+    frame = spark.read.format("sfpubsub").option("topic", TOPIC)
     rows = frame.option("configFile", str(file)).load().orderBy("ingest_seq").collect()
     assert [row["event_id"] for row in rows] == [event.event_id for event in published]
 
@@ -89,7 +99,7 @@ def test_a_query_of_several_topics_fills_one_table_and_shows_its_lag(spark, worl
     file = settings_file(world.emulator, tmp_path / "settings.toml")
     spark.dataSource.register(PubSubDataSource)
     source = spark.readStream.format("sfpubsub").option("topics", ",".join(topics))
-    source = source.option("startingOffsets", "earliest").option("idleTimeout", "1")
+    source = source.option("startingOffsets", "earliest")
     events = source.option("configFile", str(file)).load()
     with ForeachBatchWriter(spark, tmp_path / "table", topic=topics) as writer:
         query = (

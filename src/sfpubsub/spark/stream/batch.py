@@ -57,7 +57,7 @@ class EventReader(DataSourceReader):
         stream = self._stream()
         found: list[InputPartition] = []
         try:
-            stream.prepareForTriggerAvailableNow()
+            stream.stop_at_now(keeps_position=False)
             limit = stream.getDefaultReadLimit()
             start, size = stream.initialOffset(), 0
             while (end := stream.latestOffset(start, limit)) != start:

@@ -84,9 +84,17 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read only what was published before now, then end."""
+        self.stop_at_now(keeps_position=True)
+
+    def stop_at_now(self, *, keeps_position: bool) -> None:
+        """Read only what was published before now, then end.
+
+        Args:
+            keeps_position: Whether there is a checkpoint, which the next run goes on from.
+        """
         self._until_now = True
         for topic in self._topics:
-            topic.stop_at_now()
+            topic.stop_at_now(keeps_position)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch, or *start* if there is nothing.

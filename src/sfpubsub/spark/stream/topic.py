@@ -94,15 +94,22 @@ class TopicReader:
         self._planned_gaps = 0
         self._horizon: Horizon | None = None
         self._finished = False  # everything that an availableNow query is to read has been read
+        self._keeps_position = True
 
     @property
     def initial(self) -> Offset:
         """Where a query without a checkpoint begins."""
         return Offset(self.topic, self._options.start_of(self.topic))
 
-    def stop_at_now(self) -> None:
-        """Read only what was published before now."""
+    def stop_at_now(self, keeps_position: bool) -> None:
+        """Read only what was published before now.
+
+        Args:
+            keeps_position: Whether the end is kept for another run. If not, no keepalive is waited
+                for, which would renew the position of a topic that has nothing new.
+        """
         self._horizon = Horizon(self._connected(), self.topic)
+        self._keeps_position = keeps_position
 
     @property
     def is_finished(self) -> bool:
@@ -305,6 +312,8 @@ class TopicReader:
         return replace(self._begun, keepalive=tip, at=int(time.time()), first=None)
 
     def _wants_renewal(self) -> bool:
+        if not self._keeps_position:
+            return False
         base = self._begun
         if not base.is_anchored:
             return base.floats  # EARLIEST stays where it is until there is a first event

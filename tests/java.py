@@ -1,0 +1,108 @@
+"""How the tests start Java: with little compilation, and with Spark's classes from an archive.
+
+Two thirds of a Spark's start go into loading and checking some 20,000 classes. From an archive of
+classes that are loaded (Java's class data sharing) a start with a small write takes 10 s of the
+processor instead of 15. ``python -m tests.java`` makes it beside the Python that has this PySpark,
+if there is none for the Java at hand. Without it everything runs as well, only later.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from sfpubsub.spark.runtime.java import find_java_home
+
+# Code that runs for seconds is not worth the second compiler, nor a collector with threads.
+_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+# An archive that another class path or Java made is refused: a line on stdout, and some of that is
+# read by scripts of Spark.
+_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+
+# Settings that a Spark takes unless it is told others: code that is made for a query is compiled
+# for it, and each query of the tests is new; and a small table needs few tasks.
+_SETTINGS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+# What the tests do most, so that its classes are in the archive.
+_EXERCISE = """
+import sys
+from sfpubsub.spark import spark_session
+
+archive = "-XX:ArchiveClassesAtExit=" + sys.argv[2]
+with spark_session(format="delta", java_options=archive) as spark:
+    for format in ("delta", "parquet"):
+        place = sys.argv[1] + "/" + format
+        frame = spark.range(3).selectExpr("id", "cast(id as string) as name", "id % 2 as part")
+        frame.write.format(format).partitionBy("part").save(place)
+        spark.read.format(format).load(place).orderBy("name").collect()
+    spark.sql(
+        f"MERGE INTO delta.`{sys.argv[1]}/delta` t USING (SELECT 1L id, 'x' name, 1L part) s "
+        "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    )
+    stream = spark.readStream.format("delta").load(sys.argv[1] + "/delta").writeStream
+    stream = stream.foreachBatch(lambda frame, number: frame.count() and None)
+    stream = stream.option("checkpointLocation", sys.argv[1] + "/checkpoint")
+    stream.trigger(availableNow=True).start().awaitTermination()
+"""
+
+# Seconds for all of that and for writing the archive, on a busy machine.
+_PATIENCE = 600.0
+
+
+@functools.cache
+def archive() -> Path:
+    """Return where the archive for this Java and this PySpark is, or would be."""
+    java = find_java_home()
+    build = java / "release"
+    of = build.read_bytes() if build.exists() else str(java).encode()
+    build_hash = hashlib.sha256(of).hexdigest()[:12]
+    return Path(sys.prefix) / f"spark-classes-{version('pyspark')}-{build_hash}.jsa"
+
+
+def options() -> str:
+    """Return the options for a Java of the tests."""
+    found = archive()
+    if not found.exists():
+        return _OPTIONS  # named and absent, not even Java's own archive is used
+    return f"{_OPTIONS} -XX:SharedArchiveFile={found} {_QUIET}"
+
+
+def environment() -> dict[str, str]:
+    """Return what makes each Java that is started with it a Java of the tests."""
+    settings = [f"-D{name}={value}" for name, value in _SETTINGS.items()]
+    return {"JDK_JAVA_OPTIONS": " ".join([options(), *settings])}
+
+
+def make() -> None:
+    """Make the archive, unless it is there."""
+    place = archive()
+    if place.exists():
+        return
+    new = place.with_suffix(".new")
+    how = {"JDK_JAVA_OPTIONS": f"{_OPTIONS} {_QUIET}"}
+    with tempfile.TemporaryDirectory() as directory:
+        # Its output ends when Java does, which writes the archive as its last act.
+        subprocess.run(
+            [sys.executable, "-c", _EXERCISE, directory, str(new)],
+            env={**os.environ, **how},
+            capture_output=True,
+            check=True,
+            timeout=_PATIENCE,
+        )
+    new.replace(place)
+
+
+if __name__ == "__main__":
+    make()
