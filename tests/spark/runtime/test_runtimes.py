@@ -63,6 +63,15 @@ def test_a_plain_session_is_left_alone():
     assert session_settings("parquet", {}) == {}
 
 
+@pytest.mark.parametrize("key", ["spark.delta.logStore.class", "delta.logStore.file.impl"])
+def test_a_log_store_that_was_chosen_is_kept(monkeypatch, key: str):
+    """Delta refuses a session that names two; without a choice it is the one for local disks."""
+    monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
+    ours = "spark.delta.logStore.file.impl"
+    assert session_settings("delta", {})[ours] == "io.delta.storage.LocalLogStore"
+    assert ours not in session_settings("delta", {key: "mine.LogStore"})
+
+
 def test_a_session_without_jars_is_told_the_coordinate(spark):
     """Before anything is written: what spark-submit must be given, or where to run."""
     missing = "delta" if TABLE_FORMAT == "iceberg" else "iceberg"

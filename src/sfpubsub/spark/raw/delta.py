@@ -25,7 +25,7 @@ from sfpubsub.spark.raw.layout import Layout, layout_with
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import APPLICATION, State
-from sfpubsub.spark.runtime.runtimes import check_session
+from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, active_session, first_line
 
 
@@ -45,9 +45,8 @@ class DeltaTable(LoggedTable):
         """Where its log is; of a catalog's table known once there is one."""
         self._exists = False
         self._jvm: Any = self._spark._jvm
-        # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
-        # files, and costs each commit of a small one 0.3 s.
-        self._spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
+        for name, value in delta_settings(local=place.local is not None).items():
+            self._spark.conf.set(name, value)
         # A minimum and a maximum would be an order, and replay ids have none.
         self._spark.conf.set("parquet.column.statistics.enabled#replay_id", "false")
 

@@ -29,6 +29,7 @@ from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.paths import is_object_store
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import State
+from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_session
 from sfpubsub.spark.runtime.session import active_session
 
@@ -213,7 +214,7 @@ class IcebergTable(LoggedTable):
             return True
 
         properties = {STATE: state.to_json(), _STATE_OF: str(staged)}
-        return published(self._jvm, operations, staged, properties, is_ours)
+        return published(self._spark, operations, staged, properties, is_ours)
 
     def _replace(self, frame: DataFrame, state: State) -> None:
         if not self.place.in_catalog:
@@ -318,7 +319,7 @@ def check_catalog(spark: SparkSession, place: Destination) -> None:
 
 
 def published(
-    jvm: Any,
+    spark: SparkSession,
     operations: Any,
     staged: int,
     properties: Mapping[str, str],
@@ -327,7 +328,7 @@ def published(
     """Exchange a table's metadata for one whose main branch ends in a staged snapshot.
 
     Args:
-        jvm: Spark's.
+        spark: The session.
         operations: The table's.
         staged: Id of the snapshot.
         properties: What the table is given with it.
@@ -345,7 +346,8 @@ def published(
         if snapshot is None or snapshot.parentId() != tip(base):
             return False
         changed = (
-            jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
+            java_class(spark, "org.apache.iceberg.TableMetadata")
+            .buildFrom(base)
             .setBranchSnapshot(staged, MAIN)
             .setProperties(dict(properties))
             .build()

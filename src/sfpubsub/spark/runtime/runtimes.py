@@ -98,6 +98,11 @@ _EXTENSIONS = {"delta": "io.delta.sql.DeltaSparkSessionExtension"}
 _SETTINGS = {
     "delta": {"spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog"}
 }
+# How Delta writes its log on a disk of this machine. Its default starts ten processes (readlink,
+# chmod) for a commit, because Hadoop asks for links by command; this one starts two. Both make a
+# commit by a rename, which one process at a time may do: the leases of our tables see to that.
+_LOG_STORES = ("spark.delta.logStore.", "delta.logStore.")
+_LOCAL_LOG_STORE = {"spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore"}
 _CLASSES = {
     "delta": "io.delta.tables.DeltaTable",
     "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
@@ -152,6 +157,8 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
     jars = [ivy / "jars" / _file_name(module) for module in runtime.modules]
     lists = {"spark.sql.extensions": _EXTENSIONS.get(format, "")}
     wanted = {**_SETTINGS.get(format, {})}
+    if format == "delta" and not any(key.startswith(_LOG_STORES) for key in settings):
+        wanted.update(_LOCAL_LOG_STORE)
     # Ivy does not copy a jar by one step: what a start that was killed left may be a part of one.
     if all(zipfile.is_zipfile(jar) for jar in jars):
         lists["spark.jars"] = ",".join(jar.as_uri() for jar in jars)
@@ -165,6 +172,26 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
         if text:
             wanted[key] = ",".join(filter(None, [settings.get(key), text]))
     return wanted
+
+
+def delta_settings(*, local: bool) -> dict[str, str]:
+    """Return what a session that writes small Delta commits is told.
+
+    Args:
+        local: Whether the tables are on a disk of this machine.
+    """
+    settings = {
+        # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
+        # files, and costs each commit of a small one 0.3 s.
+        "spark.databricks.delta.snapshotPartitions": "2",
+    }
+    if local:
+        # What writes the checksum beside a commit; the default starts ten processes, as above.
+        settings["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.sql.execution.streaming.checkpointing."
+            "FileSystemBasedCheckpointFileManager"
+        )
+    return settings
 
 
 def check_file_system(spark: SparkSession, url: str) -> None:

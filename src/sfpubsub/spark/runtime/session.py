@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.runtime.java import find_java_home
+from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.spark.runtime.runtimes import check_session, session_settings
 
@@ -45,8 +46,7 @@ SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
 @contextmanager
 def active_session(spark: SparkSession) -> Iterator[None]:
     """Make *spark* the thread's active session: some of what the formats do looks for it there."""
-    jvm: Any = spark._jvm
-    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
     try:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.frames import spark_schema, sql_text
-from sfpubsub.spark.runtime.runtimes import check_session
+from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import active_session, frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
@@ -48,6 +48,11 @@ _BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batc
 # at most so many small files of the log.
 _CHECKPOINT_COMMITS = 50
 
+# Classes of the JVM.
+_TABLE = "io.delta.tables.DeltaTable"
+_PATH = "org.apache.hadoop.fs.Path"
+_CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
+
 # Column mapping is off: a file's columns are found by the names that the table shows.
 _UNMAPPED = ("none", "NoMapping")
 
@@ -58,9 +63,7 @@ class DeltaTarget(LoggedTarget):
     def __init__(self, spark: SparkSession, place: Place) -> None:
         check_session(spark, "delta")
         settings = {
-            # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
-            # files, and costs each commit of a small one 0.3 s.
-            "spark.databricks.delta.snapshotPartitions": "2",
+            **delta_settings(local=place.local is not None),
             # Keeps the numbers of transactions in the checksum, so that reading ours is no job.
             "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
         }
@@ -163,7 +166,7 @@ class DeltaTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         condition = " AND ".join(f"t.`{name}` = s.`{name}`" for name in on)
-        values, new = self._jvm.java.util.HashMap(), self._jvm.java.util.HashMap()
+        values, new = self._java("java.util.HashMap")(), self._java("java.util.HashMap")()
         for name in source.columns:
             values[f"`{name}`"] = f"s.`{name}`"
         for name in replaced or source.columns:
@@ -191,11 +194,11 @@ class DeltaTargetTable(LoggedTargetTable):
             return self._spark.read.format("delta").load(self._address)
 
     def _create(self, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool) -> None:
-        made = self._jvm.io.delta.tables.DeltaTable.createIfNotExists(self._java_session)
+        made = self._java(_TABLE).createIfNotExists(self._java_session)
         if self._in_catalog:
             made = made.tableName(self._address)
         else:  # as Hadoop writes it, or Delta takes it for two different places
-            made = made.location(self._jvm.org.apache.hadoop.fs.Path(self._address).toString())
+            made = made.location(self._java(_PATH)(self._address).toString())
         made = made.property(_FACTS, json.dumps(dict(facts)))
         made = made.property("delta.checkpointInterval", str(_CHECKPOINT_COMMITS))
         if merged:
@@ -219,7 +222,7 @@ class DeltaTargetTable(LoggedTargetTable):
             sync(path)
         else:
             log = self._log()
-            path = self._jvm.org.apache.hadoop.fs.Path(log.dataPath(), name)
+            path = self._java(_PATH)(log.dataPath(), name)
             stream = path.getFileSystem(log.newDeltaHadoopConf()).create(path, False)
             try:
                 stream.write(content)
@@ -236,11 +239,11 @@ class DeltaTargetTable(LoggedTargetTable):
 
     def _parsed(self, actions: Sequence[Mapping[str, Any]]) -> Any:
         """Return actions as Delta's own, from the form of its log, which no version changes."""
-        action = self._jvm.org.apache.spark.sql.delta.actions.Action
-        parsed = self._jvm.java.util.ArrayList()
+        action = self._java("org.apache.spark.sql.delta.actions.Action")
+        parsed = self._java("java.util.ArrayList")()
         for record in actions:
             parsed.add(action.fromJson(json.dumps(record)))
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(parsed).toSeq()
+        return self._java(_CONVERTERS).asScala(parsed).toSeq()
 
     def _step_of(self, snapshot: Any) -> int:
         """Return the number of our newest commit; from the checksum beside the log, if that has it.
@@ -250,8 +253,7 @@ class DeltaTargetTable(LoggedTargetTable):
         checksum = snapshot.checksumOpt()
         known = checksum.get().setTransactions() if checksum.isDefined() else checksum
         if known.isDefined():
-            found = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.get())
-            for transaction in found:
+            for transaction in self._java(_CONVERTERS).asJava(known.get()):
                 if transaction.appId() == _APPLICATION:
                     return int(transaction.version())
         number = snapshot.transactions().get(_APPLICATION)
@@ -263,9 +265,9 @@ class DeltaTargetTable(LoggedTargetTable):
         After one of Delta's manual updates it would compute the table's state anew, by three jobs
         of Spark, instead of adding the commit to what it knows.
         """
-        update = self._jvm.org.apache.spark.sql.delta.DeltaOperations.StreamingUpdate
-        append = self._jvm.org.apache.spark.sql.streaming.OutputMode.Append()
-        return update(append, _APPLICATION, step, self._jvm.scala.Option.empty())
+        update = self._java("org.apache.spark.sql.delta.DeltaOperations$StreamingUpdate")
+        append = self._java("org.apache.spark.sql.streaming.OutputMode").Append()
+        return update(append, _APPLICATION, step, self._nothing)
 
     def _check_names(self, metadata: Any) -> None:
         mode = str(metadata.columnMappingMode().name())
@@ -284,7 +286,7 @@ class DeltaTargetTable(LoggedTargetTable):
             yield
 
     def _table(self) -> Any:
-        java = self._jvm.io.delta.tables.DeltaTable
+        java = self._java(_TABLE)
         if self._in_catalog:
             return java.forName(self._java_session, self._address)
         return java.forPath(self._java_session, self._address)
@@ -296,25 +298,25 @@ class DeltaTargetTable(LoggedTargetTable):
     def _is_there(self) -> bool:
         if self._in_catalog:
             return bool(self._spark.catalog.tableExists(self._address))
-        java = self._jvm.io.delta.tables.DeltaTable
-        return bool(java.isDeltaTable(self._java_session, self._address))
+        return bool(self._java(_TABLE).isDeltaTable(self._java_session, self._address))
 
     def _properties(self) -> dict[str, str]:
         found = self._snapshot().metadata().configuration()
-        return dict(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
+        return dict(self._java(_CONVERTERS).asJava(found))
 
     def _log(self) -> Any:
         if self._location is None:
             row = self._spark.sql(f"DESCRIBE DETAIL {self._address}").collect()[0]
             self._location = str(row["location"])
-        logs = self._jvm.org.apache.spark.sql.delta.DeltaLog
+        logs = self._java("org.apache.spark.sql.delta.DeltaLog")
         return logs.forTable(self._java_session, self._location)
 
     def _snapshot(self) -> Any:
-        log = self._log()
-        none = self._jvm.scala.Option.empty()
-        log.update(False, none, none)
-        return log.unsafeVolatileSnapshot()
+        return self._log().update(False, self._nothing, self._nothing)
+
+    @property
+    def _nothing(self) -> Any:
+        return self._java("scala.Option").empty()
 
 
 def _lacking(there: Any, wanted: Any) -> bool:

@@ -103,7 +103,7 @@ class IcebergTargetTable(LoggedTargetTable):
         there = self.exists()
         with self._errors("cannot be made"), active_session(self._target.spark):
             java = self._java_session.parseDataType(spark_schema(columns).json())
-            wanted = self._jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(java)
+            wanted = self._iceberg("spark.SparkSchemaUtil").convert(java)
             if not there:
                 self._create(wanted, columns, facts or {}, merged=merged)
                 return
@@ -196,7 +196,7 @@ class IcebergTargetTable(LoggedTargetTable):
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
         """Exchange the table's metadata; say no where it has changed, to look at all again."""
         return published(
-            self._jvm,
+            self._spark,
             operations,
             staged,
             {_STEP: str(step)},
@@ -206,7 +206,6 @@ class IcebergTargetTable(LoggedTargetTable):
     def _create(
         self, schema: Any, columns: pa.Schema, facts: Mapping[str, str], *, merged: bool
     ) -> None:
-        iceberg = self._jvm.org.apache.iceberg
         properties = {
             **STAGING_PROPERTIES,
             **(_MERGED if merged else {}),
@@ -222,18 +221,17 @@ class IcebergTargetTable(LoggedTargetTable):
                 creation = creation.tableProperty(key, value)
             creation.create()
         else:
-            spec = iceberg.PartitionSpec.unpartitioned()
-            order = iceberg.SortOrder.unsorted()
+            spec = self._iceberg("PartitionSpec").unpartitioned()
+            order = self._iceberg("SortOrder").unsorted()
             self._tables().create(schema, spec, order, properties, self._address)
         table = self._table()
         # Made of the table's own ids, and kept up by Iceberg as columns are added.
-        mapping = iceberg.mapping
-        names = mapping.NameMappingParser.toJson(mapping.MappingUtil.create(table.schema()))
-        table.updateProperties().set(_NAMES, names).commit()
+        names = self._iceberg("mapping.MappingUtil").create(table.schema())
+        text = self._iceberg("mapping.NameMappingParser").toJson(names)
+        table.updateProperties().set(_NAMES, text).commit()
 
     def _put(self, content: bytes) -> Any:
         """Put a file where the table's own would be, and return Iceberg's record of it."""
-        iceberg = self._jvm.org.apache.iceberg
         table = self._table()
         path = table.locationProvider().newDataLocation(f"{uuid.uuid4()}.parquet")
         stream = table.io().newOutputFile(path).create()
@@ -242,12 +240,12 @@ class IcebergTargetTable(LoggedTargetTable):
         finally:
             stream.close()
         file = table.io().newInputFile(path)
-        names = iceberg.mapping.NameMappingParser.fromJson(self._name_mapping(table))
-        metrics = iceberg.parquet.ParquetUtil.fileMetrics(
-            file, iceberg.MetricsConfig.forTable(table), names
-        )
+        names = self._iceberg("mapping.NameMappingParser").fromJson(self._name_mapping(table))
+        wanted = self._iceberg("MetricsConfig").forTable(table)
+        metrics = self._iceberg("parquet.ParquetUtil").fileMetrics(file, wanted, names)
         return (
-            iceberg.DataFiles.builder(table.spec())
+            self._iceberg("DataFiles")
+            .builder(table.spec())
             .withInputFile(file)
             .withFormat("PARQUET")
             .withMetrics(metrics)
@@ -282,12 +280,16 @@ class IcebergTargetTable(LoggedTargetTable):
             return tables.load(self._address) if tables.exists(self._address) else None
         if not self._spark.catalog.tableExists(self._address):
             return None
-        spark = self._jvm.org.apache.iceberg.spark
-        return spark.Spark3Util.loadIcebergTable(self._java_session, self._address)
+        spark = self._iceberg("spark.Spark3Util")
+        return spark.loadIcebergTable(self._java_session, self._address)
 
     def _tables(self) -> Any:
         configuration = self._java_session.sessionState().newHadoopConf()
-        return self._jvm.org.apache.iceberg.hadoop.HadoopTables(configuration)
+        return self._iceberg("hadoop.HadoopTables")(configuration)
+
+    def _iceberg(self, name: str) -> Any:
+        """Return a class of Iceberg's."""
+        return self._java(f"org.apache.iceberg.{name}")
 
 
 def _catalog_of(place: Place) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.lease import Lease
+from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import (
     SPARK_ERRORS,
@@ -140,7 +141,6 @@ class LoggedTargetTable(TargetTable):
         super().__init__(name)
         self._target = target
         self._spark = target.spark
-        self._jvm: Any = target.spark._jvm
         self._address = target.place.of(name)
 
     @contextmanager
@@ -158,6 +158,10 @@ class LoggedTargetTable(TargetTable):
                 f"{self._address} has step {found} after step {step} was written to it: end the "
                 f"other writers of it"
             )
+
+    def _java(self, name: str) -> Any:
+        """Return a class of the JVM."""
+        return java_class(self._spark, name)
 
     @property
     def _java_session(self) -> Any:
