@@ -120,8 +120,8 @@ def test_the_true_reason_goes_first():
 
 TABLE = [
     # error, reconnect, failureReason -> what to do
-    ("503::busy", "retry", "", Next.WAIT),
-    ("401::Authentication invalid", "none", BUSY, Next.WAIT),
+    ("503::busy", "retry", "", Next.BUSY),
+    ("401::Authentication invalid", "none", BUSY, Next.BUSY),
     ("403::Unknown client", "handshake", "", Next.HANDSHAKE),
     ("402::session_unknown", "handshake", "", Next.HANDSHAKE),
     ("401:abc:Unknown client", "handshake", "", Next.HANDSHAKE),
@@ -138,7 +138,7 @@ TABLE = [
         "403::Handshake denied",
         "none",
         "403::Organization concurrent user limit exceeded",
-        Next.WAIT,
+        Next.LIMIT,
     ),
     ("403::Handshake denied", "none", "", Next.STOP),
     ("403::User not enabled for streaming", None, "", Next.STOP),

@@ -35,7 +35,7 @@ from ..cli.test_cli import point_at
 from ..client.test_faces import callables, members, parameters, spelled
 from ..conftest import PATIENCE, until
 from .conftest import TOPIC, numbered
-from .faces import session_of
+from .faces import QUICK, Current, session_of
 
 
 def org(emulator):
@@ -387,7 +387,7 @@ def test_from_env_takes_the_settings(emulator, monkeypatch):
     point_at(emulator, monkeypatch, SFPUBSUB_STREAMING_API_VERSION="60.0")
     with StreamingClient.from_env(replay=-2) as client:
         client.subscribe(TOPIC)
-        assert client._transport.args[1] == "/cometd/60.0"
+        assert client._driver._transport._path == "/cometd/60.0"
     with pytest.raises(ConfigurationError, match="37"):
         StreamingClient.from_env({"streaming_api_version": "9.0"})
 
@@ -464,9 +464,13 @@ def test_odd_records_are_errors():
 
 
 def test_the_session_is_shared(emulator):
-    """One sign-in for this client and the other."""
-    shared = CurrentSession(StaticSession(session_of(emulator)))
-    client = StreamingClient(shared)
-    assert client._sessions is shared
-    with client:
-        until(lambda: not client.closed)
+    """One sign-in for this client and the other, and one renewal."""
+    provider = Current(emulator)
+    shared = CurrentSession(provider)
+    first, second = StreamingClient(shared, pace=QUICK), StreamingClient(shared, pace=QUICK)
+    with first, second:
+        emulator.faults.add(Fault("revoke_token"))
+        until(lambda: provider.renewals)
+        for client in (first, second):
+            client.subscribe(TOPIC)
+    assert provider.renewals == 1

@@ -184,6 +184,13 @@ class CurrentSession:
         self._failures = 0
         self._failure: SfPubSubError | None = None  # the last one
 
+    @classmethod
+    def of(cls, session: Session | SessionProvider) -> CurrentSession:
+        """Return what a client's calls share: *session* itself, if it is one already."""
+        if isinstance(session, CurrentSession):
+            return session
+        return cls(StaticSession(session) if isinstance(session, Session) else session)
+
     def get(self) -> Session:
         """Return the current session; fetches the first one.
 

@@ -64,8 +64,7 @@ class StreamingClient(StreamingBase):
     def close(self) -> None:
         """Say goodbye to the server. What was fetched can still be received."""
         _finished(self._close())
-        if self._driver is not None:
-            self._driver.join()
+        self._driver.join()
 
     def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel; returns when the server has confirmed it.
@@ -151,12 +150,9 @@ class StreamingClient(StreamingBase):
     def __iter__(self) -> Iterator[StreamingMessage]:
         while (message := _finished(self._next())) is not None:
             yield message
-            driver = self._driver
-            if driver is None or self._keeps:
-                continue
             # With nothing to keep, straight from the queue, which costs a fraction.
-            items, take = driver.protocol.items, driver.take
-            while items and isinstance(head := items[0], StreamingMessage):
+            items, take = self._driver.items, self._driver.take
+            while not self._keeps and items and isinstance(head := items[0], StreamingMessage):
                 take()
                 yield head
 
