@@ -1,7 +1,7 @@
 """What both faces of the streaming client share, which is all but waiting.
 
-What waits is written once, as coroutines over `_until` and `_stored`. Those of the asyncio face
-wait in the loop; those of the other one wait in the caller's thread, and never suspend.
+What waits is written once, as coroutines over `_until` and `_stored`. Here those wait in the
+caller's thread, so that nothing ever suspends; those of the asyncio face wait in the loop.
 
 A position is kept when its message is handed out (automatic policy), or when the application says
 so (manual). It only moves forward, in order of arrival.
@@ -13,8 +13,7 @@ import json
 import logging
 import random
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import Any, Literal, Self, get_args
@@ -51,7 +50,7 @@ ReplayPolicy = Literal["automatic", "manual"]
 _VERSION = re.compile(r"(3[7-9]|[4-9]\d|\d{3})\.0")
 
 
-class StreamingBase(ABC):
+class StreamingBase:
     """A client of the Streaming API; see the two faces."""
 
     _AWAITS = False  # whether the face can await a store
@@ -155,19 +154,18 @@ class StreamingBase(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
 
-    # What the faces wait with.
+    # What the asyncio face does in its own way.
 
-    @abstractmethod
-    def _new_bell(self) -> Callable[[], None]:
-        """Make what `_until` waits for; return what rings it, from any thread."""
+    def _launch(self, driver: StreamingDriver) -> None:
+        driver.start()
 
-    @abstractmethod
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        """Wait until *condition* holds after a ring, or for *timeout* seconds."""
+        """Wait until *condition* holds after a step of the driver, or for *timeout* seconds."""
+        self._driver.wait(condition, timeout)
 
-    @abstractmethod
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        """Return what a call of the store returns, awaited if need be."""
+        """Return what a call of the store returns."""
+        return call()
 
     # What they do.
 
@@ -175,7 +173,7 @@ class StreamingBase(ABC):
         if not self.closed:
             raise LocalProtocolError("the client is open already")
         self._driver = driver = self._new_driver()
-        driver.start(self._new_bell())
+        self._launch(driver)
         try:
             await self._ask(driver.protocol.open)
         except BaseException:  # interrupted or cancelled: nobody would close it
@@ -239,6 +237,13 @@ class StreamingBase(ABC):
             await self._ack(head)
         driver.take()
         return head
+
+    def _at_once(self) -> Iterator[StreamingMessage]:
+        """Take what is there already, if nothing is to be kept: that costs a fraction."""
+        items, take = self._driver.items, self._driver.take
+        while not self._keeps and items and isinstance(head := items[0], StreamingMessage):
+            take()
+            yield head
 
     async def _ack(self, message: StreamingMessage) -> None:
         name, number = message.subscription, message.replay_id

@@ -8,7 +8,6 @@ Nothing is decided here. The application's replay store is not touched here.
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -49,20 +48,19 @@ class StreamingDriver:
         """Whether nothing will happen any more, or nothing yet."""
         self._transport = transport
         self._on_gap = on_gap
-        self._notify: Callable[[], None]
-        self._clock = threading.Condition()  # its lock serialises the protocol and its commands
+        self._ring: Callable[[], None]
+        self._news = threading.Condition()  # its lock serialises the protocol and its commands
         self._room_at = protocol.max_pending_count - 1  # so many wait when polling goes on
-        self._wakes_at = math.inf  # when the thread for the deadlines will look again
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
 
-    def start(self, notify: Callable[[], None]) -> None:
+    def start(self, ring: Callable[[], None] = lambda: None) -> None:
         """Start the threads; they end with the protocol.
 
         Args:
-            notify: Called in any thread when there may be news for the application; must not wait.
+            ring: Called in any thread when there may be news for the application; must not wait.
         """
-        self._notify, self.over = notify, False
+        self._ring, self.over = ring, False
         work: dict[str, Callable[[], None]] = {"sfpubsub-streaming": self._run}
         work |= {f"sfpubsub-{lane.value}": partial(self._work, lane) for lane in Lane}
         for name, target in work.items():
@@ -78,7 +76,7 @@ class StreamingDriver:
         Raises:
             LocalProtocolError: The caller broke a rule; nothing has changed.
         """
-        with self._clock:
+        with self._news:
             if self.over:
                 return
             now = time.monotonic()
@@ -94,12 +92,15 @@ class StreamingDriver:
                 self.protocol.stop(failure)
                 self._carry_out(self.protocol.tick(now))
             self.over = self.protocol.state is State.STOPPED
-            self._notify()
-            if self.over:
-                for jobs in self._jobs.values():
-                    jobs.put(None)
-            if self.over or self.protocol.deadline < self._wakes_at:
-                self._clock.notify()
+            for jobs in self._jobs.values() if self.over else ():
+                jobs.put(None)
+            self._news.notify_all()
+            self._ring()
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> None:
+        """Wait until *condition* holds after a step, or for *timeout* seconds."""
+        with self._news:
+            self._news.wait_for(condition, timeout)
 
     def take(self) -> None:
         """Take the first item away. For one thread."""
@@ -122,12 +123,13 @@ class StreamingDriver:
                 self._on_gap(command)
 
     def _run(self) -> None:
-        with self._clock:
+        with self._news:
             while not self.over:
-                self._wakes_at = self.protocol.deadline
-                rest = self._wakes_at - time.monotonic()
-                self._clock.wait(max(0.0, min(rest, threading.TIMEOUT_MAX)))
-                self.step()
+                rest = self.protocol.deadline - time.monotonic()
+                if rest > 0:
+                    self._news.wait(min(rest, threading.TIMEOUT_MAX))
+                else:
+                    self.step()
 
     def _work(self, lane: Lane) -> None:
         while (request := self._jobs[lane].get()) is not None:

@@ -14,9 +14,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import groupby, repeat
-from operator import itemgetter
 from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, ReplayIdRejectedError, SfPubSubError
@@ -147,10 +144,8 @@ class Subscriptions:
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
         channel = self._by_path.get(path)
         if channel is not None and channel.name != name:
-            raise LocalProtocolError(
-                f"{path} is subscribed as {channel.name} already, and its positions are one: use "
-                f"another client for {name}"
-            )
+            held = f"{path} is subscribed as {channel.name}, and has one position"
+            raise LocalProtocolError(f"{held}: use another client for {name}")
         return channel
 
     # Asking and hearing.
@@ -248,27 +243,23 @@ class Subscriptions:
         for item in self._by_path.values():
             if item.early and item.is_live:
                 events, item.early = events + item.early, []
-        for path, group in groupby(events, itemgetter("channel")):
-            channel, run = self._by_path.get(path.partition("?")[0]), list(group)
+        path, name, channel = "", "", None
+        put, make, order = self.items.append, tuple.__new__, self.order  # there are many events
+        for event in events:
+            if event["channel"] != path:
+                path = name = event["channel"]
+                channel = self._by_path.get(path.partition("?")[0])
+                if channel is not None:
+                    name = channel.name
             if channel is not None and not channel.is_live:
-                channel.early += run
+                channel.early.append(event)
                 continue
-            ids = [_replay_id(event) for event in run]
-            name = path
-            if channel is not None:
-                name = channel.name
-                known = (number for number in reversed(ids) if number is not None)
-                channel.position = next(known, channel.position)
-            # Without a call of ours for each, as there are many.
-            self.items.extend(map(_MAKE, zip(run, repeat(name), ids, self.order)))
-
-
-_MAKE = partial(tuple.__new__, StreamingMessage)
-
-
-def _replay_id(event: Message) -> int | None:
-    try:
-        found = event["data"]["event"]["replayId"]
-    except (KeyError, TypeError):
-        return None
-    return found if type(found) is int and found >= 0 else None  # True is an int to isinstance
+            try:
+                number = event["data"]["event"]["replayId"]
+            except (KeyError, TypeError):
+                number = None
+            if type(number) is not int or number < 0:  # True is an int to isinstance
+                number = None
+            elif channel is not None:
+                channel.position = number
+            put(make(StreamingMessage, (event, name, number, next(order))))
