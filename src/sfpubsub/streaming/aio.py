@@ -90,7 +90,7 @@ class AsyncStreamingClient(StreamingBase):
 
     async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
         self._turn -= 1
-        if self._turn < 0:  # before anything is taken: it may be cancelled
+        if self._turn <= 0:  # before anything is taken: it may be cancelled
             await next_turn()
             self._turn = _TURN
         return await super()._next(timeout)
