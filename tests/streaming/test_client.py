@@ -31,6 +31,7 @@ from sfpubsub.streaming import AsyncStreamingClient, PushTopics, StreamingClient
 from sfpubsub.streaming.positions import as_number
 from sfpubsub.tooling.pushtopics import rows_of
 
+from ..auth.servers import connect_proxy
 from ..cli.test_cli import point_at
 from ..client.test_faces import callables, members, parameters, spelled
 from ..conftest import PATIENCE, until
@@ -380,6 +381,24 @@ def test_it_works_over_tls(face, run_emulator, tmp_path):
     client = face(emulator, TOPIC, replay=-2, ca_file=str(emulator.ca_file))
     assert client.ids(1) == found
     client.close()
+
+
+def test_it_goes_through_a_proxy(face, run_emulator, monkeypatch):
+    """Both lanes, TLS end to end; the setting goes before the environment."""
+    for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    emulator = run_emulator(tls=True)
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    with connect_proxy() as proxy:
+        client = face(
+            emulator, TOPIC, replay=-2, ca_file=str(emulator.ca_file), proxy=proxy.url, pace=QUICK
+        )
+        assert client.ids(1) == found
+        client.close()
+    port = emulator.http_url.rpartition(":")[2]
+    assert len(proxy.asked) >= 3  # handshake, poll, subscribe
+    assert {asked.rpartition(":")[2] for asked in proxy.asked} == {port}
 
 
 def test_from_env_takes_the_settings(emulator, monkeypatch):

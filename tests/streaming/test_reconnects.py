@@ -244,6 +244,25 @@ def test_a_channel_without_any_id_tells_of_its_gap(face, emulator, caplog):
     until(lambda: client.subscriptions and emulator.cometd.sessions.count() == 1)
 
 
+def test_closing_in_the_middle_of_a_poll_loses_nothing(face, emulator):
+    """What is published before, while and after it closes comes when it is opened again, once."""
+    client = face(emulator, TOPIC, replay={})
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    seen = client.ids(1)
+    for _ in range(3):
+        publisher = threading.Thread(
+            target=lambda: found.extend(emulator.publish_streaming(TOPIC, numbered(20)))
+        )
+        publisher.start()
+        client.close()
+        publisher.join()
+        client.open()
+        client.subscribe(TOPIC)
+        seen += client.ids(20)
+    assert seen == found
+    assert client.rest() == []
+
+
 @pytest.mark.parametrize("how", ["poll", "outage", "idle"])
 def test_closing_in_the_middle_is_quick_and_silent(face, emulator, caplog, how):
     """M8: iteration ends, nothing is logged as an error, the server's session is over."""
