@@ -26,17 +26,12 @@ from sfpubsub.config import Settings
 from sfpubsub.config.settings import STREAMING_API_VERSION
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from sfpubsub.stores.replay_store import AnyStore, is_async
+from sfpubsub.streaming import positions
 from sfpubsub.streaming.bayeux import Call
 from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.pace import Pace
-from sfpubsub.streaming.positions import (
-    ReplaySource,
-    ReplayStart,
-    as_number,
-    as_replay_id,
-    start_and_store,
-)
+from sfpubsub.streaming.positions import ReplaySource, ReplayStart
 from sfpubsub.streaming.protocol import State, StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.tooling.pushtopics import GenericChannels
@@ -80,13 +75,13 @@ class StreamingBase:
         if is_async(replay) and not self._AWAITS:
             name = type(replay).__name__
             raise ConfigurationError(f"{name} is an async store: use AsyncStreamingClient")
-        self._start, self._store = start_and_store(replay)
+        self._start, self._store = positions.start_and_store(replay)
         self._keeps = self._store is not None and replay_policy == "automatic"
         self._kept: dict[str, int] = {}  # order of arrival of the newest position in the store
         sessions = CurrentSession.of(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
-        fallback = None if replay_fallback is None else as_number(replay_fallback)
+        fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
         order = count(1)  # for good: a message of before a close and open is the older one
 
         def new_driver() -> StreamingDriver:
@@ -117,13 +112,9 @@ class StreamingBase:
             ConfigurationError: A setting is missing or wrong.
         """
         settings = Settings.load(options)
-        given = {
-            "api_version": settings.streaming_api_version,
-            "insecure": settings.insecure,
-            "ca_file": settings.ca_file,
-            "proxy": settings.proxy,
-        }
-        return cls(session_provider(settings), **{**given, **arguments})
+        http = {"insecure": settings.insecure, "ca_file": settings.ca_file, "proxy": settings.proxy}
+        given = {"api_version": settings.streaming_api_version, **http, **arguments}
+        return cls(session_provider(settings), **given)
 
     @property
     def closed(self) -> bool:
@@ -193,7 +184,7 @@ class StreamingBase:
         start, rewind = replay, replay is not None
         if start is None and self._store is not None:
             start = await self._stored(partial(self._store.get, channel))
-        number = self._start if start is None else as_number(start, channel)
+        number = self._start if start is None else positions.as_number(start, channel)
         await self._ask(lambda call, _now: channels.subscribe(channel, number, call, rewind=rewind))
 
     async def _unsubscribe(self, channel: str) -> None:
@@ -250,5 +241,6 @@ class StreamingBase:
         if number is None:
             raise RemoteProtocolError(f"an event of {name} came without a replay id to keep")
         if self._store is not None and message.delivery_seq > self._kept.get(name, 0):
-            await self._stored(partial(self._store.set, name, as_replay_id(number)))
+            position = positions.as_replay_id(number)
+            await self._stored(partial(self._store.set, name, position))
             self._kept[name] = message.delivery_seq

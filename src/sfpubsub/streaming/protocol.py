@@ -276,7 +276,7 @@ class StreamingProtocol:
             elif channel == bayeux.HANDSHAKE:
                 self._shaken(reply)
             else:
-                self._connected(reply)
+                self._connected(reply, request)
 
     def _shaken(self, reply: Message) -> None:
         client_id, ext = reply.get("clientId"), reply.get("ext")
@@ -287,7 +287,7 @@ class StreamingProtocol:
         self.channels.has_replay = isinstance(ext, dict) and bool(ext.get("replay"))
         self._connect(is_first=True)
 
-    def _connected(self, reply: Message) -> None:
+    def _connected(self, reply: Message, request: Send) -> None:
         self._next_at = self._now + self._interval
         if self.state is State.CONNECTED:
             self._refused_at = -math.inf  # the token is good: a held connect was answered
@@ -296,12 +296,8 @@ class StreamingProtocol:
         if self._opener is not None:
             self._opener.settle()
             self._opener = None
-        reconnect = advice_of(reply).get("reconnect")
-        if reconnect == "handshake":
-            error = errors.StreamUnavailableError("the server wants another handshake")
-            self._fail(error, Next.HANDSHAKE)
-        elif reconnect == "none":
-            self.stop(error_for("going on", BayeuxError(reply)))
+        if advice_of(reply).get("reconnect") in ("handshake", "none"):  # for all its success
+            self._refuse("going on", BayeuxError(reply), request)
 
     # Failures.
 
