@@ -175,21 +175,18 @@ class CurrentSession:
     """The session that all calls of a client share; renewed once, however many ask. Thread-safe.
 
     It is a `SessionProvider` itself, so that several clients can share one sign-in.
+
+    Args:
+        session: A ready session, or what supplies one.
     """
 
-    def __init__(self, provider: SessionProvider) -> None:
+    def __init__(self, session: Session | SessionProvider) -> None:
+        provider = StaticSession(session) if isinstance(session, Session) else session
         self._provider = provider
         self._lock = threading.Lock()  # held while a session is fetched: the others wait for it
         self._session: Session | None = None
         self._failures = 0
         self._failure: SfPubSubError | None = None  # the last one
-
-    @classmethod
-    def of(cls, session: Session | SessionProvider) -> CurrentSession:
-        """Return what a client's calls share: *session* itself, if it is one already."""
-        if isinstance(session, CurrentSession):
-            return session
-        return cls(StaticSession(session) if isinstance(session, Session) else session)
 
     def get(self) -> Session:
         """Return the current session; fetches the first one.

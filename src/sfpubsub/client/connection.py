@@ -54,7 +54,7 @@ class Connection:
     """One client's way to the service. Thread-safe."""
 
     def __init__(self, session: Session | SessionProvider, options: ClientOptions) -> None:
-        self._sessions = CurrentSession.of(session)
+        self._sessions = CurrentSession(session)
         self._datetimes = options.datetimes
         self.timings = options.timings or Timings()
         self.transport = options.transport or GrpcTransport(

@@ -94,7 +94,7 @@ class OrgReader:
         timings: RestTimings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.sessions = CurrentSession.of(session)
+        self.sessions = CurrentSession(session)
         """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
         self._asker = Asker(
             self.sessions, http or HttpClient(), api_version, timings or RestTimings(), sleep

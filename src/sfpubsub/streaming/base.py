@@ -78,7 +78,7 @@ class StreamingBase:
         self._start, self._store = positions.start_and_store(replay)
         self._keeps = self._store is not None and replay_policy == "automatic"
         self._kept: dict[str, int] = {}  # order of arrival of the newest position in the store
-        sessions = CurrentSession.of(session)
+        sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
         fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
