@@ -6,7 +6,6 @@ Requests go to the org alone, bounded as every other request of this package (`s
 from __future__ import annotations
 
 from collections.abc import Callable
-from http.cookiejar import CookieJar
 from typing import Any
 
 from sfpubsub.auth.http import Answer, Bearer, HttpClient, headers_of
@@ -35,6 +34,8 @@ class LongPolling:
     def __init__(
         self, http: HttpClient, path: str, sessions: CurrentSession, loads: Callable[[str], Any]
     ) -> None:
+        from http.cookiejar import CookieJar  # here: it loads more than all of ours
+
         self._http = http
         self._path = path
         self._sessions = sessions
