@@ -174,7 +174,6 @@ STREAMING_CORE = (
     "bayeux",
     "failures",
     "message",
-    "outbox",
     "pace",
     "protocol",
     "subscriptions",

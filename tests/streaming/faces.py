@@ -14,7 +14,8 @@ from ..conftest import PATIENCE
 
 T = TypeVar("T")
 
-QUICK = Pace(request=5.0, backoff_initial=0.02, backoff_max=0.1, busy=0.2, close=2.0)
+# No pauses. A request may take long on a busy machine, and a server that has just begun.
+QUICK = Pace(request=30.0, backoff_initial=0.02, backoff_max=0.1, busy=0.2, close=2.0)
 
 
 def session_of(emulator: Any) -> Session:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send
+from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send, sorted_out
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.protocol import StreamingProtocol
@@ -88,7 +88,7 @@ class Script:
         return json.loads(self.flying[lane].body)
 
     def answer(self, lane: Lane, *messages: Any) -> list[Command]:
-        return self.land(lane, messages)
+        return self.land(lane, sorted_out(list(messages)))
 
     def fail(self, lane: Lane, error: SfPubSubError = BROKEN) -> list[Command]:
         return self.land(lane, error)

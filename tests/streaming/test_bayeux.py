@@ -8,7 +8,7 @@ import pytest
 
 from sfpubsub import errors
 from sfpubsub.streaming import BayeuxError
-from sfpubsub.streaming.bayeux import advice_of
+from sfpubsub.streaming.bayeux import advice_of, sorted_out
 from sfpubsub.streaming.failures import Next, concerns_session, error_for, what_next
 
 BUSY = "503::Server is too busy. Please try your request again later."
@@ -50,12 +50,24 @@ def test_an_odd_extension_is_no_reason(ext):
 def test_advice_is_read_as_far_as_it_has_the_form():
     """M7: times are milliseconds; what is odd is not believed, and names nothing."""
     given = {"reconnect": "retry", "interval": 3, "timeout": 110_000, "multiple-clients": True}
-    assert advice_of({"advice": given}) == {**given, "interval": 0.003, "timeout": 110.0}
+    assert advice_of({"advice": {**given, "hosts": []}}) == {
+        **given,
+        "interval": 0.003,
+        "timeout": 110.0,
+    }
     for odd in (-1, "x", True, None, float("inf"), float("nan"), 1e30):
         assert advice_of({"advice": {"interval": odd, "timeout": 500}}) == {"timeout": 0.5}
     assert advice_of({"advice": {"reconnect": "sideways"}}) == {"reconnect": "none"}
     assert advice_of({"advice": {"multiple-clients": 1}}) == {"multiple-clients": False}
     assert advice_of({"advice": "none"}) == advice_of({}) == {}
+
+
+@pytest.mark.parametrize("answer", [{}, "text", None, 5, ["x"], [{}], [{"channel": 5}]])
+def test_what_is_no_list_of_messages_is_no_answer(answer):
+    """A proxy's JSON, or half an answer: worth another try, and nothing of it is believed."""
+    found = sorted_out(answer)
+    assert type(found) is errors.RemoteProtocolError
+    assert found.retryable
 
 
 ERRORS = [
@@ -120,8 +132,8 @@ def test_the_true_reason_goes_first():
 
 TABLE = [
     # error, reconnect, failureReason -> what to do
-    ("503::busy", "retry", "", Next.WAIT),
-    ("401::Authentication invalid", "none", BUSY, Next.WAIT),
+    ("503::busy", "retry", "", Next.BUSY),
+    ("401::Authentication invalid", "none", BUSY, Next.BUSY),
     ("403::Unknown client", "handshake", "", Next.HANDSHAKE),
     ("402::session_unknown", "handshake", "", Next.HANDSHAKE),
     ("401:abc:Unknown client", "handshake", "", Next.HANDSHAKE),
@@ -138,7 +150,7 @@ TABLE = [
         "403::Handshake denied",
         "none",
         "403::Organization concurrent user limit exceeded",
-        Next.WAIT,
+        Next.LIMIT,
     ),
     ("403::Handshake denied", "none", "", Next.STOP),
     ("403::User not enabled for streaming", None, "", Next.STOP),

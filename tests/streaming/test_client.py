@@ -31,11 +31,12 @@ from sfpubsub.streaming import AsyncStreamingClient, PushTopics, StreamingClient
 from sfpubsub.streaming.positions import as_number
 from sfpubsub.tooling.pushtopics import rows_of
 
+from ..auth.servers import connect_proxy
 from ..cli.test_cli import point_at
 from ..client.test_faces import callables, members, parameters, spelled
 from ..conftest import PATIENCE, until
 from .conftest import TOPIC, numbered
-from .faces import session_of
+from .faces import QUICK, Current, session_of
 
 
 def org(emulator):
@@ -213,7 +214,8 @@ def test_a_hook_that_fails_at_the_start_leaves_nothing_behind(face, emulator):
     assert not client.closed
 
 
-def test_other_tasks_have_their_turn_while_messages_are_there(emulator):
+@pytest.mark.parametrize("how", ["receive", "iterate"])
+def test_other_tasks_have_their_turn_while_messages_are_there(emulator, how):
     """A full queue is no reason to keep the loop for oneself."""
 
     async def read() -> int:
@@ -229,13 +231,18 @@ def test_other_tasks_have_their_turn_while_messages_are_there(emulator):
                     await asyncio.sleep(0)
 
             task = asyncio.create_task(other())
-            for _ in range(500):
-                await client.receive()
+            if how == "receive":
+                for _ in range(500):
+                    await client.receive()
+            else:
+                async for message in client:
+                    if message.delivery_seq == 500:
+                        break
             task.cancel()
             return turns
 
     emulator.publish_streaming(TOPIC, numbered(500))
-    assert asyncio.run(read()) >= 5
+    assert asyncio.run(read()) >= 4
 
 
 def test_a_store_that_waits_does_not_stop_the_loop(emulator):
@@ -382,12 +389,30 @@ def test_it_works_over_tls(face, run_emulator, tmp_path):
     client.close()
 
 
+def test_it_goes_through_a_proxy(face, run_emulator, monkeypatch):
+    """Both lanes, TLS end to end; the setting goes before the environment."""
+    for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    emulator = run_emulator(tls=True)
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    with connect_proxy() as proxy:
+        client = face(
+            emulator, TOPIC, replay=-2, ca_file=str(emulator.ca_file), proxy=proxy.url, pace=QUICK
+        )
+        assert client.ids(1) == found
+        client.close()
+    port = emulator.http_url.rpartition(":")[2]
+    assert len(proxy.asked) >= 3  # handshake, poll, subscribe
+    assert {asked.rpartition(":")[2] for asked in proxy.asked} == {port}
+
+
 def test_from_env_takes_the_settings(emulator, monkeypatch):
     """The same as for the gRPC client, and the API version."""
     point_at(emulator, monkeypatch, SFPUBSUB_STREAMING_API_VERSION="60.0")
     with StreamingClient.from_env(replay=-2) as client:
         client.subscribe(TOPIC)
-        assert client._transport.args[1] == "/cometd/60.0"
+        assert client._driver._transport._path == "/cometd/60.0"
     with pytest.raises(ConfigurationError, match="37"):
         StreamingClient.from_env({"streaming_api_version": "9.0"})
 
@@ -464,9 +489,13 @@ def test_odd_records_are_errors():
 
 
 def test_the_session_is_shared(emulator):
-    """One sign-in for this client and the other."""
-    shared = CurrentSession(StaticSession(session_of(emulator)))
-    client = StreamingClient(shared)
-    assert client._sessions is shared
-    with client:
-        until(lambda: not client.closed)
+    """One sign-in for this client and the other, and one renewal."""
+    provider = Current(emulator)
+    shared = CurrentSession(provider)
+    first, second = StreamingClient(shared, pace=QUICK), StreamingClient(shared, pace=QUICK)
+    with first, second:
+        emulator.faults.add(Fault("revoke_token"))
+        until(lambda: provider.renewals)
+        for client in (first, second):
+            client.subscribe(TOPIC)
+    assert provider.renewals == 1

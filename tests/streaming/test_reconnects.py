@@ -124,24 +124,28 @@ def test_two_channels_go_on_each_from_its_own_place(face, emulator):
 
 
 def down_for(tmp_path, face, seconds, timeout):
-    """Stop the emulator under a client for so long; return the client, emulator and events."""
+    """Stop the emulator under a client; return the client, what starts it again, and since when.
+
+    The time is from before the end of the connection.
+    """
     with EmulatorServer(tmp_path) as emulator:
         port = int(emulator.http_url.rpartition(":")[2])
         session = session_of(emulator)
         found = emulator.publish_streaming(TOPIC, numbered(2))
         client = face(StaticSession(session), TOPIC, replay=-2, connection_timeout=timeout)
         assert client.ids(2) == found
+        begun = time.monotonic()
 
     def back() -> EmulatorServer:
         time.sleep(seconds)  # the outage itself
         return EmulatorServer(tmp_path, http_port=port)
 
-    return client, back
+    return client, back, begun
 
 
 def test_the_server_is_down_for_less_than_the_timeout(tmp_path, face):
     """M2: it rides over it, and nothing is lost."""
-    client, back = down_for(tmp_path, face, 0.6, 10.0)
+    client, back, _ = down_for(tmp_path, face, 0.6, 60.0)
     with back() as emulator:
         found = emulator.publish_streaming(TOPIC, numbered(3))
         assert client.ids(3) == found
@@ -150,13 +154,12 @@ def test_the_server_is_down_for_less_than_the_timeout(tmp_path, face):
 
 
 def test_the_server_is_down_for_more_than_the_timeout(tmp_path, face):
-    """H3, E3: told after that time and not before, and again; then it goes on."""
-    client, back = down_for(tmp_path, face, 0.0, 0.5)
-    begun = time.monotonic()
+    """H3, E3: told after that time and not before, and again; then it goes on. M2 has the time."""
+    client, back, begun = down_for(tmp_path, face, 0.0, 0.5)
     for number in (1, 2):
         with pytest.raises(StreamUnavailableError, match=r"no connection for 0\.5 s"):
             client.receive()
-        assert time.monotonic() - begun == pytest.approx(0.5 * number, abs=0.3)
+        assert time.monotonic() - begun >= 0.5 * number
     assert not client.closed
     with back() as emulator:
         found = emulator.publish_streaming(TOPIC, numbered(3))
@@ -242,6 +245,25 @@ def test_a_channel_without_any_id_tells_of_its_gap(face, emulator, caplog):
     assert [(gap.reason, gap.subscription) for gap in gaps] == [("unanchored", TOPIC)]
     assert "position lost on /topic/Accounts (unanchored)" in caplog.text
     until(lambda: client.subscriptions and emulator.cometd.sessions.count() == 1)
+
+
+def test_closing_in_the_middle_of_a_poll_loses_nothing(face, emulator):
+    """What is published before, while and after it closes comes when it is opened again, once."""
+    client = face(emulator, TOPIC, replay={})
+    found = emulator.publish_streaming(TOPIC, numbered(1))
+    seen = client.ids(1)
+    for _ in range(3):
+        publisher = threading.Thread(
+            target=lambda: found.extend(emulator.publish_streaming(TOPIC, numbered(20)))
+        )
+        publisher.start()
+        client.close()
+        publisher.join()
+        client.open()
+        client.subscribe(TOPIC)
+        seen += client.ids(20)
+    assert seen == found
+    assert client.rest() == []
 
 
 @pytest.mark.parametrize("how", ["poll", "outage", "idle"])

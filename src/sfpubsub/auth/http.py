@@ -248,7 +248,7 @@ class HttpClient:
         headers: Mapping[str, str],
         request: Mapping[str, Any],
     ) -> Answer | SfPubSubError:
-        every = {**_headers(bearer), **headers}  # here: no error that is raised has this frame
+        every = {**headers_of(bearer), **headers}  # here: no error that is raised has this frame
         with closing(limit.adapter()) as adapter:
             found = self.exchange(
                 adapter, method, url, every, self._timeout, max_bytes=self._max_bytes, **request
@@ -346,7 +346,8 @@ def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
     return size
 
 
-def _headers(bearer: Bearer | None) -> dict[str, str]:
+def headers_of(bearer: Bearer | None) -> dict[str, str]:
+    """Return the headers of every request; None for one without a token."""
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",  # compressed, a small answer could be a huge one

@@ -175,9 +175,13 @@ class CurrentSession:
     """The session that all calls of a client share; renewed once, however many ask. Thread-safe.
 
     It is a `SessionProvider` itself, so that several clients can share one sign-in.
+
+    Args:
+        session: A ready session, or what supplies one.
     """
 
-    def __init__(self, provider: SessionProvider) -> None:
+    def __init__(self, session: Session | SessionProvider) -> None:
+        provider = StaticSession(session) if isinstance(session, Session) else session
         self._provider = provider
         self._lock = threading.Lock()  # held while a session is fetched: the others wait for it
         self._session: Session | None = None

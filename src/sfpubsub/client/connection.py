@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.delivery import Delivery
 from sfpubsub.client.options import ClientOptions, SubscribeOptions
@@ -54,8 +54,7 @@ class Connection:
     """One client's way to the service. Thread-safe."""
 
     def __init__(self, session: Session | SessionProvider, options: ClientOptions) -> None:
-        provider = StaticSession(session) if isinstance(session, Session) else session
-        self._sessions = CurrentSession(provider)
+        self._sessions = CurrentSession(session)
         self._datetimes = options.datetimes
         self.timings = options.timings or Timings()
         self.transport = options.transport or GrpcTransport(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfpubsub.auth.http import HttpClient
-from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.auth.soql import continuation, page_of, quoted
 from sfpubsub.config import RestTimings
 from sfpubsub.errors import (
@@ -94,8 +94,7 @@ class OrgReader:
         timings: RestTimings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        provider = StaticSession(session) if isinstance(session, Session) else session
-        self.sessions = CurrentSession(provider)
+        self.sessions = CurrentSession(session)
         """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
         self._asker = Asker(
             self.sessions, http or HttpClient(), api_version, timings or RestTimings(), sleep

@@ -142,11 +142,16 @@ def start_and_store(
             raise ConfigurationError(
                 "replay and replay_store are both a store: give the start position as replay"
             )
-        return StartPosition.latest(), _as_store(replay)
-    return start_position(replay), None if replay_store is None else _as_store(replay_store)
+        return StartPosition.latest(), as_store(replay)
+    return start_position(replay), None if replay_store is None else as_store(replay_store)
 
 
-def _as_store(store: object) -> AnyStore:
+def as_store(store: object) -> AnyStore:
+    """Return what keeps positions for a mapping or a store.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
     if isinstance(store, MutableMapping):
         return MappingReplayStore(store)
     if isinstance(store, (ReplayStore, AsyncReplayStore)):

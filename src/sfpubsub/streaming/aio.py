@@ -7,16 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from inspect import isawaitable
+from itertools import islice
 from typing import Any
 
 from sfpubsub.aio_bridge import Bell, in_thread, next_turn, settled
 from sfpubsub.streaming.base import StreamingBase
+from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
 # After so many messages that were there already, the other tasks of the loop get their turn: some
-# tenths of a millisecond, and each turn costs as much as some messages.
-_TURN = 64
+# tenths of a millisecond, and each turn costs as much as a dozen messages.
+_TURN = 100
 
 
 class AsyncStreamingClient(StreamingBase):
@@ -28,7 +30,7 @@ class AsyncStreamingClient(StreamingBase):
 
     _AWAITS = True
     _bell: Bell
-    _turns = 0
+    _turn = _TURN  # messages until the other tasks have theirs
 
     async def open(self) -> None:
         """Sign in and connect; as `StreamingClient.open`. When cancelled, it is closed."""
@@ -68,6 +70,9 @@ class AsyncStreamingClient(StreamingBase):
     async def __aiter__(self) -> AsyncIterator[StreamingMessage]:
         while (message := await self._next()) is not None:
             yield message
+            for message in islice(self._at_once(), _TURN):
+                self._turn = 0
+                yield message
 
     async def __aenter__(self) -> AsyncStreamingClient:
         await self.open()
@@ -76,17 +81,18 @@ class AsyncStreamingClient(StreamingBase):
     async def __aexit__(self, *_raised: object) -> None:
         await self.close()
 
-    def _new_bell(self) -> Callable[[], None]:
+    def _launch(self, driver: StreamingDriver) -> None:
         self._bell = Bell()
-        return self._bell.ring
+        driver.start(self._bell.ring)
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
         await self._bell.until(condition, self._bell.deadline(timeout))
 
     async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
-        self._turns += 1
-        if self._turns % _TURN == 0:  # before anything is taken: it may be cancelled
+        self._turn -= 1
+        if self._turn <= 0:  # before anything is taken: it may be cancelled
             await next_turn()
+            self._turn = _TURN
         return await super()._next(timeout)
 
     @cached_property

@@ -1,7 +1,7 @@
 """What both faces of the streaming client share, which is all but waiting.
 
-What waits is written once, as coroutines over `_until` and `_stored`. Those of the asyncio face
-wait in the loop; those of the other one wait in the caller's thread, and never suspend.
+What waits is written once, as coroutines over `_until` and `_stored`. Here those wait in the
+caller's thread, so that nothing ever suspends; those of the asyncio face wait in the loop.
 
 A position is kept when its message is handed out (automatic policy), or when the application says
 so (manual). It only moves forward, in order of arrival.
@@ -13,37 +13,25 @@ import json
 import logging
 import random
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, Self, get_args
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
-from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.config import Settings
 from sfpubsub.config.settings import STREAMING_API_VERSION
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from sfpubsub.stores.replay_store import (
-    AnyStore,
-    AsyncReplayStore,
-    MappingReplayStore,
-    ReplayStore,
-    is_async,
-)
+from sfpubsub.stores.replay_store import AnyStore, is_async
+from sfpubsub.streaming import positions
 from sfpubsub.streaming.bayeux import Call
 from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.pace import Pace
-from sfpubsub.streaming.positions import (
-    NEW_EVENTS,
-    ReplaySource,
-    ReplayStart,
-    as_number,
-    as_replay_id,
-)
+from sfpubsub.streaming.positions import ReplaySource, ReplayStart
 from sfpubsub.streaming.protocol import State, StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.tooling.pushtopics import GenericChannels
@@ -53,13 +41,11 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 ReplayPolicy = Literal["automatic", "manual"]
 
-_VERSION = re.compile(r"[1-9]\d{1,2}\.0")
-_OLDEST = 37.0  # earlier versions have no replay and are refused, or treated as the newest
-
-Face = TypeVar("Face", bound="StreamingBase")
+# Earlier versions have no replay and are refused, or treated as the newest.
+_VERSION = re.compile(r"(3[7-9]|[4-9]\d|\d{3})\.0")
 
 
-class StreamingBase(ABC):
+class StreamingBase:
     """A client of the Streaming API; see the two faces."""
 
     _AWAITS = False  # whether the face can await a store
@@ -84,46 +70,38 @@ class StreamingBase(ABC):
     ) -> None:
         if replay_policy not in get_args(ReplayPolicy):
             raise ConfigurationError(f"replay_policy is automatic or manual, not {replay_policy!r}")
-        if not _VERSION.fullmatch(api_version) or float(api_version) < _OLDEST:
-            raise ConfigurationError(
-                f"API version {api_version!r} is not {_OLDEST} or later, which the Streaming API "
-                f"needs for replay"
-            )
+        if not _VERSION.fullmatch(api_version):
+            raise ConfigurationError(f"API version {api_version!r} is not 37.0 or later")
         if is_async(replay) and not self._AWAITS:
-            raise ConfigurationError(
-                f"{type(replay).__name__} is an async store, which only AsyncStreamingClient can "
-                f"await"
-            )
-        store = MappingReplayStore(replay) if isinstance(replay, MutableMapping) else replay
-        has_store = isinstance(store, (ReplayStore, AsyncReplayStore))
-        self._store = cast("AnyStore", store) if has_store else None
-        self._start = NEW_EVENTS if has_store else as_number(cast("ReplayStart", replay))
-        self._keeps = has_store and replay_policy == "automatic"
-        provider = StaticSession(session) if isinstance(session, Session) else session
-        is_shared = isinstance(provider, CurrentSession)
-        self._sessions = cast("CurrentSession", provider) if is_shared else CurrentSession(provider)
-        http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
-        self._transport = partial(LongPolling, http, f"/cometd/{api_version}")
-        self._channels = GenericChannels(OrgClient(self._sessions, http), api_version)
-        self._protocol = partial(
-            StreamingProtocol,
-            pace or Pace(),
-            json_dumps,
-            random.random,
-            connection_timeout=connection_timeout,
-            max_pending_count=max_pending_count,
-            fallback=None if replay_fallback is None else as_number(replay_fallback),
-            order=count(1),  # for good: a message of before a close and open is the older one
-        )
-        self._loads = json_loads
-        self._on_gap = on_gap
-        self._driver: StreamingDriver | None = None
+            name = type(replay).__name__
+            raise ConfigurationError(f"{name} is an async store: use AsyncStreamingClient")
+        self._start, self._store = positions.start_and_store(replay)
+        self._keeps = self._store is not None and replay_policy == "automatic"
         self._kept: dict[str, int] = {}  # order of arrival of the newest position in the store
+        sessions = CurrentSession(session)
+        http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
+        self._channels = GenericChannels(OrgClient(sessions, http), api_version)
+        fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
+        order = count(1)  # for good: a message of before a close and open is the older one
+
+        def new_driver() -> StreamingDriver:
+            protocol = StreamingProtocol(
+                pace or Pace(),
+                json_dumps,
+                random.random,
+                connection_timeout=connection_timeout,
+                max_pending_count=max_pending_count,
+                fallback=fallback,
+                order=order,
+            )
+            transport = LongPolling(http, f"/cometd/{api_version}", sessions, json_loads)
+            return StreamingDriver(protocol, transport, on_gap)
+
+        self._new_driver = new_driver
+        self._driver = new_driver()  # one for each opening; this one is never started
 
     @classmethod
-    def from_env(
-        cls: type[Face], options: Mapping[str, str | None] | None = None, **arguments: Any
-    ) -> Face:
+    def from_env(cls, options: Mapping[str, str | None] | None = None, **arguments: Any) -> Self:
         """Make a client of the ``SFPUBSUB_…`` settings.
 
         Args:
@@ -134,30 +112,25 @@ class StreamingBase(ABC):
             ConfigurationError: A setting is missing or wrong.
         """
         settings = Settings.load(options)
-        given = {
-            "api_version": settings.streaming_api_version,
-            "insecure": settings.insecure,
-            "ca_file": settings.ca_file,
-            "proxy": settings.proxy,
-        }
-        return cls(session_provider(settings), **{**given, **arguments})
+        http = {"insecure": settings.insecure, "ca_file": settings.ca_file, "proxy": settings.proxy}
+        given = {"api_version": settings.streaming_api_version, **http, **arguments}
+        return cls(session_provider(settings), **given)
 
     @property
     def closed(self) -> bool:
         """Whether the client is not open: not yet, not any more, or ended by an error."""
         # The state, which changes before the error that says why can be read.
-        return self._driver is None or self._driver.protocol.state is State.STOPPED
+        return self._driver.over or self._driver.protocol.state is State.STOPPED
 
     @property
     def subscriptions(self) -> set[str]:
         """The channels that are subscribed, with their filters."""
-        driver = self._driver
-        return set() if driver is None or self.closed else driver.protocol.channels.names
+        return set() if self.closed else self._driver.protocol.channels.names
 
     @property
     def pending_count(self) -> int:
         """Messages that were fetched and not yet handed out; errors among them count as well."""
-        return 0 if self._driver is None else len(self._driver.protocol.items)
+        return len(self._driver.items)
 
     @property
     def has_pending_messages(self) -> bool:
@@ -172,34 +145,26 @@ class StreamingBase(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
 
-    # What the faces wait with.
+    # What the asyncio face does in its own way.
 
-    @abstractmethod
-    def _new_bell(self) -> Callable[[], None]:
-        """Make what `_until` waits for; return what rings it, from any thread."""
+    def _launch(self, driver: StreamingDriver) -> None:
+        driver.start()
 
-    @abstractmethod
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        """Wait until *condition* holds after a ring, or for *timeout* seconds."""
+        """Wait until *condition* holds after a step of the driver, or for *timeout* seconds."""
+        self._driver.wait(condition, timeout)
 
-    @abstractmethod
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        """Return what a call of the store returns, awaited if need be."""
+        """Return what a call of the store returns."""
+        return call()
 
     # What they do.
 
     async def _open(self) -> None:
         if not self.closed:
             raise LocalProtocolError("the client is open already")
-        self._driver = driver = StreamingDriver(
-            self._protocol(),
-            self._sessions,
-            self._transport(),
-            self._loads,
-            self._new_bell(),
-            self._on_gap,
-        )
-        driver.start()
+        self._driver = driver = self._new_driver()
+        self._launch(driver)
         try:
             await self._ask(driver.protocol.open)
         except BaseException:  # interrupted or cancelled: nobody would close it
@@ -208,23 +173,18 @@ class StreamingBase(ABC):
 
     async def _close(self) -> None:
         driver = self._driver
-        if driver is not None:
+        if not driver.over:
             driver.step(driver.protocol.close)
             await self._until(lambda: driver.over)
 
     async def _subscribe(self, channel: str, replay: ReplayStart | None) -> None:
         if channel.startswith(("/event/", "/data/")):
-            logger.info(
-                "%s can be read through the Pub/Sub API as well, which is the newer one: see "
-                "PubSubClient.subscribe",
-                channel,
-            )
+            logger.info("%s can be read through the Pub/Sub API as well: PubSubClient", channel)
         channels = self._opened().protocol.channels
-        start, store = replay, self._store
-        if start is None and store is not None:
-            start = await self._stored(partial(store.get, channel))
-        number = self._start if start is None else as_number(start, channel)
-        rewind = replay is not None
+        start, rewind = replay, replay is not None
+        if start is None and self._store is not None:
+            start = await self._stored(partial(self._store.get, channel))
+        number = self._start if start is None else positions.as_number(start, channel)
         await self._ask(lambda call, _now: channels.subscribe(channel, number, call, rewind=rewind))
 
     async def _unsubscribe(self, channel: str) -> None:
@@ -242,27 +202,24 @@ class StreamingBase(ABC):
             self._opened()
 
     def _opened(self) -> StreamingDriver:
-        if self._driver is None or self.closed:
+        if self.closed:
             raise LocalProtocolError("the client is closed: open it first")
         return self._driver
 
     async def _receive(self, timeout: float | None) -> StreamingMessage | None:
         message = await self._next(timeout)
         # In this order: what was put in before the end is seen.
-        is_over = message is None and (self._driver is None or self._driver.over)
-        if is_over and not self.has_pending_messages:
+        if message is None and self._driver.over and not self.has_pending_messages:
             raise LocalProtocolError("the client is closed and there are no pending messages")
         return message
 
     async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
         driver = self._driver
-        if driver is None:
-            return None
-        items = driver.protocol.items
-        if not items:
+        items = driver.items
+        if not items and not driver.over:
             await self._until(lambda: bool(items or driver.over), timeout)
-            if not items:
-                return None
+        if not items:
+            return None
         head = items[0]
         if not isinstance(head, StreamingMessage):
             driver.take()
@@ -272,12 +229,18 @@ class StreamingBase(ABC):
         driver.take()
         return head
 
+    def _at_once(self) -> Iterator[StreamingMessage]:
+        """Take what is there already, if nothing is to be kept: that costs a fraction."""
+        items, take = self._driver.items, self._driver.take
+        while not self._keeps and items and isinstance(head := items[0], StreamingMessage):
+            take()
+            yield head
+
     async def _ack(self, message: StreamingMessage) -> None:
         name, number = message.subscription, message.replay_id
         if number is None:
-            raise RemoteProtocolError(
-                f"an event of {name} came without a replay id, and so it has no position to keep"
-            )
+            raise RemoteProtocolError(f"an event of {name} came without a replay id to keep")
         if self._store is not None and message.delivery_seq > self._kept.get(name, 0):
-            await self._stored(partial(self._store.set, name, as_replay_id(number)))
+            position = positions.as_replay_id(number)
+            await self._stored(partial(self._store.set, name, position))
             self._kept[name] = message.delivery_seq

@@ -8,13 +8,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sfpubsub.errors import RemoteProtocolError, SfPubSubError
 from sfpubsub.types import Gap
-
-if TYPE_CHECKING:
-    from sfpubsub.streaming.subscriptions import Channel
 
 HANDSHAKE = "/meta/handshake"
 CONNECT = "/meta/connect"
@@ -32,6 +29,9 @@ _LONGEST = 86_400_000
 
 Message = dict[str, Any]
 
+Answer: TypeAlias = tuple[list[Message], dict[tuple[str, str], Message]]
+"""The events of an answer, and its replies by channel and id."""
+
 
 class Lane(enum.Enum):
     """Two requests may be in flight: one connect, and one of everything else."""
@@ -45,17 +45,17 @@ class Send:
     """A request: send it, and hand its answer or its failure back together with this."""
 
     lane: Lane
+    messages: Sequence[Message]
     body: str
+    """The messages as JSON."""
     timeout: float
     """Seconds that the exchange may take."""
     due: float
     """When the protocol cuts it; later than the timeout if a session must be fetched first."""
-    asked: Sequence[tuple[Message, Channel | None]]
-    """Its messages, each with the subscription that it is about."""
     refused: Any = None
     """The session that the server refused: send the request with another one."""
     session: Any = None
-    """The session it was sent with. The driver says so."""
+    """The session it was sent with. The transport says so."""
     is_cut: bool = False
     """Whether its answer no longer matters. One that is not on its way yet stays unsent."""
 
@@ -88,31 +88,27 @@ def advice_of(reply: Message) -> dict[str, Any]:
 
     The keys are those of the wire. A ``reconnect`` that is unknown counts as ``none``.
     """
-    given = reply.get("advice")
-    if not isinstance(given, Mapping):
-        return {}
-    found: dict[str, Any] = {
-        key: time / 1000
-        for key in ("interval", "timeout")
-        if type(time := given.get(key, -1)) in (int, float) and 0 <= time <= _LONGEST
-    }
-    if "multiple-clients" in given:
-        found["multiple-clients"] = given["multiple-clients"] is True
-    if "reconnect" in given:
-        word = given["reconnect"]
-        found["reconnect"] = word if word in ("retry", "handshake") else "none"
+    given, found = reply.get("advice"), {}
+    for key, value in given.items() if isinstance(given, Mapping) else ():
+        if key in ("interval", "timeout"):
+            if type(value) in (int, float) and 0 <= value <= _LONGEST:
+                found[key] = value / 1000
+        elif key == "multiple-clients":
+            found[key] = value is True
+        elif key == "reconnect":
+            found[key] = value if value in ("retry", "handshake") else "none"
     return found
 
 
-def sorted_out(
-    messages: Sequence[Any],
-) -> tuple[list[Message], dict[tuple[str, str], Message]] | RemoteProtocolError:
-    """Return an answer's events, and its replies by channel and id; or why it is not Bayeux.
+def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
+    """Return what an answer's messages are; or why it is not Bayeux.
 
     Ids alone are no help: some servers give events their own.
     """
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}
+    if type(messages) is not list:
+        return broken("no list of messages")
     for message in messages:
         if type(message) is not dict or type(message.get("channel")) is not str:
             return broken("something that is no message")

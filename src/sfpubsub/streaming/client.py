@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -48,8 +47,6 @@ class StreamingClient(StreamingBase):
         ConfigurationError: An argument is wrong.
     """
 
-    _news: threading.Condition
-
     def open(self) -> None:
         """Sign in and connect.
 
@@ -64,8 +61,7 @@ class StreamingClient(StreamingBase):
     def close(self) -> None:
         """Say goodbye to the server. What was fetched can still be received."""
         _finished(self._close())
-        if self._driver is not None:
-            self._driver.join()
+        self._driver.join()
 
     def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel; returns when the server has confirmed it.
@@ -151,14 +147,7 @@ class StreamingClient(StreamingBase):
     def __iter__(self) -> Iterator[StreamingMessage]:
         while (message := _finished(self._next())) is not None:
             yield message
-            driver = self._driver
-            if driver is None or self._keeps:
-                continue
-            # With nothing to keep, straight from the queue, which costs a fraction.
-            items, take = driver.protocol.items, driver.take
-            while items and isinstance(head := items[0], StreamingMessage):
-                take()
-                yield head
+            yield from self._at_once()
 
     def __enter__(self) -> StreamingClient:
         self.open()
@@ -166,22 +155,6 @@ class StreamingClient(StreamingBase):
 
     def __exit__(self, *_raised: object) -> None:
         self.close()
-
-    def _new_bell(self) -> Callable[[], None]:
-        self._news = news = threading.Condition()
-
-        def ring() -> None:
-            with news:
-                news.notify_all()
-
-        return ring
-
-    async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        with self._news:
-            self._news.wait_for(condition, timeout)
-
-    async def _stored(self, call: Callable[[], Any]) -> Any:
-        return call()
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:

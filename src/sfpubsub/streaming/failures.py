@@ -11,56 +11,41 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sfpubsub.errors import (
-    ConfigurationError,
-    LocalProtocolError,
-    PermissionDeniedError,
-    QuotaExceededError,
-    RemoteProtocolError,
-    ReplayIdRejectedError,
-    SessionExpiredError,
-    SfPubSubError,
-    StreamError,
-    StreamUnavailableError,
-    TopicNotFoundError,
-)
+from sfpubsub import errors
 from sfpubsub.streaming.bayeux import Message, advice_of
 from sfpubsub.types import Gap
 
 _ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
-_ENDED = (StreamUnavailableError, "the session with the server has ended")
+
+_LOST = (
+    "its event is older than the service keeps, or the stream was reset: name a replay_fallback, "
+    "or start over with -2 (all retained events) or -1 (new ones)"
+)
+_CHANGED = "something between here and the org drops cookies or changes requests"
+_ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
 
 # What an error begins with, our error, the cure. The first row that fits. Salesforce documentation,
 # Streaming API error codes; the number of spaces differs between its pages.
-_ERRORS: tuple[tuple[str, type[SfPubSubError], str], ...] = (
-    (
-        r"400:.*replayid .*was invalid",
-        ReplayIdRejectedError,
-        "its event is older than the service keeps, or the stream was reset: name a "
-        "replay_fallback, or start over with -2 (all retained events) or -1 (new ones)",
-    ),
-    (r"400:.*does not exist", TopicNotFoundError, "check the channel's name and the user's access"),
-    (r"400:.*api version", ConfigurationError, "set SFPUBSUB_STREAMING_API_VERSION"),
-    (
-        r"400:.*(cookie|connection type)",
-        RemoteProtocolError,
-        "something between here and the org drops cookies or changes requests",
-    ),
-    (r"400:", LocalProtocolError, "check the channel's name"),
+_ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
+    (r"400:.*replayid .*was invalid", errors.ReplayIdRejectedError, _LOST),
+    (r"400:.*does not exist", errors.TopicNotFoundError, "check its name and the user's access"),
+    (r"400:.*api version", errors.ConfigurationError, "set SFPUBSUB_STREAMING_API_VERSION"),
+    (r"400:.*(cookie|connection type)", errors.RemoteProtocolError, _CHANGED),
+    (r"400:", errors.LocalProtocolError, "check the channel's name"),
     (r"40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
-    (r"401:", SessionExpiredError, "the access token is not accepted: sign in anew"),
+    (r"401:", errors.SessionExpiredError, "the access token is not accepted: sign in anew"),
     (r"402:", *_ENDED),
-    (r"403:.*\blimit\b", QuotaExceededError, "an allocation of the org is used up: try later"),
-    (r"403:", PermissionDeniedError, "check what the user may read, and the channel's name"),
-    (r"404:.*vary only by case", LocalProtocolError, "spell the channel as it was made"),
-    (r"404:", TopicNotFoundError, "check the channel's name"),
-    (r"413:", LocalProtocolError, "the request is too large: use a shorter filter"),
-    (r"503:", StreamUnavailableError, "the server is too busy: it asks for a few minutes"),
-    (r"", StreamError, "see the cause"),
+    (r"403:.*\blimit\b", errors.QuotaExceededError, "a limit of the org is reached: try later"),
+    (r"403:", errors.PermissionDeniedError, "check the user's access, and the channel's name"),
+    (r"404:.*vary only by case", errors.LocalProtocolError, "spell the channel as it was made"),
+    (r"404:", errors.TopicNotFoundError, "check the channel's name"),
+    (r"413:", errors.LocalProtocolError, "the request is too large: use a shorter filter"),
+    (r"503:", errors.StreamUnavailableError, "the server asks for a few minutes"),
+    (r"", errors.StreamError, "see the cause"),
 )
 
 
-class BayeuxError(StreamError):
+class BayeuxError(errors.StreamError):
     """A refusal as the server said it; the cause of the error that is raised for it.
 
     Args:
@@ -97,25 +82,27 @@ class Next(enum.Enum):
     """Make another session with the server; the token is good."""
     RENEW = "renew"
     """Renew the token once, then make another session."""
-    WAIT = "wait"
-    """The server is busy or a limit is reached: make another session after a long delay."""
+    BUSY = "busy"
+    """Make another session after a long delay: the server has too much to do."""
+    LIMIT = "limit"
+    """As if it were busy; where a channel is refused, it is that channel's limit."""
     STOP = "stop"
     """Tell the user."""
 
 
 _NEXT = {
-    SessionExpiredError: Next.RENEW,
-    StreamUnavailableError: Next.HANDSHAKE,
-    QuotaExceededError: Next.WAIT,
+    errors.SessionExpiredError: Next.RENEW,
+    errors.StreamUnavailableError: Next.HANDSHAKE,
+    errors.QuotaExceededError: Next.LIMIT,
 }
 
 
-def _row(text: str) -> tuple[type[SfPubSubError], str]:
+def _row(text: str) -> tuple[type[errors.SfPubSubError], str]:
     flags = re.IGNORECASE | re.DOTALL
     return next((kind, cure) for start, kind, cure in _ERRORS if re.match(start, text, flags))
 
 
-def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> SfPubSubError:
+def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> errors.SfPubSubError:
     """Return the error for a refusal, with the server's own words as its cause.
 
     Args:
@@ -127,7 +114,7 @@ def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> SfPubS
     kind, cure = _row(said)
     shown = said if said == refusal.error else f"{said} ({refusal.error})"
     message = f"{what} was refused: {shown[:400] or 'no reason given'}; {cure}"
-    details: dict[str, Any] = {"gap": gap} if kind is ReplayIdRejectedError else {}
+    details: dict[str, Any] = {"gap": gap} if kind is errors.ReplayIdRejectedError else {}
     error = kind(message, error_code=BayeuxError({"error": said}).error_code, **details)
     error.__cause__ = refusal
     return error
@@ -136,7 +123,7 @@ def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> SfPubS
 def what_next(refusal: BayeuxError) -> Next:
     """Decide by the advice first, then by the code; the reason goes before the error."""
     if refusal.reason.startswith("503:"):
-        return Next.WAIT  # the error beside it may say 401, and a sign-in would be wasted
+        return Next.BUSY  # the error beside it may say 401, and a sign-in would be wasted
     reconnect = advice_of(refusal.response).get("reconnect")
     if reconnect in ("retry", "handshake"):
         return Next(reconnect)
@@ -145,10 +132,9 @@ def what_next(refusal: BayeuxError) -> Next:
         return Next.HANDSHAKE
     if Next.RENEW in steps:
         return Next.RENEW
-    return Next.WAIT if steps[0] is Next.WAIT else Next.STOP
+    return Next.LIMIT if steps[0] is Next.LIMIT else Next.STOP
 
 
 def concerns_session(refusal: BayeuxError) -> bool:
     """Whether a refused subscribe is about the session and not about its channel."""
-    is_busy = refusal.reason.startswith("503:")
-    return is_busy or what_next(refusal) in (Next.HANDSHAKE, Next.RENEW)
+    return what_next(refusal) in (Next.HANDSHAKE, Next.RENEW, Next.BUSY)

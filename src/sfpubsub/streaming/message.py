@@ -50,14 +50,12 @@ class StreamingMessage(NamedTuple):  # cheap to make, and there are many
         An ISO date for PushTopic, generic and platform events, milliseconds since 1970 UTC for
         change events.
         """
-        payload = ("data", "payload")
-        places = (
-            ("data", "event", "createdDate"),
-            (*payload, "ChangeEventHeader", "commitTimestamp"),
-            (*payload, "CreatedDate"),
-        )
-        found = (_at(self.raw, *place) for place in places)
-        return next((str(date) for date in found if date is not None), None)
+        found = _at(self.raw, "data", "event", "createdDate")
+        if found is None:
+            found = _at(self.payload, "ChangeEventHeader", "commitTimestamp")
+        if found is None:
+            found = _at(self.payload, "CreatedDate")
+        return None if found is None else str(found)
 
 
 def _at(value: Any, *path: str) -> Any:

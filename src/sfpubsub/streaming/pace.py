@@ -1,12 +1,8 @@
-"""How long things may take, and how long to wait after failures. No clock."""
+"""How long things may take, and how long to wait after failures."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 
 
 @dataclass(frozen=True)
@@ -35,50 +31,3 @@ class Pace:
     renewed: float = 60.0
     """A session that is refused again so soon after its renewal, before it was of any use, is not
     renewed again: too many sign-ins lock a user out."""
-
-
-class Trouble:
-    """The failures since everything was well.
-
-    Args:
-        pace: Times.
-        chance: Returns a random number from 0 to 1: half of each delay is left to it, so that many
-            clients do not come back together.
-        patience: Seconds after which the application is told, and told again; None or 0 for never.
-    """
-
-    def __init__(self, pace: Pace, chance: Callable[[], float], patience: float | None) -> None:
-        self._pace = pace
-        self._chance = chance
-        self._patience = patience or math.inf
-        self._last: SfPubSubError | None = None
-        self.count = 0
-        """Delays since everything was well."""
-        self.tell_at = math.inf
-        """When the application is to be told."""
-
-    def note(self, error: SfPubSubError, now: float) -> None:
-        """A request failed; with the first one an outage begins."""
-        if self._last is None:
-            self.tell_at = now + self._patience
-        self._last = error
-
-    def delay(self, *, is_busy: bool) -> float:
-        """Return the next delay: it doubles each time, and is long for a busy server."""
-        doubled = self._pace.backoff_initial * 2 ** min(self.count, 30)
-        self.count += 1
-        ceiling = self._pace.busy if is_busy else min(self._pace.backoff_max, doubled)
-        return ceiling * (0.5 + self._chance() / 2)
-
-    def told(self, now: float) -> SfPubSubError:
-        """Return what to tell the application of the outage."""
-        self.tell_at = now + self._patience
-        error = StreamUnavailableError(
-            f"no connection for {self._patience:g} s, and still trying: {self._last}"
-        )
-        error.__cause__ = self._last
-        return error
-
-    def clear(self) -> None:
-        """Everything is well, or over."""
-        self.count, self._last, self.tell_at = 0, None, math.inf

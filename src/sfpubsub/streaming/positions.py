@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from typing import Any, TypeAlias
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.stores.replay_store import AnyStore
+from sfpubsub.stores.replay_store import AnyStore, AsyncReplayStore, ReplayStore, as_store
 from sfpubsub.types import Replay, ReplayId, ReplayPreset, start_position
 
 NEW_EVENTS = -1
@@ -52,3 +52,14 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
             f"over, or use another store"
         )
     return int.from_bytes(bytes(found.replay_id), "big")
+
+
+def start_and_store(replay: ReplaySource) -> tuple[int, AnyStore | None]:
+    """Return where channels start that no store knows, and the store if *replay* is one.
+
+    Raises:
+        ConfigurationError: It is neither a start nor a store.
+    """
+    if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):
+        return NEW_EVENTS, as_store(replay)
+    return as_number(replay), None

@@ -18,26 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from sfpubsub.errors import (
-    AuthenticationError,
-    LocalProtocolError,
-    SfPubSubError,
-    StreamUnavailableError,
-)
+from sfpubsub import errors
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import (
-    Call,
-    Command,
-    Lane,
-    Message,
-    Send,
-    advice_of,
-    broken,
-    sorted_out,
-)
+from sfpubsub.streaming.bayeux import Answer, Call, Command, Cut, Lane, Message, Send, advice_of
 from sfpubsub.streaming.failures import BayeuxError, Next, concerns_session, error_for, what_next
-from sfpubsub.streaming.outbox import Outbox
-from sfpubsub.streaming.pace import Pace, Trouble
+from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.subscriptions import Items, Subscriptions
 
 logger = logging.getLogger("sfpubsub.streaming")
@@ -51,6 +36,9 @@ class State(enum.Enum):
     CONNECTED = "polling, or resting because the queue is full"
     CLOSING = "the goodbye is in flight, or about to be"
     STOPPED = "over"
+
+
+_ENDING = (State.CLOSING, State.STOPPED)
 
 
 class StreamingProtocol:
@@ -85,16 +73,25 @@ class StreamingProtocol:
         self.max_pending_count = max_pending_count
         self._out: list[Command] = []
         self.channels = Subscriptions(dumps, fallback, order or count(1), self.items, self._out)
-        self._outbox = Outbox(pace, dumps, self._out)
-        self._trouble = Trouble(pace, chance, connection_timeout)
-        self._pace = pace
-        self._opener: Call | None = None
+        self._pace, self._dumps, self._chance = pace, dumps, chance
         self._now = 0.0  # of the input that is being taken
+        self._opener: Call | None = None
+        # The session.
+        self._ids = count(1)  # of messages
+        self._client_id = ""  # empty while there is no session
+        self._advice: dict[str, Any] = {}  # of the server; later parts replace earlier ones
+        self._flying: dict[Lane, Send] = {}  # the requests whose end was not told yet
         self._connected_at = math.inf  # when this session was
         self._next_at = math.inf  # when the next handshake, or the next connect, may be sent
         self._close_by = math.inf
-        self._refused_at = -math.inf  # when a token was; set back once a new one was of use
-        self._outage: SfPubSubError | None = None  # what the application was told last
+        self._refused: Any = None  # the last token that was refused, if there was one
+        self._refused_at = -math.inf  # when it was; set back once a new one was of use
+        # The outage.
+        self._patience = connection_timeout or math.inf
+        self._trouble: errors.SfPubSubError | None = None  # the last failure, while not all is well
+        self._delays = 0  # since all was well
+        self._tell_at = math.inf  # when the application is to be told
+        self._told: errors.SfPubSubError | None = None  # what it was told last
 
     # Inputs. The application's other ones are those of `channels`.
 
@@ -104,33 +101,31 @@ class StreamingProtocol:
 
     def close(self, now: float) -> None:
         """Say goodbye to the server, then stop."""
-        if self.state not in (State.CLOSING, State.STOPPED):
+        if self.state not in _ENDING:
             self.state, self._close_by = State.CLOSING, now + self._pace.close
-            if not self._outbox.client_id:
+            if not self._client_id:
                 self.stop()
 
-    def stop(self, error: SfPubSubError | None = None) -> None:
+    def stop(self, error: errors.SfPubSubError | None = None) -> None:
         """Stop without a goodbye, and tell the application why if there is an error."""
-        self.state = State.STOPPED
-        self._outbox.cut()
-        self._trouble.clear()
-        reason = error or LocalProtocolError("the client was closed")
+        self.state, self._close_by = State.STOPPED, math.inf
+        self._cut()
+        reason = error or errors.LocalProtocolError("the client was closed")
         if self._opener is not None:
             self._opener.settle(reason)
         elif error is not None:
             self.items.append(error)
         self.channels.give_up(reason)
 
-    def landed(self, request: Send, outcome: Sequence[Any] | SfPubSubError, now: float) -> None:
-        """Take the messages of an answer, or the error that came instead."""
+    def landed(self, request: Send, outcome: Answer | errors.SfPubSubError, now: float) -> None:
+        """Take an answer, or the error that came instead."""
         self._now = now
-        del self._outbox.flying[request.lane]
-        found = outcome if isinstance(outcome, SfPubSubError) else sorted_out(outcome)
-        if not isinstance(found, SfPubSubError):
-            self._answered(request, *found)
+        del self._flying[request.lane]
+        if not isinstance(outcome, errors.SfPubSubError):
+            self._answered(request, *outcome)
         elif not self._is_over_for(request):
-            self._fail(found)
-        if self.state is State.CLOSING and request.asked[0][0]["channel"] == bayeux.DISCONNECT:
+            self._fail(outcome)
+        if self.state is State.CLOSING and request.messages[0]["channel"] == bayeux.DISCONNECT:
             self.stop()
 
     def tick(self, now: float) -> list[Command]:
@@ -138,10 +133,10 @@ class StreamingProtocol:
         self._now = now
         if self.state is State.CLOSING and now >= self._close_by:
             self.stop()
-        if self.state not in (State.CLOSING, State.STOPPED):
-            if any(now >= due for due in self._outbox.due):
-                self._fail(StreamUnavailableError("the server did not answer in time"))
-            if now >= self._trouble.tell_at:
+        if self.state not in _ENDING:
+            if any(now >= due for due in self._due()):
+                self._fail(errors.StreamUnavailableError("the server did not answer in time"))
+            if now >= self._tell_at:
                 self._tell_of_outage()
         if self.state is not State.STOPPED:
             self._go_on()
@@ -152,97 +147,148 @@ class StreamingProtocol:
     @property
     def deadline(self) -> float:
         """When to call `tick`, in the same seconds; infinite for never."""
-        if self.state is State.CLOSING:
+        if self.state in _ENDING:
             return self._close_by
-        times = [self._trouble.tell_at, *self._outbox.due]
-        if self._may_go_on():
-            times.append(self._next_at)
-        return min(times)
+        next_at = self._next_at if self._may_go_on() else math.inf
+        return min(self._tell_at, next_at, *self._due())
 
     # Requests.
 
+    def _due(self) -> list[float]:
+        return [request.due for request in self._flying.values() if not request.is_cut]
+
     def _may_go_on(self) -> bool:
         if self.state is State.WAITING:
-            return not self._outbox.flying
+            return not self._flying
         is_full = 0 < self.max_pending_count <= len(self.items)
         # What waits for a subscribe's answer is in no queue that has a bound.
-        rests = is_full or self.channels.are_overtaken or Lane.POLL in self._outbox.flying
+        rests = is_full or self.channels.are_overtaken or Lane.POLL in self._flying
         return self.state is State.CONNECTED and not rests
 
     def _go_on(self) -> None:
         """Send what can be sent now."""
-        outbox = self._outbox
         if self._may_go_on() and self._now >= self._next_at:
             if self.state is State.CONNECTED:
-                outbox.connect(self._now, is_first=False)
+                self._connect(is_first=False)
             else:
-                self.state = State.OPENING
-                outbox.handshake(self._now)
-        if outbox.client_id and Lane.ASK not in outbox.flying:
-            if self.state is State.CONNECTED:
-                if asked := self.channels.requests(outbox.message):
-                    outbox.send(Lane.ASK, asked, self._now)
-            elif self.state is State.CLOSING:
-                goodbye = outbox.message(bayeux.DISCONNECT)
-                outbox.send(Lane.ASK, [(goodbye, None)], self._now)
-                outbox.client_id = ""
+                self._handshake()
+        if self._client_id and Lane.ASK not in self._flying:
+            if self.state is State.CLOSING:
+                self._send(Lane.ASK, [self._message(bayeux.DISCONNECT)])
+                self._client_id = ""
+            elif self.state is State.CONNECTED and (asked := self.channels.requests(self._message)):
+                self._send(Lane.ASK, asked)
+
+    def _message(self, channel: str, **fields: Any) -> Message:
+        """Return a message of this session; outside of one, it has no client id."""
+        session = {"clientId": self._client_id} if self._client_id else {}
+        return {"channel": channel, "id": str(next(self._ids)), **session, **fields}
+
+    def _handshake(self) -> None:
+        self.state = State.OPENING
+        message = self._message(
+            bayeux.HANDSHAKE,
+            version="1.0",
+            minimumVersion="1.0",
+            supportedConnectionTypes=["long-polling"],
+            ext={"replay": True},
+        )
+        self._send(Lane.ASK, [message], before=self._pace.sign_in)
+
+    def _connect(self, *, is_first: bool) -> None:
+        message = self._message(bayeux.CONNECT, connectionType="long-polling")
+        if is_first or self._is_shared:
+            message["advice"] = {"timeout": 0}  # asks the server not to hold it
+        advised = self._advice.get("timeout")
+        held = self._pace.poll if advised is None else advised * self._pace.poll_factor
+        self._send(Lane.POLL, [message], held=0.0 if is_first else held)
+
+    def _send(
+        self, lane: Lane, messages: Sequence[Message], *, held: float = 0.0, before: float = 0.0
+    ) -> None:
+        """Send a request that may be *held*; *before* is what fetching a token may take."""
+        timeout = max(held, self._pace.request)
+        due = self._now + before + timeout
+        request = Send(lane, messages, self._dumps(messages), timeout, due, self._refused)
+        self._flying[lane] = request
+        self._out.append(request)
+
+    def _cut(self) -> None:
+        """Give up what is in flight."""
+        for request in self._flying.values():
+            if not request.is_cut:
+                request.is_cut = True
+                self._out.append(Cut(request))
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether the server sees several clients behind the cookies: then it holds no connect."""
+        return self._advice.get("multiple-clients") is True
+
+    @property
+    def _interval(self) -> float:
+        """Seconds to wait before the next connect."""
+        # Connects that are not held must not become a loop.
+        least = self._pace.backoff_initial if self._is_shared else 0.0
+        interval: float = self._advice.get("interval", 0.0)
+        return max(interval, least)
+
+    # Answers.
 
     def _is_over_for(self, request: Send) -> bool:
         """Whether nobody cares any more how a request fares."""
         return request.is_cut or self.state not in (State.OPENING, State.CONNECTED)
 
-    # Answers.
-
     def _answered(
         self, request: Send, events: list[Message], replies: dict[tuple[str, str], Message]
     ) -> None:
-        failures = self._trouble.count
+        delays = self._delays
         for reply in replies.values():
-            self._outbox.advice |= advice_of(reply)
+            self._advice |= advice_of(reply)
         # Replies first, so that the events beside a subscribe's are those of an active channel. A
         # goodbye goes before them: they are about a session that is over.
         is_goodbye = any(channel == bayeux.DISCONNECT for channel, _ in replies)
         if is_goodbye and not self._is_over_for(request):
-            self._fail(StreamUnavailableError("the server said goodbye"), Next.HANDSHAKE)
+            error = errors.StreamUnavailableError("the server said goodbye")
+            self._fail(error, Next.HANDSHAKE)
         else:
             self._hear(request, replies)
         self.channels.arrived(events)
         is_well = self.state is State.CONNECTED and self.channels.are_complete
-        if is_well and self._trouble.count == failures:
-            self._trouble.clear()
+        if is_well and self._delays == delays:
+            self._trouble, self._delays, self._tell_at = None, 0, math.inf
 
     def _hear(self, request: Send, replies: dict[tuple[str, str], Message]) -> None:
-        for message, about in request.asked:
+        for message in request.messages:
             if self._is_over_for(request):
                 return  # perhaps because of the reply before
             channel = message["channel"]
             reply = replies.get((channel, message["id"]), {})
             if "successful" not in reply:
-                self._fail(broken(f"no answer to {channel}"))
-            elif about is not None:
-                refusal = None if reply["successful"] is True else BayeuxError(reply)
-                if refusal is not None and concerns_session(refusal):
-                    self._refuse(f"{channel} of {about.name}", refusal, request)
-                else:
-                    self.channels.heard(about, reply)
-            elif reply["successful"] is not True:
-                self._refuse(channel, BayeuxError(reply), request)
+                self._fail(bayeux.broken(f"no answer to {channel}"))
+                continue
+            is_about_channel = "subscription" in message
+            refusal = None if reply["successful"] is True else BayeuxError(reply)
+            if refusal is not None and (not is_about_channel or concerns_session(refusal)):
+                self._refuse(channel, refusal, request)
+            elif is_about_channel:
+                self.channels.heard(message, refusal)
             elif channel == bayeux.HANDSHAKE:
                 self._shaken(reply)
             else:
-                self._connected(reply)
+                self._connected(reply, request)
 
     def _shaken(self, reply: Message) -> None:
         client_id, ext = reply.get("clientId"), reply.get("ext")
         if not isinstance(client_id, str) or not client_id:
-            self._fail(broken("a handshake without a client id"))
+            self._fail(bayeux.broken("a handshake without a client id"))
             return
-        self._outbox.client_id = client_id
+        self._client_id = client_id
         self.channels.has_replay = isinstance(ext, dict) and bool(ext.get("replay"))
-        self._outbox.connect(self._now, is_first=True)
+        self._connect(is_first=True)
 
-    def _connected(self, reply: Message) -> None:
-        self._next_at = self._now + self._outbox.interval
+    def _connected(self, reply: Message, request: Send) -> None:
+        self._next_at = self._now + self._interval
         if self.state is State.CONNECTED:
             self._refused_at = -math.inf  # the token is good: a held connect was answered
         else:
@@ -250,12 +296,8 @@ class StreamingProtocol:
         if self._opener is not None:
             self._opener.settle()
             self._opener = None
-        reconnect = advice_of(reply).get("reconnect")
-        if reconnect == "handshake":
-            error = StreamUnavailableError("the server wants another handshake")
-            self._fail(error, Next.HANDSHAKE)
-        elif reconnect == "none":
-            self.stop(error_for("going on", BayeuxError(reply)))
+        if advice_of(reply).get("reconnect") in ("handshake", "none"):  # for all its success
+            self._refuse("going on", BayeuxError(reply), request)
 
     # Failures.
 
@@ -263,38 +305,47 @@ class StreamingProtocol:
         error, step = error_for(what, refusal), what_next(refusal)
         if step is Next.RENEW:
             if self._now < self._refused_at + self._pace.renewed:
-                step, refused = Next.STOP, error
-                error = AuthenticationError(f"a renewed session is refused as well: {refused}")
-                error.__cause__ = refused
-            self._outbox.refused, self._refused_at = request.session, self._now
+                step, cause = Next.STOP, error
+                error = errors.AuthenticationError(f"a renewed session is refused as well: {cause}")
+                error.__cause__ = cause
+            self._refused, self._refused_at = request.session, self._now
         self._fail(error, step)
 
-    def _fail(self, error: SfPubSubError, step: Next | None = None) -> None:
+    def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
         """Go on after a failure, as the answer wants it; after none, with another session."""
-        if step is None:
-            is_end = self._opener is not None or not error.retryable
-        else:
-            is_end = step is Next.STOP or (self._opener is not None and step is not Next.RENEW)
-        if is_end:
+        if step is None and not error.retryable:
+            step = Next.STOP
+        if step is Next.STOP or (self._opener is not None and step is not Next.RENEW):
             self.stop(error)
             return
-        self._trouble.note(error, self._now)
-        delay = self._outbox.interval
+        if self._trouble is None:  # an outage begins
+            self._tell_at = self._now + self._patience
+        self._trouble = error
+        delay = self._interval
         lived = self._now >= self._connected_at + self._pace.backoff_initial
         if not (step is Next.RENEW or (step is Next.HANDSHAKE and lived)):
-            delay = max(delay, self._trouble.delay(is_busy=step is Next.WAIT))
+            delay = max(delay, self._delay(is_busy=step in (Next.BUSY, Next.LIMIT)))
         logger.info("%s; trying again in %.1f s", error, delay)
-        if step is Next.RETRY and self.state is State.CONNECTED:
-            self._next_at = self._now + delay
-        else:  # the session is given up
-            self._outbox.client_id, self._connected_at = "", math.inf
-            self._outbox.cut()
+        self._next_at = self._now + delay
+        if step is not Next.RETRY or self.state is not State.CONNECTED:  # the session is given up
+            self.state, self._client_id, self._connected_at = State.WAITING, "", math.inf
+            self._cut()
             self.channels.lost()
-            self.state, self._next_at = State.WAITING, self._now + delay
+
+    def _delay(self, *, is_busy: bool) -> float:
+        """Return the next delay: it doubles each time, and is long for a busy server."""
+        doubled = self._pace.backoff_initial * 2 ** min(self._delays, 30)
+        self._delays += 1
+        ceiling = self._pace.busy if is_busy else min(self._pace.backoff_max, doubled)
+        return ceiling * (0.5 + self._chance() / 2)
 
     def _tell_of_outage(self) -> None:
-        error = self._trouble.told(self._now)
-        if self._outage is None or self._outage not in self.items:  # one is enough, if nobody reads
+        self._tell_at = self._now + self._patience
+        error = errors.StreamUnavailableError(
+            f"no connection for {self._patience:g} s, and still trying: {self._trouble}"
+        )
+        error.__cause__ = self._trouble
+        if self._told is None or self._told not in self.items:  # one is enough, if nobody reads
             self.items.append(error)
-            self._outage = error
+            self._told = error
         self.channels.give_up(error)

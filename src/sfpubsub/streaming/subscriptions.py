@@ -14,14 +14,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import groupby, repeat
-from operator import itemgetter
 from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, ReplayIdRejectedError, SfPubSubError
-from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Message
+from sfpubsub.streaming.bayeux import MAX_REQUEST, SUBSCRIBE, UNSUBSCRIBE, Call, Command, Message
 from sfpubsub.streaming.failures import BayeuxError, error_for
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import NEW_EVENTS, as_replay_id
@@ -50,8 +46,8 @@ class Channel:
     is_wanted: bool = True
     is_active: bool = False
     """Whether it is subscribed in this session."""
-    is_asked: bool = False
-    """Whether a request about it is in flight."""
+    asked: Message | None = None
+    """The message about it that is in flight."""
     is_live: bool = False
     """Whether its events count: from the server's yes until the next subscribe is sent, and so
     beyond the end of the session."""
@@ -70,33 +66,23 @@ class Channel:
             self.call = None
 
 
+@dataclass(eq=False)
 class Subscriptions:
-    """The channels of one client, asked for and answered.
+    """The channels of one client, asked for and answered."""
 
-    Args:
-        dumps: Makes JSON.
-        fallback: Where a channel goes on whose position is refused; None to tell the application.
-        order: Numbers messages in their order of arrival.
-        items: The application's queue.
-        out: Where gaps go.
-    """
-
-    def __init__(
-        self,
-        dumps: Callable[[Any], str],
-        fallback: int | None,
-        order: Iterator[int],
-        items: Items,
-        out: list[Command],
-    ) -> None:
-        self._dumps = dumps
-        self._fallback = fallback
-        self._order = order
-        self._items = items
-        self._out = out
-        self._by_path: dict[str, Channel] = {}
-        self.has_replay = True
-        """Whether the server of this session goes on from a position."""
+    dumps: Callable[[Any], str]
+    """Makes JSON."""
+    fallback: int | None
+    """Where a channel goes on whose position is refused; None to tell the application."""
+    order: Iterator[int]
+    """Numbers messages in their order of arrival."""
+    items: Items
+    """The application's queue."""
+    out: list[Command]
+    """Where gaps go."""
+    has_replay: bool = True
+    """Whether the server of this session goes on from a position."""
+    _by_path: dict[str, Channel] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
@@ -128,11 +114,8 @@ class Subscriptions:
         """
         channel, path = self._find(name), name.partition("?")[0]
         if channel is None or not (channel.is_wanted or channel.call):
-            if len(self._dumps([name, path]).encode()) > bayeux.MAX_REQUEST - _ROOM:
-                raise LocalProtocolError(
-                    f"the filter of {path[:100]} is too long: a request has at most "
-                    f"{bayeux.MAX_REQUEST} bytes"
-                )
+            if len(self.dumps([name, path]).encode()) > MAX_REQUEST - _ROOM:
+                raise LocalProtocolError(f"the filter of {path[:100]} is too long for a request")
             self._by_path[path] = Channel(name, path, start, call)
         elif rewind or channel.call is not None:
             raise LocalProtocolError(f"{name} is subscribed already: unsubscribe it first")
@@ -157,82 +140,78 @@ class Subscriptions:
     def _find(self, name: str) -> Channel | None:
         path = name.partition("?")[0]
         if len(path) < 2 or path[0] != "/" or path.startswith(("/meta/", "/service/")):
-            raise LocalProtocolError(
-                f"{name!r} is not a channel: use /topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
-            )
+            kinds = "/topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
+            raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
         channel = self._by_path.get(path)
         if channel is not None and channel.name != name:
-            raise LocalProtocolError(
-                f"{path} is subscribed as {channel.name} already, and its positions are one: use "
-                f"another client for {name}"
-            )
+            held = f"{path} is subscribed as {channel.name}, and has one position"
+            raise LocalProtocolError(f"{held}: use another client for {name}")
         return channel
 
     # Asking and hearing.
 
-    def requests(self, message: Callable[..., Message]) -> list[tuple[Message, Channel | None]]:
+    def requests(self, message: Callable[..., Message]) -> list[Message]:
         """Return what to ask for now: as many messages as fit into one request."""
-        messages: list[tuple[Message, Channel | None]] = []
-        size = len("[]")
+        asked: list[Message] = []
+        size = 0
         for channel in self._by_path.values():
-            if channel.is_asked or channel.is_wanted == channel.is_active:
+            if channel.asked is not None or channel.is_wanted == channel.is_active:
                 continue
+            made = message(
+                SUBSCRIBE if channel.is_wanted else UNSUBSCRIBE, subscription=channel.name
+            )
             if channel.is_wanted:
-                replay = {"replay": {channel.path: channel.position}}
-                made = message(bayeux.SUBSCRIBE, subscription=channel.name, ext=replay)
-            else:
-                made = message(bayeux.UNSUBSCRIBE, subscription=channel.name)
-            size += len(self._dumps([made]).encode())
-            if messages and size > bayeux.MAX_REQUEST:
+                made["ext"] = {"replay": {channel.path: channel.position}}
+            size += len(self.dumps([made]).encode())
+            if asked and size > MAX_REQUEST:
                 break
-            messages.append((made, channel))
-            channel.is_asked = True
+            asked.append(made)
+            channel.asked = made
             if channel.is_wanted:
                 if channel.is_live and (channel.position == NEW_EVENTS or not self.has_replay):
                     self._report(channel.gap("unanchored"))
                 channel.is_live, channel.early = False, []
-        return messages
+        return asked
 
-    def heard(self, channel: Channel, reply: Message) -> None:
+    def heard(self, asked: Message, refusal: BayeuxError | None) -> None:
         """Take the answer to a subscribe or unsubscribe, if it is not about the session."""
-        if self._by_path.get(channel.path) is not channel:
-            return  # given up, and subscribed anew meanwhile
-        channel.is_asked = False
-        is_subscribe = reply["channel"] == bayeux.SUBSCRIBE
-        if reply["successful"] is True:
-            logger.info("%s: %s, from %d", reply["channel"], channel.name, channel.position)
+        channel = self._by_path.get(asked["subscription"].partition("?")[0])
+        if channel is None or channel.asked is not asked:
+            return  # given up, and perhaps subscribed anew meanwhile
+        channel.asked = None
+        is_subscribe = asked["channel"] == SUBSCRIBE
+        if refusal is None:
+            logger.info("%s: %s, from %d", asked["channel"], channel.name, channel.position)
             channel.is_active = is_subscribe
             channel.is_live = channel.is_live or is_subscribe
             if is_subscribe and channel.is_wanted:
                 channel.tell()
             self._forget(channel)
         elif is_subscribe:
-            self._refused(channel, BayeuxError(reply))
+            self._refused(channel, refusal)
         else:
             channel.is_wanted = True
-            channel.tell(error_for(f"unsubscribing {channel.name}", BayeuxError(reply)))
+            channel.tell(error_for(f"unsubscribing {channel.name}", refusal))
 
     def _refused(self, channel: Channel, refusal: BayeuxError) -> None:
         gap = channel.gap("rejected", refusal.error_code)
         error = error_for(f"subscribing to {channel.name}", refusal, gap)
+        is_aged = isinstance(error, ReplayIdRejectedError)
         if not channel.is_wanted:
             self._forget(channel)
-        elif isinstance(error, ReplayIdRejectedError) and self._fallback not in (
-            None,
-            channel.position,
-        ):
+        elif is_aged and self.fallback is not None and self.fallback != channel.position:
             self._report(gap)
-            channel.position = self._fallback
+            channel.position = self.fallback
         else:
             del self._by_path[channel.path]
             if channel.call is None:  # nobody waits, so whoever reads must see it
-                self._items.append(error)
+                self.items.append(error)
             channel.tell(error)
 
     def lost(self) -> None:
         """The session is gone: everything is to be asked for again."""
         for channel in list(self._by_path.values()):
-            channel.is_active = channel.is_asked = False
+            channel.is_active, channel.asked = False, None
             self._forget(channel)
 
     def give_up(self, error: SfPubSubError) -> None:
@@ -245,13 +224,13 @@ class Subscriptions:
 
     def _forget(self, channel: Channel) -> None:
         """Drop a channel that is not wanted, once the server does not have it either."""
-        if not (channel.is_wanted or channel.is_active or channel.is_asked):
+        if not (channel.is_wanted or channel.is_active or channel.asked):
             del self._by_path[channel.path]
             channel.tell()
 
     def _report(self, gap: Gap) -> None:
         logger.warning("%s", gap)
-        self._out.append(gap)
+        self.out.append(gap)
 
     # Events.
 
@@ -264,27 +243,23 @@ class Subscriptions:
         for item in self._by_path.values():
             if item.early and item.is_live:
                 events, item.early = events + item.early, []
-        for path, group in groupby(events, itemgetter("channel")):
-            channel, run = self._by_path.get(path.partition("?")[0]), list(group)
+        path, name, channel = "", "", None
+        put, make, order = self.items.append, tuple.__new__, self.order  # there are many events
+        for event in events:
+            if event["channel"] != path:
+                path = name = event["channel"]
+                channel = self._by_path.get(path.partition("?")[0])
+                if channel is not None:
+                    name = channel.name
             if channel is not None and not channel.is_live:
-                channel.early += run
+                channel.early.append(event)
                 continue
-            ids = [_replay_id(event) for event in run]
-            name = path
-            if channel is not None:
-                name = channel.name
-                known = (number for number in reversed(ids) if number is not None)
-                channel.position = next(known, channel.position)
-            # Without a call of ours for each, as there are many.
-            self._items.extend(map(_MAKE, zip(run, repeat(name), ids, self._order)))
-
-
-_MAKE = partial(tuple.__new__, StreamingMessage)
-
-
-def _replay_id(event: Message) -> int | None:
-    try:
-        found = event["data"]["event"]["replayId"]
-    except (KeyError, TypeError):
-        return None
-    return found if type(found) is int and found >= 0 else None  # True is an int to isinstance
+            try:
+                number = event["data"]["event"]["replayId"]
+            except (KeyError, TypeError):
+                number = None
+            if type(number) is not int or number < 0:  # True is an int to isinstance
+                number = None
+            elif channel is not None:
+                channel.position = number
+            put(make(StreamingMessage, (event, name, number, next(order))))

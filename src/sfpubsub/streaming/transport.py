@@ -5,13 +5,15 @@ Requests go to the org alone, bounded as every other request of this package (`s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from sfpubsub.auth.http import Answer, HttpClient
+from sfpubsub.auth.http import Answer, Bearer, HttpClient, headers_of
 from sfpubsub.auth.limit import Limit
-from sfpubsub.auth.session import Session
+from sfpubsub.auth.session import CurrentSession
 from sfpubsub.config import network
-from sfpubsub.errors import StreamUnavailableError
+from sfpubsub.errors import RemoteProtocolError, SfPubSubError, StreamUnavailableError
+from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Lane, Send
 
 # Largest answer that is read, in bytes: some thousand events of the largest kind, 1 MB each, would
@@ -25,38 +27,50 @@ class LongPolling:
     Args:
         http: Makes the requests.
         path: Of every request.
+        sessions: Where tokens come from.
+        loads: Reads JSON.
     """
 
-    def __init__(self, http: HttpClient, path: str) -> None:
-        from requests.cookies import RequestsCookieJar  # here: importing it takes as long as ours
+    def __init__(
+        self, http: HttpClient, path: str, sessions: CurrentSession, loads: Callable[[str], Any]
+    ) -> None:
+        from http.cookiejar import CookieJar  # here: it loads more than all of ours
 
         self._http = http
         self._path = path
-        self._cookies: Any = RequestsCookieJar()  # of both: the server knows its session by them
+        self._sessions = sessions
+        self._loads = loads
+        self._cookies = CookieJar()  # of both: the server knows its session by them
         self._lines: dict[Lane, tuple[Limit, Any]] = {}
 
-    def post(self, request: Send, session: Session) -> str:
-        """Send a request as *session*, and return the text of its answer.
+    def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
+        """Send a request; return what came back, or the error that came instead."""
+        try:
+            request.session = self._sessions.get_session(request.refused)
+            text = self._post(request)
+            try:
+                return bayeux.sorted_out(self._loads(text))
+            except ValueError:
+                return bayeux.broken("HTML" if text.lstrip()[:1] == "<" else "no JSON")
+        except SfPubSubError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  # a JSON function is anyone's code
+            # Its text may be that of the answer, or of the request.
+            return RemoteProtocolError(f"an answer could not be read: {type(error).__name__}")
 
-        Raises:
-            ConfigurationError: The URL is not one that a token may be sent to.
-            StreamUnavailableError: The connection broke or was cut, or the answer is a failure.
-            RemoteProtocolError: The answer is a redirect, or too large.
-        """
+    def _post(self, request: Send) -> str:
+        session, http = request.session, self._http
         url = session.instance_url + self._path
-        network.check_url(url, "the instance URL", insecure=self._http.insecure, path=True)
-        line = self._lines.get(request.lane)
-        if line is None or line[0].expired:
-            self.drop(request.lane)
-            limit = Limit()
-            line = self._lines[request.lane] = limit, limit.adapter()
+        network.check_url(url, "the instance URL", insecure=http.insecure, path=True)
+        bearer = Bearer(session.instance_url, session.access_token)
+        adapter = self._adapter(request.lane)
         if request.is_cut:  # after the line is there: what is cut from here on, is cut by `cut`
             raise StreamUnavailableError("the request was cut before it was sent")
-        answer = self._http.exchange(
-            line[1],
+        answer = http.exchange(
+            adapter,
             "POST",
             url,
-            _headers(session),
+            {**headers_of(bearer), "Content-Type": "application/json;charset=UTF-8"},
             request.timeout,
             max_bytes=MAX_BYTES,
             cookies=self._cookies,
@@ -74,6 +88,14 @@ class LongPolling:
         # A server that repeats what it was sent must not bring the token into logs and errors.
         return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")
 
+    def _adapter(self, lane: Lane) -> Any:
+        line = self._lines.get(lane)
+        if line is None or line[0].expired:
+            self.drop(lane)
+            limit = Limit()
+            line = self._lines[lane] = limit, limit.adapter()
+        return line[1]
+
     def cut(self, request: Send) -> None:
         """Break a request that is marked as cut, whether it is in flight or about to be."""
         line = self._lines.get(request.lane)
@@ -86,13 +108,3 @@ class LongPolling:
         if line is not None:
             line[0].expire()
             line[1].close()
-
-
-def _headers(session: Session) -> dict[str, str]:
-    return {
-        "Authorization": f"Bearer {session.access_token}",
-        "Content-Type": "application/json;charset=UTF-8",
-        "Accept": "application/json",
-        "Accept-Encoding": "identity",  # compressed, a small answer could be a huge one
-        "User-Agent": "sfpubsub",
-    }

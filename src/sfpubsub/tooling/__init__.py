@@ -16,7 +16,7 @@ from typing import Any, cast
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
-from sfpubsub.auth.session import CurrentSession, Session, SessionProvider, StaticSession
+from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.auth.soql import quoted
 from sfpubsub.config import Settings
 from sfpubsub.errors import (
@@ -74,8 +74,7 @@ class Tooling:
                 f"API version {api_version!r} is not {API_VERSION} or later, which managed "
                 f"subscriptions need"
             )
-        provider = StaticSession(session) if isinstance(session, Session) else session
-        self.sessions = CurrentSession(provider)
+        self.sessions = CurrentSession(session)
         """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
         self._org = OrgClient(self.sessions, http or HttpClient())
         self._queries = Queries(self._org, api_version)
