@@ -135,9 +135,22 @@ def spark_session(
     try:
         if format != "parquet":
             check_session(spark, format)
+        if format == "delta":
+            _leave_out_checksum_files(spark)
         yield spark
     finally:
         _stop(spark)
+
+
+def _leave_out_checksum_files(spark: SparkSession) -> None:
+    """Have the JVM write no ``.crc`` file beside each file on a disk of this machine.
+
+    Delta's log does without them anyway; and Hadoop starts a process (chmod) for every file, so
+    they are half the cost of a small commit.
+    """
+    files = java_class(spark, "org.apache.hadoop.fs.FileSystem")
+    local = files.getLocal(spark._jsparkSession.sessionState().newHadoopConf())
+    local.setWriteChecksum(False)
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
