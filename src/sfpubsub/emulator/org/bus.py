@@ -11,7 +11,7 @@ while waiting. Streams learn of news through the bells of the positions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
@@ -20,7 +20,7 @@ from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.positions import Positions
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
-from sfpubsub.emulator.org.store import Event, Store
+from sfpubsub.emulator.org.store import Block, Event, Store
 from sfpubsub.emulator.org.tally import Tally
 
 __all__ = ["Batch", "Bus", "Draft", "Published", "Topic"]
@@ -45,6 +45,7 @@ class Bus(Positions):
         self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it
         self._schemas: dict[str, Schema] = {}
         self._schema_topics: dict[str, str] = {}
+        self._on_append: list[Callable[[Topic, int], None]] = []
         self._load()
 
     # Topics and schemas.
@@ -102,7 +103,8 @@ class Bus(Positions):
         topic = self.topic(name)
         with self._lock, self._store.transaction():
             # Its number may be given to another topic: nothing of it must be left.
-            self._store.run("DELETE FROM topic_log WHERE topic_id = ?", topic.number)
+            for table in ("topic_log", "blocks"):
+                self._store.run(f"DELETE FROM {table} WHERE topic_id = ?", topic.number)  # noqa: S608 - fixed names
             self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
             self._store.run("DELETE FROM topics WHERE id = ?", topic.number)
             self._losses += 1
@@ -222,9 +224,16 @@ class Bus(Positions):
                     self._store.set_meta("tip", str(batch.tip))
             if batch.tip != self._tip:
                 self._moved_to(batch.tip, at)
-        for name, count in batch.added.items():
-            self.tally.of_topic(name).published += count
-            self.bells.ring(name)
+        for topic, count in batch.added.values():
+            self.tally.of_topic(topic.name).published += count
+            self.bells.ring(topic.name)
+            for listener in self._on_append:
+                listener(topic, count)
+
+    def on_append(self, listener: Callable[[Topic, int], None]) -> None:
+        """Call `listener` with each topic or channel that has got events, and how many, when they
+        are durable. Before the first event."""
+        self._on_append.append(listener)
 
     def carriers(self, name: str) -> list[Topic]:
         """A topic and the channels that carry it.
@@ -247,6 +256,26 @@ class Bus(Positions):
             self._purge()
             events = self._store.events_after(topic.number, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
+
+    # Events in the form in which they are sent; how that is made and read is not the bus's business.
+
+    def put_block(self, topic: Topic, form: str, block: Block, losses: int) -> None:
+        """Keep the events of a topic between two positions; not if some were lost since `losses`
+        of `standing`, for these may be among them."""
+        with self._lock:
+            self._purge()
+            if self._losses == losses:
+                self._store.put_block(topic.number, form, block)
+
+    def block_after(self, topic: Topic, form: str, position: int) -> Block | None:
+        """The block that has the next event of a topic; None if that is in no block."""
+        with self._lock:
+            self._purge()
+            return self._store.block_after(topic.number, form, position)
+
+    def last_block(self, topic: Topic, form: str) -> int:
+        """Where the last block of a topic ends; 0 if it has none."""
+        return self._store.last_block(topic.number, form)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
         """The last events of a topic and when they were published, the newest first."""
