@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ class Org:
         self.bus.append(name, [Draft(b"x" * size, schema_id) for _ in range(count)])
 
     def blocks(self) -> int:
-        return int(self.emulator._store.rows("SELECT count(*) FROM blocks")[0][0])
+        with sqlite3.connect(self.emulator.data_dir / "blocks.sqlite3") as database:
+            return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
 
     def without_rows(self) -> None:
         """Empty the log behind the back of the blocks."""
@@ -123,7 +125,9 @@ def test_an_older_data_directory_goes_on(open_org):
     events too, some at each call."""
     org = open_org()
     org.publish(ORDERS, 1000)
-    org.emulator._store.run("DROP TABLE blocks")
+    org.emulator.stop()
+    for file in org.emulator.data_dir.glob("blocks.*"):
+        file.unlink()
     org = open_org()
     assert org.check(ORDERS, whole) == 1000
     for made in (2, 4, 6, 8, 10, 10):
@@ -134,8 +138,7 @@ def test_an_older_data_directory_goes_on(open_org):
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
 def test_other_settings_have_other_blocks(open_org, changed):
-    """After a start with another form of events none is sent in the old one; back again, the old
-    blocks are good."""
+    """After a start with another form of events none is sent in the old one, nor after one back."""
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):
         org.publish(ACCOUNTS, 150)
@@ -179,6 +182,22 @@ def test_whatever_happens_blocks_say_what_the_log_says(open_org, seed):
         start = chance.randint(0, org.bus.tip())
         for name in (ORDERS, ACCOUNTS, CHANGES):
             org.check(name, lambda: chance.choice([1, 7, 99, 100]), chance.choice([0, start]))
+
+
+def test_blocks_that_a_kill_has_left(open_org):
+    """Between the change of the log and that of the blocks: they are not looked at."""
+    org = open_org()
+    org.publish(ORDERS, 200)
+    file, kept = org.emulator.data_dir / "blocks.sqlite3", org.emulator.data_dir / "kept"
+    with sqlite3.connect(file) as database:
+        database.execute("VACUUM INTO ?", (str(kept),))
+    org.bus.age_out(org.bus.ids.mint(150))
+    assert org.blocks() == 0
+    org.emulator.stop()
+    kept.rename(file)
+    org = open_org()
+    assert org.blocks() == 2
+    assert org.check(ORDERS, whole) == 50
 
 
 def test_large_events_have_no_blocks(open_org):

@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sfpubsub.emulator.org.block_file import Block
 from sfpubsub.emulator.org.bus import Bus, Topic
 from sfpubsub.emulator.org.settings import Settings
-from sfpubsub.emulator.org.store import Block, Event
+from sfpubsub.emulator.org.store import Event
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 EVENTS = 100
@@ -28,7 +29,7 @@ EVENTS = 100
 blocks."""
 
 _ENCODING = 1
-"""Version of what is in a block; blocks of another are not found."""
+"""Version of what is in a block; those of another are deleted, as those of other settings are."""
 
 _LARGEST_BYTES = 512 * 1024
 """Events that take more together, some 5 KiB each, are not worth the room on disk: there the bytes
@@ -73,6 +74,8 @@ class Blocks:
         # By number of the topic: where its blocks end, and how many events there are behind that,
         # at most.
         self._ends: dict[int, tuple[int, int]] = {}
+        ids = "with" if settings.change_event_ids else "without"
+        bus.use_blocks(f"{_ENCODING}: ids of {settings.replay_id_bytes} bytes, changes {ids} ids")
         bus.on_append(self._appended)
 
     def encode(self, topic: Topic, events: Sequence[Event]) -> pb.FetchResponse:
@@ -96,7 +99,7 @@ class Blocks:
     def after(self, topic: Topic, position: int, limit: int, size: int) -> Piece | None:
         """The next events of a topic as far as they are in one block, at most `limit` and `size`
         bytes of them; None if the next one is in no block or does not fit."""
-        block = self._bus.block_after(topic, self._form(topic), position)
+        block = self._bus.block_after(topic, position)
         if block is None:
             return None
         numbers = _CONTENTS.unpack_from(block.contents)
@@ -123,17 +126,11 @@ class Blocks:
     def _with_ids(self, topic: Topic) -> bool:
         return topic.name.startswith("/event/") or self._settings.change_event_ids
 
-    def _form(self, topic: Topic) -> str:
-        """What decides how an event of a topic is encoded: blocks of other settings are others."""
-        ids = "ids" if self._with_ids(topic) else "no ids"
-        return f"{_ENCODING}, {self._settings.replay_id_bytes} bytes, {ids}"
-
     def _appended(self, topic: Topic, added: int) -> None:
         """Make the blocks that are full now. A log without blocks, of an older version, gets some
         at each call, so that no call takes long."""
         if not topic.can_subscribe:
             return
-        form = self._form(topic)
         with self._lock:
             losses, _ = self._bus.standing()
             if losses != self._losses:
@@ -142,7 +139,7 @@ class Blocks:
                 end, waiting = self._ends[topic.number]
                 waiting = min(_UNKNOWN, waiting + added)
             else:
-                end, waiting = self._bus.last_block(topic, form), _UNKNOWN
+                end, waiting = self._bus.end_of_blocks(topic), _UNKNOWN
             for _ in range(2 + added // EVENTS):
                 if waiting < EVENTS:
                     break
@@ -152,7 +149,7 @@ class Blocks:
                     break
                 block = self._block(topic, end, events)
                 if len(block.wire) <= _LARGEST_BYTES:
-                    self._bus.put_block(topic, form, block, losses)
+                    self._bus.put_block(topic, block, losses)
                 end = block.last
                 waiting = waiting if waiting == _UNKNOWN else waiting - EVENTS
             self._ends[topic.number] = end, waiting

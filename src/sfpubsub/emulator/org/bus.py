@@ -16,11 +16,12 @@ from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.org.batch import Batch, Draft, Published, Topic, event_id
+from sfpubsub.emulator.org.block_file import Block
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.positions import Positions
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
-from sfpubsub.emulator.org.store import Block, Event, Store
+from sfpubsub.emulator.org.store import Event, Store
 from sfpubsub.emulator.org.tally import Tally
 
 __all__ = ["Batch", "Bus", "Draft", "Published", "Topic"]
@@ -103,8 +104,8 @@ class Bus(Positions):
         topic = self.topic(name)
         with self._lock, self._store.transaction():
             # Its number may be given to another topic: nothing of it must be left.
-            for table in ("topic_log", "blocks"):
-                self._store.run(f"DELETE FROM {table} WHERE topic_id = ?", topic.number)  # noqa: S608 - fixed names
+            self._store.blocks.forget_topic(topic.number)
+            self._store.run("DELETE FROM topic_log WHERE topic_id = ?", topic.number)
             self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
             self._store.run("DELETE FROM topics WHERE id = ?", topic.number)
             self._losses += 1
@@ -257,25 +258,34 @@ class Bus(Positions):
             events = self._store.events_after(topic.number, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
 
-    # Events in the form in which they are sent; how that is made and read is not the bus's business.
+    # Events in the form in which they are sent; what is in a block is not the bus's business.
 
-    def put_block(self, topic: Topic, form: str, block: Block, losses: int) -> None:
+    def use_blocks(self, form: str) -> None:
+        """Have blocks of this form alone."""
+        self._store.blocks.use(form)
+
+    def put_block(self, topic: Topic, block: Block, losses: int) -> None:
         """Keep the events of a topic between two positions; not if some were lost since `losses`
         of `standing`, for these may be among them."""
         with self._lock:
             self._purge()
             if self._losses == losses:
-                self._store.put_block(topic.number, form, block)
+                self._store.blocks.put(topic.number, block)
 
-    def block_after(self, topic: Topic, form: str, position: int) -> Block | None:
-        """The block that has the next event of a topic; None if that is in no block."""
+    def block_after(self, topic: Topic, position: int) -> Block | None:
+        """The block that has the next event of a topic; None if that is in no block.
+
+        A process that was killed may have left blocks with events that are forgotten.
+        """
         with self._lock:
             self._purge()
-            return self._store.block_after(topic.number, form, position)
+            forgotten = self._purged_through
+        block = self._store.blocks.after(topic.number, position)
+        return block if block is not None and block.behind >= forgotten else None
 
-    def last_block(self, topic: Topic, form: str) -> int:
+    def end_of_blocks(self, topic: Topic) -> int:
         """Where the last block of a topic ends; 0 if it has none."""
-        return self._store.last_block(topic.number, form)
+        return self._store.blocks.end(topic.number)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
         """The last events of a topic and when they were published, the newest first."""

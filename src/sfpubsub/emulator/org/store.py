@@ -18,6 +18,8 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sfpubsub.emulator.org.block_file import BlockFile
+
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS schemas (
@@ -35,12 +37,6 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS topic_log (
     topic_id INTEGER NOT NULL, position INTEGER NOT NULL,
     PRIMARY KEY (topic_id, position)) WITHOUT ROWID;
--- Events of a topic as its streams send them, some together: what `events` has, made ready. `form`
--- says how; `behind` is the position before the first of them, `contents` what is in `wire`.
-CREATE TABLE IF NOT EXISTS blocks (
-    topic_id INTEGER NOT NULL, form TEXT NOT NULL, behind INTEGER NOT NULL, last INTEGER NOT NULL,
-    contents BLOB NOT NULL, wire BLOB NOT NULL, PRIMARY KEY (topic_id, form, last));
-CREATE INDEX IF NOT EXISTS blocks_behind ON blocks (behind);
 -- When positions without an event were minted.
 CREATE TABLE IF NOT EXISTS marks (position INTEGER PRIMARY KEY, at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS managed (
@@ -92,24 +88,14 @@ class Event(NamedTuple):
     payload: bytes
 
 
-class Block(NamedTuple):
-    """All events of a topic behind one position and up to another, ready to be sent.
-
-    Attributes:
-        contents: Says where in `wire` which event is; of what made it.
-    """
-
-    behind: int
-    last: int
-    contents: bytes
-    wire: bytes
-
-
 class Store:
     """The tables of one data directory.
 
     Args:
-        path: The database file; made when it is not there.
+        path: The database file; made when it is not there, and so is that of the blocks beside it.
+
+    Attributes:
+        blocks: Events as they are sent, in a file of their own, which no `transaction` covers.
 
     Thread-safe: one connection behind one lock, which `transaction` holds.
 
@@ -132,17 +118,19 @@ class Store:
             self._db.executescript(_TABLES)
             version = int(self.meta("layout", str(_LAYOUT)))
             self.set_meta("layout", str(version))
+            self.blocks = BlockFile(path.with_name("blocks.sqlite3"))
         except (sqlite3.Error, ValueError) as error:
             self._db.close()
             raise StoreProblem(f"{path}: {error}") from error
         if version != _LAYOUT:
-            self._db.close()
+            self.close()
             raise StoreProblem(f"{path} was made by another version (layout {version})")
 
     def close(self) -> None:
         """Close the file, and all snapshots of it."""
         for snapshot in list(self._snapshots):
             snapshot.close()
+        self.blocks.close()
         with self._lock:
             self._db.close()
 
@@ -237,31 +225,6 @@ class Store:
         )
         return [(int(row[0]), float(row[1])) for row in reversed(found)]
 
-    def put_block(self, topic_id: int, form: str, block: Block) -> None:
-        """Keep events of a topic in a form."""
-        self.run(
-            "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?, ?)", topic_id, form, *block
-        )
-
-    def block_after(self, topic_id: int, form: str, position: int) -> Block | None:
-        """The block that has the next event of a topic; None if that is in no block."""
-        found = self.rows(
-            "SELECT behind, last, CASE WHEN behind <= ?3 THEN contents END,"
-            " CASE WHEN behind <= ?3 THEN wire END FROM blocks"
-            " WHERE topic_id = ?1 AND form = ?2 AND last > ?3 ORDER BY last LIMIT 1",
-            topic_id,
-            form,
-            position,
-        )
-        return Block._make(found[0]) if found and found[0][2] is not None else None
-
-    def last_block(self, topic_id: int, form: str) -> int:
-        """Where the last block of a topic ends; 0 if it has none."""
-        found = self.rows(
-            "SELECT max(last) FROM blocks WHERE topic_id = ? AND form = ?", topic_id, form
-        )
-        return int(found[0][0] or 0)
-
     def purge(self, at: float) -> int | None:
         """Forget events and marks made at `at` or before.
 
@@ -283,8 +246,8 @@ class Store:
         """Forget events and marks up to a position. Inside a `transaction`."""
         for table in ("topic_log", "events", "marks"):
             self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names
-        self.run("DELETE FROM blocks WHERE behind < ?", position)
         self.set_meta("purged_through", str(position))
+        self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
         """Give all events positions above `above`, the gaps as before; forget all marks.
@@ -298,7 +261,7 @@ class Store:
         newest: int | None
         oldest, newest = self.rows("SELECT min(position), max(position) FROM events")[0]
         self.run("DELETE FROM marks")
-        self.run("DELETE FROM blocks")
+        self.blocks.forget(above + 1)
         if oldest is None or newest is None:
             return above
         shift = above + 1 - oldest
