@@ -6,6 +6,7 @@ import json
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Org:
         self.bus.append(name, [Draft(b"x" * size, schema_id) for _ in range(count)])
 
     def blocks(self) -> int:
-        with sqlite3.connect(self.emulator.data_dir / "blocks.sqlite3") as database:
+        with closing(sqlite3.connect(self.emulator.data_dir / "blocks.sqlite3")) as database:
             return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
 
     def without_rows(self) -> None:
@@ -189,7 +190,7 @@ def test_blocks_that_a_kill_has_left(open_org):
     org = open_org()
     org.publish(ORDERS, 200)
     file, kept = org.emulator.data_dir / "blocks.sqlite3", org.emulator.data_dir / "kept"
-    with sqlite3.connect(file) as database:
+    with closing(sqlite3.connect(file)) as database:
         database.execute("VACUUM INTO ?", (str(kept),))
     org.bus.age_out(org.bus.ids.mint(150))
     assert org.blocks() == 0
