@@ -14,6 +14,7 @@ import bisect
 import struct
 import sys
 import threading
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -38,9 +39,9 @@ take longer than the events."""
 _UNKNOWN = sys.maxsize
 """Of the events that are in no block there may be any number."""
 
-_CONTENTS = struct.Struct(f"<{EVENTS}q{EVENTS}I{EVENTS}B")
-"""Positions, where in the wire form each event ends, and which of the schemas it has; behind them
-the ids of the schemas, a line each."""
+_NUMBERS = struct.Struct(f"={EVENTS}q{EVENTS}I{EVENTS}B")
+"""What a block contains: positions; where in the wire form each event ends; which schema it has.
+Behind them, a line each, how many events have a schema, and its id."""
 
 
 class Piece(NamedTuple):
@@ -74,8 +75,11 @@ class Blocks:
         # By number of the topic: where its blocks end, and how many events there are behind that,
         # at most.
         self._ends: dict[int, tuple[int, int]] = {}
-        ids = "with" if settings.change_event_ids else "without"
-        bus.use_blocks(f"{_ENCODING}: ids of {settings.replay_id_bytes} bytes, changes {ids} ids")
+        changes = "with" if settings.change_event_ids else "without"
+        bus.use_blocks(
+            f"{_ENCODING}, {sys.byteorder}: ids of {settings.replay_id_bytes} bytes,"
+            f" changes {changes} ids"
+        )
         bus.on_append(self._appended)
 
     def encode(self, topic: Topic, events: Sequence[Event]) -> pb.FetchResponse:
@@ -102,24 +106,12 @@ class Blocks:
         block = self._bus.block_after(topic, position)
         if block is None:
             return None
-        numbers = _CONTENTS.unpack_from(block.contents)
-        positions, ends, kinds = (
-            numbers[:EVENTS],
-            numbers[EVENTS : 2 * EVENTS],
-            numbers[2 * EVENTS :],
-        )
-        ids = block.contents[_CONTENTS.size :].decode().split("\n")
-        first = bisect.bisect_right(positions, position)
-        begin = ends[first - 1] if first else 0
-        last = min(first + limit, bisect.bisect_right(ends, begin + size))
-        if last <= first:
-            return None
-        counts = Counter(kinds[first:last])
-        return Piece(
-            positions[first:last],
-            {ids[kind]: count for kind, count in counts.items()},
-            block.wire[begin : ends[last - 1]],
-        )
+        counts = [line.split(" ") for line in block.contents[_NUMBERS.size :].decode().splitlines()]
+        if position == block.behind and limit >= EVENTS and len(block.wire) <= size:
+            # All of it, as it is for whoever reads from the beginning: nothing is looked at.
+            positions = array("q", block.contents[: EVENTS * 8])
+            return Piece(positions, {name: int(count) for count, name in counts}, block.wire)
+        return _part(block, [name for _, name in counts], position, limit, size)
 
     # Inside.
 
@@ -160,11 +152,27 @@ class Blocks:
         for item in message.events:
             end += _framed(item.ByteSize())
             ends.append(end)
-        ids = list(dict.fromkeys(event.schema_id for event in events))
-        kinds = [ids.index(event.schema_id) for event in events]
+        counts = Counter(event.schema_id for event in events)
+        names = list(counts)
+        kinds = [names.index(event.schema_id) for event in events]
         positions = [event.position for event in events]
-        contents = _CONTENTS.pack(*positions, *ends, *kinds) + "\n".join(ids).encode()
+        lines = "\n".join(f"{count} {name}" for name, count in counts.items())
+        contents = _NUMBERS.pack(*positions, *ends, *kinds) + lines.encode()
         return Block(behind, positions[-1], contents, message.SerializeToString())
+
+
+def _part(block: Block, names: Sequence[str], position: int, limit: int, size: int) -> Piece | None:
+    """Some events of a block."""
+    numbers = _NUMBERS.unpack_from(block.contents)
+    positions, ends = numbers[:EVENTS], numbers[EVENTS : 2 * EVENTS]
+    first = bisect.bisect_right(positions, position)
+    begin = ends[first - 1] if first else 0
+    last = min(first + limit, bisect.bisect_right(ends, begin + size))
+    if last <= first:
+        return None
+    kinds = Counter(numbers[2 * EVENTS + first : 2 * EVENTS + last])
+    schemas = {names[kind]: count for kind, count in kinds.items()}
+    return Piece(positions[first:last], schemas, block.wire[begin : ends[last - 1]])
 
 
 def _framed(size: int) -> int:

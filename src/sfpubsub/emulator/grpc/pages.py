@@ -20,9 +20,9 @@ from sfpubsub.emulator.org.bus import Bus, Topic
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
 
-_KEPT_BYTES = 16 * 1024 * 1024
-"""Of all pages kept, as they go over the wire: some 20,000 change events of 0.7 KiB, more than most
-tests have, in a third of what the process takes without any event."""
+_KEPT_BYTES = 2 * 1024 * 1024
+"""Of all pages kept, as they go over the wire: what streams side by side want, and what is made
+ahead of them. More would make a first read slower, which would fill fresh memory all the time."""
 
 _PAGE_OVERHEAD_BYTES = 4096
 """What a page takes beside its bytes: 100 positions of 32 bytes, and the objects around them."""
