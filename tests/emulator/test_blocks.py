@@ -211,6 +211,20 @@ def test_large_events_have_no_blocks(open_org):
     assert org.check(ORDERS, whole) == 200
 
 
+@pytest.mark.parametrize("happened", ["aged out", "reset", "moved"])
+def test_there_are_blocks_after_a_loss(open_org, happened):
+    """From the first event behind what was lost."""
+    org = open_org()
+    org.publish(ORDERS, 100)
+    LOSSES[happened](org)
+    org.publish(ORDERS, 100)
+    kept = 200 if happened == "moved" else 100
+    org.publish(ACCOUNTS, 1)
+    assert org.check(ORDERS, whole) == kept
+    org.without_rows()
+    assert len(org.read_all(ORDERS, whole)) == kept
+
+
 def test_a_channel_takes_its_blocks_along(open_org):
     """Another topic may get the number of a channel that was deleted, and none of its events."""
     org = open_org()

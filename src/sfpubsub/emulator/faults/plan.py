@@ -172,8 +172,10 @@ class FaultPlan:
             target: Its topic or managed subscription, where known.
             responses: What the stream has sent so far, for kinds with `after_responses`.
         """
+        if not self._open.get(kind):  # nearly always, and asked for each response several times
+            return None
         with self._lock:
-            entries = self._open.get(kind, [])
+            entries = self._open[kind]
             for entry in entries:
                 if entry.fits(rpc, target, responses):
                     entry.happened += 1

@@ -284,8 +284,8 @@ class Bus(Positions):
         return block if block is not None and block.behind >= forgotten else None
 
     def end_of_blocks(self, topic: Topic) -> int:
-        """Where the last block of a topic ends; 0 if it has none."""
-        return self._store.blocks.end(topic.number)
+        """Behind which position a topic has no block yet."""
+        return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
         """The last events of a topic and when they were published, the newest first."""
