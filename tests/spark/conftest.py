@@ -31,6 +31,8 @@ def lake_settings(directory: Path) -> dict[str, str]:
         "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.shop.type": "hadoop",
         "spark.sql.catalog.shop.warehouse": f"file://{directory}/warehouse",
+        # Not the working directory, where a run that is killed would leave it.
+        "spark.sql.warehouse.dir": f"file://{directory}/spark-warehouse",
         # Generated code is compiled for each query, and each test's queries are new.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
