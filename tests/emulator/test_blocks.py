@@ -43,8 +43,9 @@ class Org:
             return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
 
     def without_rows(self) -> None:
-        """Empty the log behind the back of the blocks."""
+        """Empty the log behind the back of the blocks, and have no pages left."""
         self.emulator._store.run("DELETE FROM events")
+        self.pages = Pages(self.bus, self.emulator.settings)
 
     def read_all(self, name: str, limits: Callable[[], int], start: int = 0) -> list[Any]:
         """What a stream sends, page by page, each checked against the log."""

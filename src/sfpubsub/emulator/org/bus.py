@@ -280,7 +280,7 @@ class Bus(Positions):
         with self._lock:
             self._purge()
             forgotten = self._purged_through
-        block = self._store.blocks.after(topic.number, position)
+        block = self._store.blocks.after(topic.number, max(position, forgotten))
         return block if block is not None and block.behind >= forgotten else None
 
     def end_of_blocks(self, topic: Topic) -> int:
