@@ -20,9 +20,10 @@ from sfpubsub.emulator.org.bus import Bus, Topic
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
 
-_KEPT_BYTES = 2 * 1024 * 1024
+_KEPT_BYTES = 6 * 1024 * 1024
 """Of all pages kept, as they go over the wire: what streams side by side want, and what is made
-ahead of them. More would make a first read slower, which would fill fresh memory all the time."""
+ahead of them; some 20,000 small events. More would make a long first read slower, which fills fresh
+memory until then: of change events that costs as much as to read the block."""
 
 _PAGE_OVERHEAD_BYTES = 4096
 """What a page takes beside its bytes: 100 positions of 32 bytes, and the objects around them."""
