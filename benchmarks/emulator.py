@@ -9,12 +9,11 @@ The emulator is a process of its own, on loopback without TLS.
 630 bytes) and platform events (10 fields, 140 bytes), read from the earliest by the naive loop on
 grpcio that is the ``reference`` of `subscribe.py`. The same loop reads from `feed_server.go`, which
 sends the very bytes that the emulator sent, over and over. ``first`` is the first read of a new
-emulator, which fetches and encodes each event, ``again`` the next one, which gets what was made
-for the first, as a second subscriber does; ``ratio`` is the speed as a ratio to that of the other
-server. The three are interleaved, each read by a new process, in as many rounds as ``--seconds``
-allow for a kind of event, at least three. A fifth of a read warms up. Without a Go compiler the
-emulator's own figures are printed, and why there is no ratio. The server is built in each run of
-this script, with modules from Go's proxy.
+emulator, ``again`` the next one; ``ratio`` is the speed as a ratio to that of the other server. The
+three are interleaved, each read by a new process, in as many rounds as ``--seconds`` allow for a
+kind of event, at least three. A fifth of a read warms up. Without a Go compiler the emulator's own
+figures are printed, and why there is no ratio. The server is built in each run of this script, with
+modules from Go's proxy.
 
 The other cases are about one log of ``--stored`` platform events. ``memory`` is the emulator's
 resident memory before these are published through the API, by calls of 200 events each, after that,

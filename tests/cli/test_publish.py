@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
 
 import pytest
@@ -115,10 +114,20 @@ def test_a_rate_is_a_number_above_0(rate):
     assert run(["publish", TOPIC, f"--rate={rate}"]) == 2
 
 
-def publishing(emulator, *options) -> subprocess.Popen[str]:
+def publishing(emulator, *options, before=()) -> subprocess.Popen[str]:
     """The command in a process of its own, reading a pipe."""
     return subprocess.Popen(
-        [sys.executable, "-m", "sfpubsub", "publish", TOPIC, "--created-by", USER, *options],
+        [
+            sys.executable,
+            "-m",
+            "sfpubsub",
+            *before,
+            "publish",
+            TOPIC,
+            "--created-by",
+            USER,
+            *options,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -145,12 +154,13 @@ def test_ctrl_c_ends_the_reading_and_loses_no_result(emulator, connect):
 def test_a_second_ctrl_c_ends_at_once_and_says_what_has_no_result(emulator):
     """Nobody has to wait for a service that takes nothing; each event has its line all the same."""
     emulator.faults.add(Fault("refuse_event", times=1_000_000))
-    process = publishing(emulator)
+    process = publishing(emulator, before=["--verbose"])
     process.stdin.write('{"_event": {"id": "a"}}\n')
     process.stdin.flush()
     until(lambda: emulator.faults.report()[0]["happened"] > 0, "the first attempt")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)  # two signals at the same moment are one
+    # Two signals at the same moment are one.
+    assert any("until a second Ctrl-C" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     output, errors = ended(process)
     assert process.returncode == 130, errors

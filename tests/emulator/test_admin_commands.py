@@ -99,6 +99,10 @@ def test_faults(command, running):
     )
     assert command("faults", "list")[1][row["number"]] == listed
     assert "drop_stream" in {kind["kind"] for kind in command("faults", "kinds")[1]}
+    code, (off,) = command("faults", "off", str(row["number"]))
+    assert (code, off) == (0, {**listed, "off": True})
+    assert command("faults", "off", str(row["number"]))[0] == 1
+    assert command("faults", "off", "1000")[0] == 1
     assert command("faults", "add", "nonsense")[0] == 1
     assert command("faults", "add", "drop_stream", "nonsense")[0] == 2
 

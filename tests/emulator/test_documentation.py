@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sfpubsub.emulator.faults.refusals import FAILURES
 from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
 from sfpubsub.emulator.http.routing import _ROUTES
 from sfpubsub.emulator.org import seed as seeds
@@ -94,9 +95,41 @@ def test_the_page_of_records_holds(tmp_path, monkeypatch):
 
 
 def test_evidence_names_tests_that_exist():
-    """Every behaviour of the page names its tests by file and name, and these are there."""
-    named = re.findall(r"`(\w+)::(\w+)`", EVIDENCE)
-    assert len(named) > 40
-    for file, name in named:
-        path = Path(__file__).parent / "records" / f"test_{file}.py"
-        assert f"def test_{name}(" in path.read_text(encoding="utf-8"), (file, name)
+    """The page names tests by file and name, and these are there."""
+    here = Path(__file__).parent
+    texts = {
+        path.stem: path.read_text(encoding="utf-8")
+        for path in (*here.glob("test_*.py"), *(here / "records").glob("test_*.py"))
+    }
+    named = set(re.findall(r"`(\w+)::(\w+)`", EVIDENCE))
+    assert len(named) > 150
+    missing = {
+        name for name in named if f"\ndef test_{name[1]}(" not in texts.get(f"test_{name[0]}", "")
+    }
+    assert missing == set()
+
+
+MARKS = ("DOC", "PROTO", "SAMPLE", "CLIENT", "SEEN", "2ND", "UNCONF")
+
+
+def test_evidence_has_sources_and_dates():
+    """Each behaviour has a source or is marked as not confirmed, and each section says when it was
+    looked up."""
+    for section in EVIDENCE.split("\n## ")[1:]:
+        head, _, text = section.partition("\n")
+        assert re.search(r"^Looked up on 20\d\d-\d\d-\d\d", text, re.MULTILINE), head
+        rows = [line.split(" | ") for line in re.findall(r"^\| (.*) \|$", text, re.MULTILINE)]
+        known = rows[0].index("known from")
+        for row in rows[2:]:
+            marked = any(mark in row[known] for mark in MARKS)
+            assert marked or len(row[known]) > 20, row  # in words, where no mark fits
+
+
+def test_evidence_has_every_status():
+    """Codes and statuses are those of the table, and what was not seen is marked so."""
+    told = dict(re.findall(r"^\| `([a-z.]+)` \| ([A-Z_]+ \| .*) \|$", EVIDENCE, re.MULTILINE))
+    assert told.keys() == FAILURES.keys()
+    for code, failure in FAILURES.items():
+        status, _, source = told[code].partition(" | ")
+        assert status == failure.status
+        assert failure.confirmed != ("status UNCONF" in source), code

@@ -75,6 +75,26 @@ def test_plan_counts():
     assert plan.take("refuse", "GetTopic", ORDERS) is None
 
 
+def test_a_fault_is_switched_off():
+    """It happens no more, and what has happened of it is enough; the others stay as they are."""
+    acts = Fault("expire_token")
+    plan = FaultPlan([Fault("refuse", times=3), Fault("refuse", times=2), acts])
+    assert plan.take("refuse", "GetTopic")
+    plan.switch_off(0)
+    assert [row["off"] for row in plan.report()] == [True, False, False]
+    for number, said in ((0, "is off already"), (2, "stays done"), (3, "the plan has 3")):
+        with pytest.raises(ValueError, match=said):
+            plan.switch_off(number)
+    assert plan.take("refuse", "GetTopic")
+    assert plan.take("refuse", "GetTopic")
+    assert plan.take("refuse", "GetTopic") is None
+    assert [row["happened"] for row in plan.report()] == [1, 2, 0]
+    plan.met(acts)
+    plan.assert_consumed()
+    with pytest.raises(ValueError, match="is off already"):
+        plan.switch_off(1)
+
+
 @pytest.mark.parametrize("suffix", sorted(FAILURES))
 def test_any_code_can_be_refused_with(emulator, client, suffix):
     """refuse ends a call with any code of the table, and the next call succeeds."""

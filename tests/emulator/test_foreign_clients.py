@@ -17,7 +17,7 @@ import pytest
 
 from sfpubsub.emulator.server import EmulatorServer
 
-from ..streaming.test_foreign import CACHE, needs_node, node_packages
+from ..streaming.test_foreign import CACHE, fetched, needs_java, needs_node, node_packages
 from .support import ORDERS, Client
 
 pytestmark = pytest.mark.foreign
@@ -75,6 +75,26 @@ def test_jsforce(emulator):
         "afterLogout": seen["afterLogout"],
     }
     assert isinstance(seen["afterLogout"], str)
+
+
+@needs_java
+def test_camel(tmp_path):
+    """Camel's salesforce component signs in, subscribes and publishes over TLS, with the emulator's
+    authority in its truststore; the recipe of docs/emulator-clients.md."""
+    copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
+    home = fetched("camel.xml", "mvn", "-q", "-B", "-f", "camel.xml", *copy, of=HERE / "foreign")
+    trust = {"trustStore": str(tmp_path / "trust.jks"), "trustStorePassword": "changeit"}
+    with EmulatorServer(tmp_path / "data", tls=True) as emulator:
+        emulator.publish(ORDERS, [{"Order_Number__c": number} for number in ("1", "2")])
+        store = ["-keystore", trust["trustStore"], "-storepass", trust["trustStorePassword"]]
+        ca = ["-alias", "emulator", "-file", str(emulator.ca_file)]
+        run("keytool", "-importcert", "-noprompt", *ca, *store)
+        options = [f"-Djavax.net.ssl.{name}={value}" for name, value in trust.items()]
+        program = str(HERE / "foreign" / "CamelClient.java")
+        where = [emulator.grpc_target, emulator.http_url]
+        lines = run("java", *options, "-cp", f"{home / 'lib'}/*", program, *where)
+    received = [json.loads(line)["Order_Number__c"] for line in lines.splitlines()]
+    assert received == ["1", "2", "from Camel"]
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="go is not there")

@@ -14,7 +14,7 @@ from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
-from .support import MANAGED, ORDERS, commit, until
+from .support import ACCOUNTS, MANAGED, ORDERS, commit, until
 
 P = "managed.subscription."
 
@@ -266,6 +266,20 @@ def test_a_position_of_another_stream_is_refused(filled):
     second.events(1)
     second.send(commit(published[9].replay_id))
     assert second.answer().error.code == pb.COMMIT
+
+
+def test_an_event_of_another_topic_is_refused(start):
+    """Between two events that were delivered lies one that was not; every one of the delivered ones
+    can be committed, whatever the topic's first was."""
+    emulator, client = start(settings=Settings(commit_answer_delay_s=0))
+    first = emulator.publish(ORDERS, orders(2))
+    (other,) = emulator.publish(ACCOUNTS, [{}])
+    last = emulator.publish(ORDERS, orders(2))
+    stream = client.managed()
+    stream.events(4)
+    for event, is_good in ((first[0], True), (other, False), (last[0], True), (last[1], True)):
+        stream.send(commit(event.replay_id))
+        assert stream.answer().HasField("error") is not is_good
 
 
 def test_keepalive_tip_can_be_committed(start):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sfpubsub.emulator.faults.kinds import KINDS
+from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.http import listener
 from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.lag import CommitHistory, series
@@ -356,6 +357,22 @@ def test_every_kind_of_fault_has_a_form(org):
     status, _, text = send(org, "/ui/faults", kind="drop_stream", **{"p-after_responses": "few"})
     assert status == 400
     assert "after_responses is a whole number, not 'few'" in html.unescape(text)
+
+
+def test_a_fault_is_switched_off(org):
+    """Each that can still happen has a button, which ends it; there is none for what was done."""
+    number = org.faults.add(Fault("drop_stream", times=2))
+    (event,) = org.publish(ORDERS, [{}])
+    done = org.faults.add(Fault("corrupt_id", replay_id=event.replay_id.hex()))
+    text = load(org, "/ui/faults")
+    assert f'name="off" value="{number}"' in text
+    assert f'name="off" value="{done}"' not in text
+    status, place, _ = send(org, "/ui/faults", off=str(number))
+    assert (status, place) == (303, "/ui/faults?done=off")
+    assert org.faults.report()[number]["off"]
+    assert f'name="off" value="{number}"' not in load(org, "/ui/faults")
+    for wrong in (str(number), str(done), "-1", "x", "9" * 30):
+        assert send(org, "/ui/faults", off=wrong)[0] == 400
 
 
 @pytest.mark.parametrize("text", ["-1", "", "nan", "inf", "soon", "1e12"])

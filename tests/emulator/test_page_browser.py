@@ -143,6 +143,9 @@ def test_a_fault_and_the_clock(visit, org):
     page.locator("form[aria-label=withhold_keepalive] button").click()
     page.locator("#plan", has_text="withhold_keepalive").wait_for()
     assert org.faults.report()[-1]["kind"] == "withhold_keepalive"
+    page.get_by_role("button", name="Switch off").click()
+    page.get_by_text("The fault is off.").wait_for()
+    assert org.faults.report()[-1]["off"]
     page = visit("/ui/clock")
     page.get_by_role("button", name="+ 1 hour").click()
     page.get_by_text("The clock was moved on.").wait_for()

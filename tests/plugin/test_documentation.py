@@ -1,4 +1,4 @@
-"""docs/testing.md: its suites run as they stand there, in each of its languages."""
+"""docs/testing-python.md and its neighbours: their suites run as they stand there."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pytest
 from ..conftest import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
-
 pytest_plugins = ["pytester"]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / "docs" / f"testing-{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def tool(name: str) -> str:
@@ -49,7 +48,7 @@ def run(directory: Path, *command: str) -> str:
 
 def test_the_suite_in_python(pytester):
     """Its tests pass."""
-    (code,) = blocks("python")
+    (code,) = blocks("python", "python")
     pytester.makepyfile(test_page=code)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
     result.assert_outcomes(passed=code.count("def test_"))
@@ -59,7 +58,7 @@ def test_the_suite_in_python(pytester):
 def test_the_suite_in_node(tmp_path):
     """It starts an emulator, publishes, and ends it."""
     node = tool("node")
-    helper, suite = blocks("js")
+    helper, suite = blocks("node", "js")
     (tmp_path / "emulator.mjs").write_text(helper)
     (tmp_path / "suite.test.mjs").write_text(suite)
     assert "# pass 1\n" in run(tmp_path, node, "--test", "--test-reporter=tap", "suite.test.mjs")
@@ -69,6 +68,6 @@ def test_the_suite_in_node(tmp_path):
 def test_the_class_in_java(tmp_path):
     """It compiles without a library, starts an emulator, publishes, and ends it."""
     tool("javac")
-    (code,) = blocks("java")
+    (code,) = blocks("java", "java")
     (tmp_path / "Emulator.java").write_text(code)
     assert '"replay_id"' in run(tmp_path, tool("java"), "Emulator.java")

@@ -29,7 +29,7 @@ def lake_settings(directory: Path) -> dict[str, str]:
         "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.shop.type": "hadoop",
         "spark.sql.catalog.shop.warehouse": f"file://{directory}/warehouse",
-        # Of the session's own catalog, which forgets its tables with the session.
+        # Not the working directory, where a run that is killed would leave it.
         "spark.sql.warehouse.dir": f"file://{directory}/spark-warehouse",
     }
 

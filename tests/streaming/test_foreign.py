@@ -43,15 +43,15 @@ needs_java = pytest.mark.skipif(
 )
 
 
-def fetched(name: str, *command: str) -> Path:
+def fetched(name: str, *command: str, of: Path = HERE) -> Path:
     """Return the directory with the packages that a file of versions names."""
     directory = CACHE / name.partition(".")[0]
-    wanted = (HERE / name).read_text()
+    wanted = (of / name).read_text()
     done = directory / "done"
     if not done.exists() or done.read_text() != wanted:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        shutil.copy(HERE / name, directory)
+        shutil.copy(of / name, directory)
         subprocess.run(command, cwd=directory, check=True, timeout=DOWNLOAD_S)
         done.write_text(wanted)
     return directory

@@ -122,15 +122,15 @@ class ListFirst(click.Group):
 
 @click.group(cls=ListFirst)
 def faults() -> None:
-    """List the faults that were added, or add one."""
+    """List the faults that were added, add one, or switch one off."""
 
 
 @faults.command("list")
 @of_an_emulator
 def list_faults(emulator: RemoteEmulator) -> None:
     """List the faults that were added, and how often each has happened."""
-    for fault in emulator.faults():
-        show(fault)
+    for number, fault in enumerate(emulator.faults()):
+        show({"number": number, **fault})
 
 
 @faults.command()
@@ -144,6 +144,18 @@ def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> Non
     `sfpubsub emulator faults kinds`. Prints its number.
     """
     show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
+
+
+@faults.command()
+@click.argument("number", type=click.IntRange(min=0))
+@of_an_emulator
+def off(emulator: RemoteEmulator, number: int) -> None:
+    """Switch a fault off: it happens no more. What was done at once stays done.
+
+    NUMBER is what `add` printed, and what the list has.
+    """
+    emulator.switch_off_fault(number)
+    show({"number": number, **emulator.faults()[number]})
 
 
 @faults.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import queue
 import sys
 import threading
@@ -23,6 +24,8 @@ from sfpubsub.client.publisher import Publisher
 from sfpubsub.client.publishing import DEFAULT_TIMEOUT
 from sfpubsub.errors import ConfigurationError, EncodeError, PublishError
 from sfpubsub.types import PublishResult
+
+logger = logging.getLogger("sfpubsub.cli")
 
 # The member of a line that is about the event, and not a field: fields begin with a letter.
 ABOUT = "_event"
@@ -260,6 +263,8 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
                 f"{file.name} is not UTF-8, at line {number} or behind it"
             ) from error
         if not line:
+            if stop.requested:
+                logger.info("no more lines are read; results are waited for, until a second Ctrl-C")
             return
         if line.strip():
             if pace is not None:  # what was read when the signal comes goes out at once

@@ -263,10 +263,13 @@ def _encoded(
     created: tuple[int, str] | None,
 ) -> ProducerEvent:
     payload = codec.encode(value, fill_created=created)
-    if len(payload) > LARGEST_EVENT:
+    # Whether the service counts the headers is not published; so an event that it may refuse is
+    # refused here.
+    size = len(payload) + sum(len(key.encode()) + len(text) for key, text in event.headers)
+    if size > LARGEST_EVENT:
         raise EncodeError(
-            f"event {event.id} takes {len(payload)} bytes, and the service takes {LARGEST_EVENT} "
-            f"at most: nothing of it was sent"
+            f"event {event.id} takes {size} bytes, its headers included, and the service takes "
+            f"{LARGEST_EVENT} at most: nothing of it was sent"
         )
     return replace(event, schema_id=codec.schema_id, payload=payload)
 

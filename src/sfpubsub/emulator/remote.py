@@ -113,6 +113,14 @@ class RemoteEmulator:
         """
         return int(self.call("POST", "/admin/faults", {"kind": kind, **arguments})["number"])
 
+    def switch_off_fault(self, number: int) -> None:
+        """Have a fault happen no more.
+
+        Args:
+            number: As `add_fault` returned it: its place in `faults`.
+        """
+        self.call("POST", "/admin/faults", {"off": number})
+
     def now(self) -> float:
         """The emulator's time, in seconds since 1970 UTC."""
         return float(self.call("GET", "/admin/clock")["now"])

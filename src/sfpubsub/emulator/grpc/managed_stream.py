@@ -54,7 +54,11 @@ class ManagedStream(EventStream[ManagedFetch]):
     ) -> None:
         super().__init__(world, mailbox, token, pages)
         self.record: ManagedSubscription | None = None
-        self._shown: list[int] = []  # positions sent on this stream that are not yet committed
+        # What may be committed: the topic's events from the first to the last that were sent on
+        # this stream, and keepalives' positions behind the committed one. No list of the events:
+        # there may be any number until the commit deadline.
+        self._sent: tuple[int, int] | None = None
+        self._tips: list[int] = []
         self._answers: list[CommitAnswer] = []
         self._answers_due = 0.0
         self._wanted_answers = 1
@@ -169,9 +173,11 @@ class ManagedStream(EventStream[ManagedFetch]):
 
     def shown(self, positions: Sequence[int], end: int) -> None:
         """Remember what may be committed."""
-        self._shown.extend(positions)
-        if not positions and (not self._shown or self._shown[-1] < end):
-            self._shown.append(end)
+        if positions:
+            first = positions[0] if self._sent is None else self._sent[0]
+            self._sent = first, positions[-1]
+        elif not self._tips or self._tips[-1] < end:
+            self._tips.append(end)
 
     @property
     def _record(self) -> ManagedSubscription:
@@ -204,7 +210,7 @@ class ManagedStream(EventStream[ManagedFetch]):
             if position is not None:  # None: the committed one again, aged out by now
                 world.managed.commit(record.subscription_id, position)
                 world.commits.note(record.subscription_id, position, at)
-                del self._shown[: bisect.bisect_right(self._shown, position)]
+                del self._tips[: bisect.bisect_right(self._tips, position)]
             self.count.commits_accepted += 1
             fault = world.faults.take("drop_before_commit_answer", self.rpc, self.target)
             if fault:
@@ -228,10 +234,18 @@ class ManagedStream(EventStream[ManagedFetch]):
             return "The Replay ID to commit is invalid or older than the retention of events."
         if committed is not None and position < committed:
             return "A later Replay ID is committed already."
-        index = bisect.bisect_left(self._shown, position)
-        if self._shown[index : index + 1] != [position]:
+        if not self._was_shown(position):
             return "The Replay ID to commit was not delivered on this stream."
         return ""
+
+    def _was_shown(self, position: int) -> bool:
+        index = bisect.bisect_left(self._tips, position)
+        if self._tips[index : index + 1] == [position]:
+            return True
+        if self._sent is None or not self._sent[0] <= position <= self._sent[1]:
+            return False
+        events, _ = self.world.bus.read(self.topic, position - 1, 1)
+        return bool(events) and events[0].position == position
 
     def _take_answer(self) -> CommitAnswer:
         """The next answer. A run of successes shares one, with the values of the newest; an error

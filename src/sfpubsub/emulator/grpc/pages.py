@@ -1,4 +1,4 @@
-"""Events as they go over the wire: read and encoded once for all streams that are at one place.
+"""Events as they go over the wire: put together once for all streams that are at one place.
 
 What makes a stream fast is that its next page is there when it is asked for: a stream prepares it
 while its client still handles the last one. What makes many streams cheap is that those that wait
@@ -15,14 +15,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sfpubsub.emulator.grpc.blocks import Blocks, Piece
 from sfpubsub.emulator.org.bus import Bus, Topic
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
-from sfpubsub_grpc import pubsub_api_pb2 as pb
 
-_KEPT_BYTES = 16 * 1024 * 1024
-"""Of all pages kept, as they go over the wire: some 20,000 change events of 0.7 KiB, more than most
-tests have, in a third of what the process takes without any event."""
+_KEPT_BYTES = 6 * 1024 * 1024
+"""Of all pages kept, as they go over the wire: what streams side by side want, and what is made
+ahead of them; some 20,000 small events. More would make a long first read slower, which fills fresh
+memory until then: of change events that costs as much as to read the block."""
 
 _PAGE_OVERHEAD_BYTES = 4096
 """What a page takes beside its bytes: 100 positions of 32 bytes, and the objects around them."""
@@ -74,6 +75,7 @@ class Pages:
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self._bus = bus
         self._settings = settings
+        self._blocks = Blocks(bus, settings)
         # Guards what is below, and is held while a page is made: streams that want the same wait
         # for it. Whoever holds it may take the locks of the bus, never the other way round.
         self._lock = threading.Lock()
@@ -91,35 +93,37 @@ class Pages:
                     self._kept.move_to_end(key)
                     return found.page
                 self._drop(key)
-            events, end = self._bus.read(topic, position, limit)
-            if not events:
-                return Page((), end, {}, b"")
-            fitting = _fitting(events, self._settings.response_bytes)
-            is_full = len(events) == limit or len(fitting) < len(events)
-            page = self._page(topic, fitting)
-            # What came between the look at the bus and the read is newer than `tip`: it makes the
-            # page no good, and costs one more read.
-            self._keep(key, _Kept(page, losses, None if is_full else tip))
+            page, is_full = self._read(topic, position, limit)
+            if page.positions:
+                # What came between the look at the bus and the read is newer than `tip`: it makes
+                # the page no good, and costs one more read.
+                self._keep(key, _Kept(page, losses, None if is_full else tip))
             return page
 
-    def _page(self, topic: Topic, events: Sequence[Event]) -> Page:
-        with_ids = topic.name.startswith("/event/") or self._settings.change_event_ids
-        mint = self._bus.ids.mint
-        message = pb.FetchResponse()
-        # Filled where they are, a field at a time, and events unpacked: nothing in a stream takes
-        # longer, and made apart and copied into the message they take three times as long.
-        add = message.events.add
-        for position, event_id, schema_id, payload in events:
-            item = add()
-            item.replay_id = mint(position)
-            sent = item.event
-            if with_ids:
-                sent.id = event_id
-            sent.schema_id = schema_id
-            sent.payload = payload
-        positions = [event.position for event in events]
+    def _read(self, topic: Topic, position: int, limit: int) -> tuple[Page, bool]:
+        """A page, from blocks as far as there are; and whether it is full."""
+        pieces: list[Piece] = []
+        end, left, size = position, limit, self._settings.response_bytes
+        while left and (piece := self._blocks.after(topic, end, left, size)):
+            pieces.append(piece)
+            end = piece.positions[-1]
+            left -= len(piece.positions)
+            size -= len(piece.wire)
+        if left:
+            events, tip = self._bus.read(topic, end, left)
+            fitting = _fitting(events, size, bool(pieces))
+            if fitting:
+                pieces.append(self._piece(topic, fitting))
+                end = fitting[-1].position
+            if not pieces:
+                return Page((), tip, {}, b""), False
+            return _page(pieces, end), len(events) == left or len(fitting) < len(events)
+        return _page(pieces, end), True
+
+    def _piece(self, topic: Topic, events: Sequence[Event]) -> Piece:
+        wire = self._blocks.encode(topic, events).SerializeToString()
         schemas = Counter([event.schema_id for event in events])
-        return Page(positions, positions[-1], schemas, message.SerializeToString())
+        return Piece([event.position for event in events], schemas, wire)
 
     def _keep(self, key: _Key, kept: _Kept) -> None:
         self._kept[key] = kept
@@ -135,11 +139,23 @@ def _size(page: Page) -> int:
     return len(page.wire) + _PAGE_OVERHEAD_BYTES
 
 
-def _fitting(events: list[Event], size: int) -> list[Event]:
-    """The first events that fit into a response of `size` bytes; at least one."""
+def _page(pieces: Sequence[Piece], end: int) -> Page:
+    """One page of what is in pieces."""
+    if len(pieces) == 1:  # nearly always; nothing is copied
+        return Page(pieces[0].positions, end, pieces[0].schemas, pieces[0].wire)
+    schemas: Counter[str] = Counter()
+    for piece in pieces:
+        schemas.update(piece.schemas)
+    positions = [position for piece in pieces for position in piece.positions]
+    return Page(positions, end, schemas, b"".join(piece.wire for piece in pieces))
+
+
+def _fitting(events: list[Event], size: int, may_be_none: bool) -> list[Event]:
+    """The first events that fit into `size` bytes of a response; at least one, unless there are
+    others before them."""
     used = 0
     for index, event in enumerate(events):
         used += len(event.payload) + _EVENT_OVERHEAD_BYTES
-        if used > size and index:
+        if used > size and (index or may_be_none):
             return events[:index]
     return events

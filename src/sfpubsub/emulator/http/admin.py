@@ -1,7 +1,7 @@
 """The admin endpoint: what a test does to the emulator from outside. JSON both ways.
 
     GET  /admin/faults   the fault plan and what happened
-    POST /admin/faults   add a fault: {"kind": …, "times": …, …}
+    POST /admin/faults   add a fault: {"kind": …, "times": …, …}; or end one: {"off": number}
     GET  /admin/clock    what time it is
     POST /admin/clock    jump: {"jump_s": …}
     POST /admin/publish  events as the org itself: {"topic": …, "events": [values, …]}
@@ -77,6 +77,9 @@ def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], An
 def add_fault(world: World, body: Any) -> dict[str, Any]:
     """POST /admin/faults."""
     try:
+        if isinstance(body, dict) and set(body) == {"off"} and type(body["off"]) is int:
+            world.faults.switch_off(body["off"])
+            return {"number": body["off"], "off": True}
         return {"number": world.faults.add(Fault.from_json(body))}
     except (ValueError, TypeError) as error:
         raise _bad(str(error)) from error

@@ -69,7 +69,7 @@ class Batch:
     Attributes:
         tip: The newest position so far.
         at: As given.
-        added: Events so far, by topic and channel.
+        added: Topics and channels that have got events so far, and how many, by name.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batch:
         self._store = store
         self.tip = tip
         self.at = at
-        self.added: dict[str, int] = {}
+        self.added: dict[str, tuple[Topic, int]] = {}
 
     def add(
         self,
@@ -114,7 +114,8 @@ class Batch:
         self._store.append([item.number for item in carriers], events, self.at)
         self.tip = events[-1].position
         for item in carriers:
-            self.added[item.name] = self.added.get(item.name, 0) + len(events)
+            _, before = self.added.get(item.name, (item, 0))
+            self.added[item.name] = item, before + len(events)
         return [Published(e.event_id, self._mint(e.position), e.schema_id) for e in events]
 
 

@@ -11,11 +11,12 @@ while waiting. Streams learn of news through the bells of the positions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sfpubsub.emulator.faults.refusals import Refused
 from sfpubsub.emulator.org.batch import Batch, Draft, Published, Topic, event_id
+from sfpubsub.emulator.org.block_file import Block
 from sfpubsub.emulator.org.clock import Clock
 from sfpubsub.emulator.org.positions import Positions
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
@@ -45,6 +46,7 @@ class Bus(Positions):
         self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it
         self._schemas: dict[str, Schema] = {}
         self._schema_topics: dict[str, str] = {}
+        self._on_append: list[Callable[[Topic, int], None]] = []
         self._load()
 
     # Topics and schemas.
@@ -102,6 +104,7 @@ class Bus(Positions):
         topic = self.topic(name)
         with self._lock, self._store.transaction():
             # Its number may be given to another topic: nothing of it must be left.
+            self._store.blocks.forget_topic(topic.number)
             self._store.run("DELETE FROM topic_log WHERE topic_id = ?", topic.number)
             self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
             self._store.run("DELETE FROM topics WHERE id = ?", topic.number)
@@ -222,9 +225,16 @@ class Bus(Positions):
                     self._store.set_meta("tip", str(batch.tip))
             if batch.tip != self._tip:
                 self._moved_to(batch.tip, at)
-        for name, count in batch.added.items():
-            self.tally.of_topic(name).published += count
-            self.bells.ring(name)
+        for topic, count in batch.added.values():
+            self.tally.of_topic(topic.name).published += count
+            self.bells.ring(topic.name)
+            for listener in self._on_append:
+                listener(topic, count)
+
+    def on_append(self, listener: Callable[[Topic, int], None]) -> None:
+        """Call `listener` with each topic or channel that has got events, and how many, when they
+        are durable. Before the first event."""
+        self._on_append.append(listener)
 
     def carriers(self, name: str) -> list[Topic]:
         """A topic and the channels that carry it.
@@ -247,6 +257,35 @@ class Bus(Positions):
             self._purge()
             events = self._store.events_after(topic.number, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
+
+    # Events in the form in which they are sent; what is in a block is not the bus's business.
+
+    def use_blocks(self, form: str) -> None:
+        """Have blocks of this form alone."""
+        self._store.blocks.use(form)
+
+    def put_block(self, topic: Topic, block: Block, losses: int) -> None:
+        """Keep the events of a topic between two positions; not if some were lost since `losses`
+        of `standing`, for these may be among them."""
+        with self._lock:
+            self._purge()
+            if self._losses == losses:
+                self._store.blocks.put(topic.number, block)
+
+    def block_after(self, topic: Topic, position: int) -> Block | None:
+        """The block that has the next event of a topic; None if that is in no block.
+
+        A process that was killed may have left blocks with events that are forgotten.
+        """
+        with self._lock:
+            self._purge()
+            forgotten = self._purged_through
+        block = self._store.blocks.after(topic.number, max(position, forgotten))
+        return block if block is not None and block.behind >= forgotten else None
+
+    def end_of_blocks(self, topic: Topic) -> int:
+        """Behind which position a topic has no block yet."""
+        return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
         """The last events of a topic and when they were published, the newest first."""

@@ -18,6 +18,8 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sfpubsub.emulator.org.block_file import BlockFile
+
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS schemas (
@@ -90,7 +92,10 @@ class Store:
     """The tables of one data directory.
 
     Args:
-        path: The database file; made when it is not there.
+        path: The database file; made when it is not there, and so is that of the blocks beside it.
+
+    Attributes:
+        blocks: Events as they are sent, in a file of their own, which no `transaction` covers.
 
     Thread-safe: one connection behind one lock, which `transaction` holds.
 
@@ -113,17 +118,19 @@ class Store:
             self._db.executescript(_TABLES)
             version = int(self.meta("layout", str(_LAYOUT)))
             self.set_meta("layout", str(version))
+            self.blocks = BlockFile(path.with_name("blocks.sqlite3"))
         except (sqlite3.Error, ValueError) as error:
             self._db.close()
             raise StoreProblem(f"{path}: {error}") from error
         if version != _LAYOUT:
-            self._db.close()
+            self.close()
             raise StoreProblem(f"{path} was made by another version (layout {version})")
 
     def close(self) -> None:
         """Close the file, and all snapshots of it."""
         for snapshot in list(self._snapshots):
             snapshot.close()
+        self.blocks.close()
         with self._lock:
             self._db.close()
 
@@ -240,6 +247,7 @@ class Store:
         for table in ("topic_log", "events", "marks"):
             self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names
         self.set_meta("purged_through", str(position))
+        self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
         """Give all events positions above `above`, the gaps as before; forget all marks.
@@ -253,6 +261,7 @@ class Store:
         newest: int | None
         oldest, newest = self.rows("SELECT min(position), max(position) FROM events")[0]
         self.run("DELETE FROM marks")
+        self.blocks.forget(above + 1)
         if oldest is None or newest is None:
             return above
         shift = above + 1 - oldest

@@ -8,7 +8,6 @@ from typing import Any
 from sfpubsub.emulator.faults.kinds import KINDS, OF_A_SUBSCRIPTION, SIGN_IN, Kind
 from sfpubsub.emulator.faults.plan import Fault
 from sfpubsub.emulator.http.exchange import Answer
-from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.page.live import Live, News
 from sfpubsub.emulator.page.markup import Markup, button, labelled, table, table_rows, tag
 from sfpubsub.emulator.page.topics import stream
@@ -16,7 +15,7 @@ from sfpubsub.emulator.page.visit import Visit, back_to
 
 PLACE = "/ui/faults"
 
-_HEADS = ["Fault", "Where", "Happened"]
+_HEADS = ["Fault", "Where", "Happened", "On"]
 _ROWS = "plan"
 
 
@@ -26,9 +25,12 @@ def faults(visit: Visit) -> Answer:
 
 
 def add(visit: Visit) -> Answer:
-    """POST /ui/faults."""
+    """POST /ui/faults: one more, or one that is to happen no more."""
     entered = visit.guard.form(visit.call)
     try:
+        if "off" in entered:
+            visit.world.faults.switch_off(_number_of(entered["off"]))
+            return back_to(PLACE, "off")
         visit.world.faults.add(_fault(entered))
     except ValueError as error:
         return _page(visit, entered, str(error))
@@ -37,19 +39,18 @@ def add(visit: Visit) -> Answer:
 
 def live(visit: Visit) -> Answer:
     """GET /ui/faults/live."""
-    world = visit.world
 
     def look(_mark: str) -> News:
-        return News({_ROWS: table_rows(_HEADS, _rows(world))})
+        return News({_ROWS: table_rows(_HEADS, _rows(visit))})
 
-    return stream(Live(look, "", world.bus.bells, ()))
+    return stream(Live(look, "", visit.world.bus.bells, ()))
 
 
 def _page(visit: Visit, entered: Mapping[str, str], problem: str) -> Answer:
     return visit.page(
         "Faults",
-        tag("h2", "Switched on"),
-        table("Faults and how often they happened", _HEADS, _rows(visit.world), _ROWS),
+        tag("h2", "The plan"),
+        table("Faults and how often they happened", _HEADS, _rows(visit), _ROWS),
         tag("h2", "Switch on"),
         *(_kind(visit, name, kind, entered) for name, kind in KINDS.items()),
         problem=problem,
@@ -57,20 +58,38 @@ def _page(visit: Visit, entered: Mapping[str, str], problem: str) -> Answer:
     )
 
 
-def _rows(world: World) -> list[list[str | Markup]]:
-    rows = []
-    for fault in reversed(world.faults.report()):
+def _rows(visit: Visit) -> list[list[str | Markup]]:
+    rows: list[list[str | Markup]] = []
+    report = visit.world.faults.report()
+    for number, fault in reversed([*enumerate(report)]):
         places = [item for item in (fault.pop("rpc"), fault.pop("target")) if item]
-        kind, happened, times = (fault.pop(key) for key in ("kind", "happened", "times"))
+        kind, happened, times, off = (
+            fault.pop(key) for key in ("kind", "happened", "times", "off")
+        )
         given = ", ".join(f"{name} {value}" for name, value in fault.items() if value != "")
         rows.append(
             [
                 tag("span", tag("b", kind), f" {given}"),
                 ", ".join(places) or "anywhere",
                 f"{happened} of {times}",
+                _switch(visit, number, kind) if happened < times and not off else "",
             ]
         )
     return rows
+
+
+def _switch(visit: Visit, number: int, kind: str) -> Markup | str:
+    if KINDS[kind].acts:  # done, and it cannot be undone
+        return ""
+    return visit.form(
+        PLACE, button("Switch off", name="off", value=number), label=f"Fault {number}, {kind}"
+    )
+
+
+def _number_of(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"the number of a fault is not {text[:80]!r}")
+    return int(text[:9])
 
 
 def _kind(visit: Visit, name: str, kind: Kind, entered: Mapping[str, str]) -> Markup:

@@ -18,6 +18,7 @@ from sfpubsub.emulator.page.shell import HEADERS, document
 _DONE = {
     "published": "Published.",
     "fault": "The fault is on.",
+    "off": "The fault is off.",
     "jumped": "The clock was moved on.",
     "running": "It runs.",
     "stopped": "It is stopped; its committed position is forgotten.",

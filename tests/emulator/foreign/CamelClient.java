@@ -1,0 +1,46 @@
+import java.util.List;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.camel.builder.RouteBuilder;
+import org.apache.camel.component.salesforce.SalesforceComponent;
+import org.apache.camel.component.salesforce.SalesforceLoginConfig;
+import org.apache.camel.impl.DefaultCamelContext;
+
+// Drives camel-salesforce, as it is published, against an emulator: signs in, subscribes from the
+// earliest, publishes one event, and prints the three that it receives as JSON lines. Takes the
+// emulator's gRPC target and its HTTP URL.
+public final class CamelClient {
+  public static void main(String[] arguments) throws Exception {
+    String[] grpc = arguments[0].split(":");
+    SalesforceLoginConfig login = new SalesforceLoginConfig();
+    login.setLoginUrl(arguments[1]);
+    login.setClientId("emulator");
+    login.setClientSecret("emulator-secret");
+    login.setUserName("user@example.com");
+    login.setPassword("emulator-password");
+    SalesforceComponent salesforce = new SalesforceComponent();
+    salesforce.setLoginConfig(login);
+    salesforce.setPubSubHost(grpc[0]);
+    salesforce.setPubSubPort(Integer.parseInt(grpc[1]));
+    CountDownLatch left = new CountDownLatch(3);
+    try (DefaultCamelContext context = new DefaultCamelContext()) {
+      context.addComponent("salesforce", salesforce);
+      context.addRoutes(new RouteBuilder() {
+        @Override public void configure() {
+          from("salesforce:pubSubSubscribe:/event/Order_Event__e"
+              + "?replayPreset=EARLIEST&pubSubBatchSize=10&pubSubDeserializeType=JSON")
+              .process(exchange -> {
+                System.out.println(exchange.getMessage().getBody(String.class));
+                left.countDown();
+              });
+        }
+      });
+      context.start();
+      String event = "{\"CreatedDate\": 1700000000000, \"CreatedById\": \"005SB0000000001\","
+          + " \"Order_Number__c\": \"from Camel\"}";
+      context.createProducerTemplate()
+          .requestBody("salesforce:pubSubPublish:/event/Order_Event__e", List.of(event));
+      if (!left.await(60, TimeUnit.SECONDS)) throw new IllegalStateException("events are missing");
+    }
+  }
+}
