@@ -1,10 +1,10 @@
-"""The storm: random changes of an org while ``sfpubsub mirror run`` mirrors it and everything fails.
+"""The storm: random changes of an org that ``sfpubsub mirror run`` mirrors, while everything fails.
 
 ``python -m tests.faults.storm DIRECTORY --changes N --blows K --seed S``: an emulator in this
-process, a writer over REST, and the mirror as a process that is killed and started again. In between
-streams break, sessions expire, events say less than they should, come late or are gone, and the org
-moves. At the end the writer stops, the mirror catches up, and each table must equal the org: what
-that holds is read from the emulator's own database, the tables by Spark and by a plain reader.
+process, a writer over REST, and the mirror as a process that is killed and started again. Meanwhile
+streams break, sessions expire, events say less than they should, come late or are gone, and the
+org moves. At the end the writer stops, the mirror catches up, and each table must equal the org:
+what that holds is read from the emulator's own database, the tables by Spark and a plain reader.
 """
 
 from __future__ import annotations
