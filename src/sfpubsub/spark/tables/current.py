@@ -100,6 +100,11 @@ class RecordTables:
         elif not target.can_merge:
             return None
         queue = Queue(target)
+        if queue.is_of_mirror():
+            raise ConfigurationError(
+                f"{target.place} has the tables of a mirror, which sfpubsub mirror run keeps up: "
+                f"name another target"
+            )
         there = queue.exists()
         if not (current or history or there):
             return None
