@@ -157,7 +157,7 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
     places = {field.name.lower(): number for number, field in enumerate(fields)}
     taken: set[str] = set()  # by other fields of *more*
     for field in more:
-        for name in _names(field):
+        for name in names_of(field):
             number = places.get(name.lower())
             if number is None:
                 places[name.lower()] = len(fields)
@@ -184,7 +184,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return one if one == other else None
 
 
-def _names(field: pa.Field) -> Iterator[str]:
+def names_of(field: pa.Field) -> Iterator[str]:
     """Yield the names that a field's column may have; the first one that is free or fits is it."""
     yield field.name
     name = f"{field.name}__{_word(field.type)}"
@@ -203,6 +203,10 @@ def _word(kind: pa.DataType) -> str:
         return "struct"
     if pa.types.is_timestamp(kind):
         return "timestamp"
+    if pa.types.is_decimal(kind):
+        return f"decimal_{kind.precision}_{kind.scale}"
+    if pa.types.is_date(kind):
+        return "date"
     return {pa.int64(): "bigint", pa.bool_(): "boolean"}.get(kind, str(kind))
 
 
@@ -211,7 +215,7 @@ def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
     targets = {field.name.lower(): field.type for field in fields}
     found: list[str] = []
     for field in own:
-        for name in map(str.lower, _names(field)):
+        for name in map(str.lower, names_of(field)):
             if name not in targets:
                 raise SchemaError(f"the table has no column for {field.name} of type {field.type}")
             if name not in found and _common(targets[name], field.type) == targets[name]:

@@ -42,11 +42,15 @@ _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def spark_schema(columns: pa.Schema) -> StructType:
-    """Return columns in Spark's types, with what `COMMENTS` says of them. Times have a zone."""
+    """Return columns in Spark's types, with their comments. Times have a zone.
+
+    A column's comment is its metadata ``comment``, else what `COMMENTS` says of it.
+    """
     found = from_arrow_schema(columns)
-    for field in found.fields:
-        if field.name in COMMENTS:
-            field.metadata = {"comment": COMMENTS[field.name]}
+    for field, own in zip(found.fields, columns, strict=True):
+        said = (own.metadata or {}).get(b"comment", b"").decode()
+        if comment := said or COMMENTS.get(field.name):
+            field.metadata = {"comment": comment}
     return found
 
 
