@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -112,6 +113,18 @@ class Planner:
             step = self._rows(base, newest.pending, came_back=True)
         step = step or self._forget(base)
         return step or self._rows(base, self._raw.after(newest.last, version))
+
+    def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
+        """Return a step that is of no raw row; what comes next of these is as after *newest*."""
+        base = newest or StepPlan(0, "beside", version=self._raw.version())
+        return StepPlan(
+            base.number + 1,
+            "beside",
+            last=base.last,
+            version=base.version,
+            pending=base.pending,
+            note=note,
+        )
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
         """Return the step that empties all tables, so that raw batches begin anew."""

@@ -1,0 +1,140 @@
+"""``sfpubsub mirror``: objects of an org as tables that equal it.
+
+Puts the parts together and translates between them and people; decides nothing about records.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from sfpubsub.cli.params import ManagedName, Seconds, Topic
+from sfpubsub.cli.service import service_options
+from sfpubsub.cli.spark_options import spark_options
+
+# The channel of all objects that are selected for change data capture.
+_ALL_CHANGES = "/data/ChangeEvents"
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Duration(click.ParamType):
+    """Seconds, as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``; 0 stands for never."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is not a duration such as 90s, 10m, 24h or 7d", param, ctx)
+        return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+@click.group("mirror")
+def mirror() -> None:
+    """Keep tables of objects, complete from the first row on, and live."""
+
+
+@mirror.command("run")
+@click.argument("objects", metavar="OBJECT...", nargs=-1, required=True)
+@click.option(
+    "--to",
+    "target",
+    metavar="TARGET",
+    required=True,
+    help="Where the tables are: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
+)
+@click.option("--raw", metavar="TABLE", help="The raw table.  [default: _raw in TARGET]")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["delta", "iceberg"]),
+    default="delta",
+    show_default=True,
+    help="Format of all tables.",
+)
+@click.option("--managed", type=ManagedName(), metavar="NAME", help="Managed subscription to read.")
+@click.option(
+    "--topic", type=Topic(), metavar="TOPIC", help=f"Topic to read.  [default: {_ALL_CHANGES}]"
+)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    default="latest",
+    show_default=True,
+    help="With --topic: where a new raw table begins.",
+)
+@click.option(
+    "--margin",
+    type=Seconds(min=0),
+    metavar="S",
+    default=300.0,
+    show_default=True,
+    help="Seconds by which answers of the org may lag behind its events.",
+)
+@click.option("--once", is_flag=True, help="End when the tables equal the org.")
+@click.option(
+    "--deletes",
+    type=click.Choice(["mark", "remove"]),
+    default="mark",
+    show_default=True,
+    help="What becomes of the row of a deleted record.",
+)
+@click.option(
+    "--bulk-from",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=10_000,
+    show_default=True,
+    help="Read objects with at least N records in bulk.",
+)
+@click.option(
+    "--piece-rows",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=50_000,
+    show_default=True,
+    help="Rows that are read and merged at a time.",
+)
+@click.option(
+    "--api-calls-per-day",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most calls of the org's allowance to use in 24 hours.",
+)
+@click.option(
+    "--refresh-formulas",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="Read objects with formula fields again after so long; 0 for never.",
+)
+@click.option(
+    "--sweep",
+    type=Duration(),
+    default="7d",
+    show_default=True,
+    help="Look for records purged without an event after so long; 0 for never.",
+)
+@click.option(
+    "--batch-seconds",
+    type=Seconds(min=0),
+    metavar="S",
+    help="Write events at the latest after S seconds.  [default: 10]",
+)
+@click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
+@spark_options
+@service_options
+def run(objects: tuple[str, ...], **options: Any) -> None:
+    """Keep a table of each OBJECT that equals the org, until Ctrl-C.
+
+    The stream is opened first; then each object is read, and the events are laid over what was
+    read. The job can be killed at any moment and started again: it goes on where it was.
+    """
