@@ -187,18 +187,18 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 def names_of(field: pa.Field) -> Iterator[str]:
     """Yield the names that a field's column may have; the first one that is free or fits is it."""
     yield field.name
-    name = f"{field.name}__{_word(field.type)}"
+    name = f"{field.name}__{type_word(field.type)}"
     while True:
         yield name
         name += "_"
 
 
-def _word(kind: pa.DataType) -> str:
+def type_word(kind: pa.DataType) -> str:
     """Name a type as Spark SQL does, as far as a column's name can."""
     if pa.types.is_list(kind):
-        return f"array_{_word(kind.value_type)}"
+        return f"array_{type_word(kind.value_type)}"
     if pa.types.is_map(kind):
-        return f"map_{_word(kind.item_type)}"
+        return f"map_{type_word(kind.item_type)}"
     if pa.types.is_struct(kind):
         return "struct"
     if pa.types.is_timestamp(kind):

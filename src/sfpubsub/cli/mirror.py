@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from sfpubsub.cli import mirror_tools
 from sfpubsub.cli.params import ManagedName, Seconds, Topic
 from sfpubsub.cli.service import service_options
 from sfpubsub.cli.spark_options import spark_options
@@ -138,3 +139,7 @@ def run(objects: tuple[str, ...], **options: Any) -> None:
     The stream is opened first; then each object is read, and the events are laid over what was
     read. The job can be killed at any moment and started again: it goes on where it was.
     """
+
+
+mirror.add_command(mirror_tools.signal)
+mirror.add_command(mirror_tools.verify)

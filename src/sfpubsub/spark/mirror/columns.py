@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sfpubsub.avro.arrow_types import TIME
-from sfpubsub.avro.columns import names_of, paths_of
+from sfpubsub.avro.columns import names_of, paths_of, type_word
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.rest import FieldDescription, ObjectDescription
 from sfpubsub.spark.raw.frames import sql_text
@@ -130,6 +130,22 @@ class Columns:
         for field in _fields(description):
             _take(found, field)
         return cls(description.name, tuple(found))
+
+    @classmethod
+    def of_table(cls, entity: str, schema: pa.Schema) -> Columns:
+        """Return the columns of a table, of which only names and types are known.
+
+        Args:
+            entity: The object.
+            schema: Of the columns that hold fields.
+        """
+        found = []
+        for each in schema:
+            name, _, word = each.name.rpartition("__")
+            is_second = bool(name) and word.rstrip("_") == type_word(each.type)
+            api_name = name if is_second else each.name
+            found.append(Column(each.name, each.type, api_name, "", described=False))
+        return cls(entity, tuple(found))
 
     def with_events(self, plan: Plan) -> Columns:
         """Return these and what an event type has beside them.

@@ -120,9 +120,7 @@ class ReadLog:
         """
         number = self.next
         marker = replace(marker, piece=number, read=marker.read or number)
-        schema = pa.schema(
-            [("record_id", pa.string()), *columns.schema.remove_metadata(), *FACTS]
-        )
+        schema = pa.schema([("record_id", pa.string()), *columns.schema.remove_metadata(), *FACTS])
         self._table.make(schema, _FACTS)
         self._table.append([_file(schema, rows, marker)], number)
         self._number = number

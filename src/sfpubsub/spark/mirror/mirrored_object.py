@@ -237,7 +237,10 @@ def _time_sql(time: datetime | None) -> str:
 
 
 def _until_sql(until: str) -> str:
-    return _read_sql(dict.fromkeys(("ingest_seq", "step", "since_timestamp", "since_number", "since_sequence")), until)
+    return _read_sql(
+        dict.fromkeys(("ingest_seq", "step", "since_timestamp", "since_number", "since_sequence")),
+        until,
+    )
 
 
 def _read_sql(read: Mapping[str, Any], until: str) -> str:

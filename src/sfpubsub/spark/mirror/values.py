@@ -122,7 +122,9 @@ def _column(column: Column, texts: Mapping[str, pa.Array], count: int) -> pa.Arr
     others = [array for name, array in members.items() if name != whole]
     in_parts = _any(others, count)
     if whole is not None:  # the text of what has no parts
-        members[whole] = pc.if_else(in_parts, pa.scalar(None, kind.field(whole).type), members[whole])
+        members[whole] = pc.if_else(
+            in_parts, pa.scalar(None, kind.field(whole).type), members[whole]
+        )
     arrays = [members.get(member.name, pa.nulls(count, member.type)) for member in kind]
     is_set = _any(list(members.values()), count)
     return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pc.invert(is_set))
