@@ -222,9 +222,7 @@ def _outcome(record_id: str, known: _Known, merging: Merging) -> Outcome | None:
     """Ask the rule."""
     if merging.read is None:
         marks = [each.cue for each in merging.about_all if record_id.startswith(each.prefix)]
-        return lay(
-            merging.fields, record_id, known.mirrored, known.changes, marks, merging.newest
-        )
+        return lay(merging.fields, record_id, known.mirrored, known.changes, marks, merging.newest)
     about_all = [each for each in merging.entries if each.concerns(record_id)]
     entries = sorted([*known.entries, *about_all], key=lambda each: each.cue.ingest_seq)
     if known.read is None:

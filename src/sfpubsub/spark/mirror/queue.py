@@ -99,9 +99,7 @@ class MirrorQueue:
         return self._rows(entity, before).where(~many)
 
     def _rows(self, entity: str, before: int) -> DataFrame:
-        return self._table.read().where(
-            (f.col("entity_name") == entity) & (f.col("step") < before)
-        )
+        return self._table.read().where((f.col("entity_name") == entity) & (f.col("step") < before))
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:

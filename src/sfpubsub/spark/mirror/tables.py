@@ -92,9 +92,7 @@ class MirrorTables:
         """Take an object as well."""
         if entity not in self._objects:
             (event_type,) = event_names([entity]) - {entity}
-            self._objects[entity] = MirroredObject(
-                self._target, entity, event_type, self._describe
-            )
+            self._objects[entity] = MirroredObject(self._target, entity, event_type, self._describe)
 
     def know(self, entity: str, newest: Read | None) -> None:
         """Learn which read of all of an object was merged last."""
@@ -221,7 +219,10 @@ class MirrorTables:
         read = self.log(note.entity).rows(note.first, note.last)
         ids = read.select("record_id")
         entries = self.queue.about_one(note.entity, step.plan.number)
-        parts = [found.before(ids), found.entries(entries.join(f.broadcast(ids), "record_id", "left_semi"))]
+        parts = [
+            found.before(ids),
+            found.entries(entries.join(f.broadcast(ids), "record_id", "left_semi")),
+        ]
         if found.typed.exists():
             plan = step.decoding(found.event_type)
             since = f.col("ingest_seq") > note.read.as_of.ingest_seq
