@@ -5,15 +5,22 @@ Puts the parts together and translates between them and people; decides nothing 
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfpubsub.cli import mirror_tools
+from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import ManagedName, Seconds, Topic
-from sfpubsub.cli.service import service_options
-from sfpubsub.cli.spark_options import spark_options
+from sfpubsub.cli.service import StopRequest, service_options
+from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from sfpubsub.spark.mirror.tables import Deletes
 
 # The channel of all objects that are selected for change data capture.
 _ALL_CHANGES = "/data/ChangeEvents"
@@ -21,14 +28,12 @@ _ALL_CHANGES = "/data/ChangeEvents"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Duration(click.ParamType):
+class Duration(click.types.StringParamType):
     """Seconds, as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``; 0 stands for never."""
 
     name = "duration"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return seconds."""
         if isinstance(value, (int, float)):
             return float(value)
@@ -133,7 +138,28 @@ def mirror() -> None:
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
 @service_options
-def run(objects: tuple[str, ...], **options: Any) -> None:
+def run(
+    objects: tuple[str, ...],
+    target: str,
+    raw: str | None,
+    format_: str,
+    managed: str | None,
+    topic: str | None,
+    start: str,
+    margin: float,
+    once: bool,
+    deletes: Deletes,
+    bulk_from: int,
+    piece_rows: int,
+    api_calls_per_day: int | None,
+    refresh_formulas: float,
+    sweep: float,
+    batch_seconds: float | None,
+    master: str | None,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+    **service: str | None,
+) -> None:
     """Keep a table of each OBJECT that equals the org, until Ctrl-C.
 
     The stream is opened first; then each object is read, and the events are laid over what was
@@ -143,3 +169,39 @@ def run(objects: tuple[str, ...], **options: Any) -> None:
 
 mirror.add_command(mirror_tools.signal)
 mirror.add_command(mirror_tools.verify)
+    if managed is not None and topic is not None:
+        raise click.UsageError("give --managed or --topic, and not both")
+    for module in ("pyspark", "pandas", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError("sfpubsub mirror", "spark")
+    # Imported here: they load pyspark and pyarrow.
+    from sfpubsub.cli.mirror_run import MirrorRun
+    from sfpubsub.spark.mirror.job import MirrorSettings
+    from sfpubsub.spark.raw.sources import Source
+    from sfpubsub.spark.tables.target import Place
+
+    source = Source("managed", managed) if managed else Source("topic", topic or _ALL_CHANGES)
+    found = MirrorRun(
+        objects,
+        Place.parse(target, format_),
+        target=target,
+        raw=raw,
+        source=source,
+        start=start,
+        settings=MirrorSettings(
+            margin=margin,
+            deletes=deletes,
+            bulk_from=bulk_from,
+            piece_rows=piece_rows,
+            refresh_formulas=refresh_formulas,
+            sweep=sweep,
+        ),
+        batch_seconds=batch_seconds,
+        service=service,
+    )
+    stop = StopRequest()
+    with stop.installed():
+        found.all(master, spark_settings(conf, packages), stop, once=once)
+    click.echo(json.dumps(found.summary()))
+    if stop.interrupted:
+        click.get_current_context().exit(INTERRUPTED)

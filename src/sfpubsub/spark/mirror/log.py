@@ -65,6 +65,8 @@ class Marker:
     """What is read, in the order of the query."""
     rows: int = 0
     """Of the read so far."""
+    size: int = 0
+    """Rows of this piece, those of records that were not returned included."""
     total: int | None = None
     """About how many records the object has; None where nobody has counted."""
     piece: int = 0
@@ -98,6 +100,7 @@ class ReadLog:
         self._target = target
         self._table = target.table(f"{LOG_PREFIX}{entity}")
         self._number = self._table.step()
+        self._cleared = -1
 
     @property
     def next(self) -> int:
@@ -146,11 +149,12 @@ class ReadLog:
 
     def clear(self, last: int) -> None:
         """Remove all pieces up to one; cheap if there are none."""
-        if not self._table.exists():
+        if last <= self._cleared or not self._table.exists():
             return
         if self._table.read().where(f.col("_piece") <= last).limit(1).count():
             self._table.delete(f"_piece <= {last}", self.next)
             self._number += 1
+        self._cleared = last
 
 
 def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> bytes:
@@ -161,7 +165,7 @@ def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> bytes:
             own = own.append_column("_piece", _same(marker.piece, pa.int64(), len(part)))
             own = own.append_column("_marker", pa.nulls(len(part), pa.string()))
             writer.write_table(own.select(schema.names).cast(schema))
-        last = {name: None for name in schema.names}
+        last: dict[str, Any] = dict.fromkeys(schema.names)
         last |= {"_piece": marker.piece, "_marker": marker.to_json()}
         writer.write_table(pa.Table.from_pylist([last], schema))
     return content.getvalue()

@@ -75,7 +75,7 @@ class MirroredObject:
         facts = self.table.facts()
         self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]"))
         self._columns = Columns.from_json(facts["columns"]) if facts else None
-        self.grown = False
+        self.has_grown = False
         """Whether the describe has brought columns to a table that had rows; the caller resets."""
 
     @property
@@ -92,7 +92,7 @@ class MirroredObject:
         known = self._columns
         found = Columns.of(self._describe(self.entity), known)
         if known is not None and set(known.selected) < set(found.selected):
-            self.grown = True
+            self.has_grown = True
         self._keep(found, self._schemas)
 
     def take_events(self, plan: Plan) -> Columns:

@@ -44,6 +44,13 @@ def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return _table(columns, texts, len(rows))
 
 
+def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
+    """Return a checkbox, such as ``IsDeleted``, whose texts a read has or has not."""
+    if texts is None:
+        return pa.array([False] * count, pa.bool_())
+    return pc.fill_null(pc.equal(texts, "true"), False).combine_chunks()
+
+
 def of_csv(
     columns: Columns, file: BinaryIO, names: Sequence[str], *, has_header: bool
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
@@ -99,26 +106,25 @@ def _text(value: Any) -> str | None:
 
 
 def _table(columns: Columns, texts: Mapping[str, pa.Array], count: int) -> pa.Table:
-    arrays = [texts["Id"]]
-    for column in columns.columns:
-        arrays.append(_column(column, texts, count))
+    arrays = [texts["Id"], *(_column(each, texts, count) for each in columns.columns)]
     fields = [pa.field("record_id", pa.string()), *columns.schema.remove_metadata()]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _column(column: Column, texts: Mapping[str, pa.Array], count: int) -> pa.Array:
     kind = column.type
-    if not column.asked:
+    pairs = zip(column.parts or column.asked, column.asked, strict=True)
+    parts = {part: name for part, name in pairs if name in texts}
+    if not parts:  # not described, or newer than the query
         return pa.nulls(count, kind)
     if not column.parts:
         return _typed(texts[column.asked[0]], kind, column.asked[0])
-    parts = dict(zip(column.parts, column.asked, strict=True))
     members = {
         member.name: _typed(texts[parts[member.name]], member.type, parts[member.name])
         for member in kind
         if member.name in parts
     }
-    whole = column.parts[0] if column.parts[0].lower() == column.field.lower() else None
+    whole = next((part for part in members if part.lower() == column.field.lower()), None)
     others = [array for name, array in members.items() if name != whole]
     in_parts = _any(others, count)
     if whole is not None:  # the text of what has no parts

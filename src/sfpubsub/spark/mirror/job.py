@@ -1,0 +1,451 @@
+"""The mirror job: events and reads of the org come together, by one hand.
+
+One thread, the caller's, does every step of the engine: it lays events, merges reads and asks for
+more. A second one reads the org into the log, a third one takes the stream into the raw table. What
+a read is worth is what was laid a margin before it was asked for. Invariant: whatever is killed,
+and when, the next process goes on from the tables alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import ReadExpiredError, SfPubSubError
+from sfpubsub.rest import ObjectDescription, OrgReader
+from sfpubsub.spark.mirror import planning
+from sfpubsub.spark.mirror.fetching import Fetching
+from sfpubsub.spark.mirror.ledger import Ledger
+from sfpubsub.spark.mirror.log import Marker, ReadLog
+from sfpubsub.spark.mirror.notes import Ask, Merge, Note, Sweep
+from sfpubsub.spark.mirror.planning import Wanted
+from sfpubsub.spark.mirror.reading import OrgReads, Reading
+from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, Read, as_of
+from sfpubsub.spark.mirror.since import Since
+from sfpubsub.spark.mirror.stream import Standing
+from sfpubsub.spark.mirror.tables import Deletes, MirrorTables
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.tables.engine import EventTables, StepReport
+from sfpubsub.spark.tables.records import Reason
+from sfpubsub.spark.tables.steps import Follower
+from sfpubsub.spark.tables.target import Target
+from sfpubsub.types import Gap
+
+_log = logging.getLogger("sfpubsub.spark")
+
+# Seconds by which answers of the org may lag behind its events. REST answers were seen to lag by
+# seconds; nobody promises anything, so it is a setting.
+DEFAULT_MARGIN = 300.0
+
+# Records from which on an object is read in bulk: below, five queries are quicker than a job.
+DEFAULT_BULK_FROM = 10_000
+
+# Rows of a piece: see `sfpubsub.rest.jobs.PAGE_ROWS`.
+DEFAULT_PIECE_ROWS = 50_000
+
+DEFAULT_REFRESH = 24 * 3600.0
+DEFAULT_SWEEP = 7 * 24 * 3600.0
+
+# Seconds between two looks at the stream when there is nothing to do.
+_POLL = 0.25
+
+# Seconds between two looks at the raw table when the stream has written nothing: rows may wait for
+# their schemas, and others may write to the table.
+_LOOK_EVERY = 10.0
+
+# Seconds until a read that failed is tried again; doubles up to the second number.
+_RETRY_FIRST, _RETRY_MOST = 10.0, 600.0
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """What a mirror can be told."""
+
+    margin: float = DEFAULT_MARGIN
+    """Seconds by which answers of the org may lag behind its events."""
+    deletes: Deletes = "mark"
+    """What becomes of the row of a deleted record."""
+    bulk_from: int = DEFAULT_BULK_FROM
+    """Records from which on an object is read in bulk."""
+    piece_rows: int = DEFAULT_PIECE_ROWS
+    """Rows that are read and merged at a time."""
+    refresh_formulas: float = DEFAULT_REFRESH
+    """Seconds after which objects with formula fields are read again; 0 for never."""
+    sweep: float = DEFAULT_SWEEP
+    """Seconds after which records that were purged are looked for; 0 for never."""
+
+
+@dataclass(frozen=True)
+class MirrorReport:
+    """What a mirror has done so far in this run."""
+
+    events: int = 0
+    """Raw rows laid."""
+    records: int = 0
+    """Rows of reads merged."""
+    reads: int = 0
+    """Reads that were merged as a whole."""
+    api_calls: int = 0
+    """Requests made of the org."""
+
+
+class Mirror:
+    """The mirror of some objects in one target. A context manager; not thread-safe.
+
+    Args:
+        spark: A classic session with the format's jars.
+        reader: Reads the org.
+        raw: The raw table, which a `MirrorStream` writes.
+        to: Where the tables are: a directory, a URL, or the name of a catalog's schema.
+        objects: API names. Those of an earlier run must be among them.
+        format: ``delta`` or ``iceberg``.
+        settings: The rest.
+        on_progress: Told in plain words what happens.
+        clock: Steady seconds, for margins.
+        wall: Seconds since 1970 UTC, for schedules.
+
+    Raises:
+        ConfigurationError: There is no raw table, or the target is something else's.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        reader: OrgReader,
+        raw: Destination,
+        to: str | os.PathLike[str],
+        objects: Sequence[str],
+        *,
+        format: str = "delta",  # noqa: A002  # Spark's own word
+        settings: MirrorSettings | None = None,
+        on_progress: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings or MirrorSettings()
+        self._reader = reader
+        self._say = on_progress or (lambda _: None)
+        self._clock, self._wall = clock, wall
+        self._objects = list(dict.fromkeys(objects))
+        self._described: dict[str, ObjectDescription] = {}
+        self._stopping = threading.Event()
+        self._fetching = Fetching(self._stopping)
+        self._report = MirrorReport()
+        self._notes: list[Noted] = []
+        self._entries: dict[str, list[Entry]] | None = None
+        self._retry_at, self._retry_after = float("-inf"), _RETRY_FIRST
+        self._written: int | None = None
+        self._looked = float("-inf")
+        with ExitStack() as opened:
+            self._engine = opened.enter_context(
+                EventTables(
+                    spark,
+                    raw.address,
+                    to,
+                    format=format,
+                    raw_format=raw.format,
+                    objects=self._objects,
+                    followers=[self._follower],
+                    mirror=True,
+                    clock=wall,
+                )
+            )
+            opened.enter_context(self._fetching)
+            target = self._engine.target
+            self._ledger = Ledger(target)
+            self._since = Since(self.tables)
+            self._logs = {name: ReadLog(target, name) for name in self._objects}
+            self._opened = opened.pop_all()
+        self._reads = OrgReads(
+            reader,
+            margin=self.settings.margin,
+            bulk_from=self.settings.bulk_from,
+            piece_rows=self.settings.piece_rows,
+            stop=self._fetching.check_stop,
+        )
+        for name in self._objects:
+            self.tables.know(name, self._ledger.of(name).newest)
+
+    def _follower(self, target: Target) -> Follower:
+        self.tables = MirrorTables(target, self._objects, self._describe, self.settings.deletes)
+        return self.tables
+
+    @property
+    def report(self) -> MirrorReport:
+        """What was done so far."""
+        return replace(self._report, api_calls=self._reader.calls)
+
+    def stop(self) -> None:
+        """End `run` soon. Safe in signal handlers and other threads."""
+        self._stopping.set()
+
+    def run(self, stream: Callable[[], Standing], *, once: bool = False) -> None:
+        """Mirror until stopped.
+
+        Args:
+            stream: Says where the stream stands (`MirrorStream.standing`); raises what it failed
+                with.
+            once: End when the tables equal the org, as far as that can be known.
+
+        Raises:
+            WriteError: A step was not done. The next process does the rest.
+            SfPubSubError: The stream failed, or the org cannot be read.
+        """
+        self.begin()
+        while not self._stopping.is_set():
+            standing = stream()
+            if self.advance(standing):
+                continue
+            if once and self.is_settled(standing):
+                return
+            self._stopping.wait(_POLL)
+
+    def begin(self) -> None:
+        """Finish what a process has left that died, and find what it had read."""
+        while (report := self._engine.step()) is not None:
+            self._take_report(report)
+        self._note()
+        for name in self._objects:
+            markers = self._logs[name].markers()
+            account = self._ledger.of(name)
+            merged = account.merged
+            if markers and markers[-1].piece == merged and not account.is_through(markers[-1]):
+                merged -= 1  # all is merged but what the read did not return
+            self._fetching.left(name, markers, merged)
+
+    def advance(self, standing: Standing) -> bool:
+        """Do the next thing; say whether there was one."""
+        if self._step(standing):
+            return True
+        newest = self._engine.newest
+        if not standing.is_anchored or (newest is not None and newest.kind == "forget"):
+            return False
+        return (
+            self._ask_for_gaps(standing.gaps)
+            or self._merge_next()
+            or self._end_reading()
+            or self._ask_for_objects()
+            or self._begin_reading()
+        )
+
+    def is_settled(self, standing: Standing) -> bool:
+        """Whether all is done that there is to do, as of the last `advance`, which did nothing."""
+        return (
+            standing.is_anchored
+            and standing.is_caught_up
+            and standing.written == self._written
+            and not self._engine.is_waiting
+            and self._fetching.is_idle
+            and not any(self._open_entries().values())
+            and all(self._ledger.of(name).newest is not None for name in self._objects)
+        )
+
+    def close(self) -> None:
+        """Give the target up, after what is under way. Does nothing the second time."""
+        self._opened.close()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Steps.
+
+    def _step(self, standing: Standing) -> bool:
+        """Lay the next events, if there may be any."""
+        now = self._clock()
+        is_time = now - self._looked >= _LOOK_EVERY or self._engine.is_waiting
+        if standing.written == self._written and not is_time:
+            return False
+        report = self._engine.step()
+        if report is None:
+            self._written, self._looked = standing.written, now
+            return False
+        self._take_report(report)
+        self._note()
+        return True
+
+    def _take_report(self, report: StepReport) -> None:
+        self._entries = None
+        rows = sum(report.rows.values())
+        self._report = replace(self._report, events=self._report.events + rows)
+
+    def _beside(self, note: Note) -> None:
+        """Do a step that is of no raw row."""
+        self._engine.beside(note.to_note())
+        self._ledger.take(note)
+        self._entries = None
+        self._note()
+
+    def _note(self) -> None:
+        """Note what is durable, and laid, for the as-ofs of later reads."""
+        newest = self._engine.newest
+        durable = AsOf(self._engine.laid(), 0 if newest is None else newest.number)
+        now = self._clock()
+        # Of those that are a margin old the newest one alone still counts.
+        old = [each for each in self._notes if each.time <= now - self.settings.margin]
+        self._notes = [*old[-1:], *self._notes[len(old) :], Noted(now, durable)]
+
+    def _open_entries(self) -> dict[str, list[Entry]]:
+        if self._entries is None:
+            self._entries = self.tables.queue.entries()
+        return self._entries
+
+    # What is asked for.
+
+    def _ask_for_gaps(self, gaps: Sequence[Gap]) -> bool:
+        """Have everything read again where the stream has lost a position."""
+        if not gaps:
+            return False
+        kept = self.tables.queue.gaps()
+        new = [name for name in map(_name_of, gaps) if name not in kept]
+        if not new:
+            return False
+        for name in self._objects:
+            self._say(f"{name}: events may be missing, so all records are read again")
+            self._ask(name, Reason.GAP)
+        self.tables.queue.keep_gaps([*kept, *new])
+        return True
+
+    def _ask_for_objects(self) -> bool:
+        """Ask for the first read of an object, for new fields, and for formulas that are old."""
+        for name in self._objects:
+            if any(each.is_about_all for each in self._open_entries().get(name, ())):
+                continue
+            reason = self._reason_to_read(name)
+            if reason is not None:
+                self._ask(name, reason)
+                return True
+        return False
+
+    def _reason_to_read(self, name: str) -> Reason | None:
+        account, found = self._ledger.of(name), self.tables.objects[name]
+        if account.newest is None or found.has_grown:
+            found.has_grown = False
+            return Reason.ASKED
+        has_formulas = any(each.calculated for each in found.columns.columns)
+        if has_formulas and self._is_due(account.read_at, self.settings.refresh_formulas):
+            return Reason.FORMULA
+        return None
+
+    def _ask(self, name: str, reason: Reason) -> None:
+        self._beside(Ask(name, None, reason, self._engine.laid(), self._wall()))
+
+    def _is_due(self, last: float | None, every: float) -> bool:
+        return every > 0 and (last is None or self._wall() - last >= every)
+
+    # Reads.
+
+    def _begin_reading(self) -> bool:
+        if self._fetching.is_busy or self._clock() < self._retry_at:
+            return False
+        now = as_of(self._notes, self._clock(), self.settings.margin)
+        if now is None:
+            return False
+        for name in self._objects:
+            last = self._fetching.unfinished(name)
+            if last is not None:
+                self._say(f"{name}: going on with a read, behind {last.rows} records")
+                self._start(Wanted(name, last.kind), now, last)
+                return True
+        wanted = planning.next_read(self._open_entries(), self._objects, now) or self._sweep()
+        if wanted is None or self._fetching.has(wanted.entity):
+            return False
+        if wanted.kind != "ids":
+            what = "ids" if wanted.kind == "sweep" else "records"
+            self._say(f"{wanted.entity}: reading all {what}")
+            self.tables.objects[wanted.entity].describe()
+        self._start(wanted, now, None)
+        return True
+
+    def _sweep(self) -> Wanted | None:
+        for name in self._objects:
+            account = self._ledger.of(name)
+            last = max(account.read_at or 0.0, account.swept_at or 0.0)
+            if account.newest is not None and self._is_due(last, self.settings.sweep):
+                return Wanted(name, "sweep")
+        return None
+
+    def _start(self, wanted: Wanted, now: AsOf, last: Marker | None) -> None:
+        name = wanted.entity
+        log, merged = self._logs[name], self._ledger.of(name).merged
+        if name not in self._described:
+            self.tables.objects[name].describe()
+        has_bin = self._described[name].field("IsDeleted") is not None
+        reading = Reading(self.tables.objects[name].columns, log, has_bin)
+
+        def read() -> Iterator[Marker]:
+            if last is not None:
+                return self._reads.resume(reading, last)
+            log.clear(merged)
+            return self._reads.begin(wanted, reading, now)
+
+        self._fetching.start(name, read)
+
+    def _end_reading(self) -> bool:
+        """See whether the read under way has ended."""
+        ended = self._fetching.ended()
+        if ended is None:
+            return False
+        error = ended.error
+        if error is None:
+            self._retry_after = _RETRY_FIRST
+            return True
+        if isinstance(error, ReadExpiredError):
+            self._fetching.give_up(ended.entity)
+        elif not (isinstance(error, SfPubSubError) and error.retryable):
+            raise error
+        _log.warning("%s: read again in %.0f s: %s", ended.entity, self._retry_after, error)
+        self._retry_at = self._clock() + self._retry_after
+        self._retry_after = min(_RETRY_MOST, 2 * self._retry_after)
+        return True
+
+    def _merge_next(self) -> bool:
+        """Merge the next piece of a read."""
+        found = self._fetching.take()
+        if found is None:
+            return False
+        name, marker = found
+        account, now = self._ledger.of(name), self._wall()
+        if marker.kind == "sweep":  # its pieces are compared together
+            if marker.is_last:
+                self._beside(Sweep(name, marker.read, marker.piece, self._engine.laid(), now))
+            return True
+        read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
+        merge = Merge(
+            name, marker.kind, marker.piece, marker.piece, read, account.newest, False, now
+        )
+        if marker.size and marker.piece > account.merged:
+            self._beside(merge)
+            self._report = replace(self._report, records=self._report.records + marker.size)
+            if marker.kind == "object":
+                self._say(f"{name}: {_so_far(marker)} merged")
+        if marker.is_last and marker.kind == "object":
+            whole = replace(read, until=marker.until)
+            self._beside(replace(merge, first=marker.read, read=whole, is_last=True))
+            self._report = replace(self._report, reads=self._report.reads + 1)
+            self._say(f"{name}: all {marker.rows} records are read and merged")
+        return True
+
+    def _describe(self, name: str) -> ObjectDescription:
+        self._described[name] = found = self._reader.describe(name)
+        return found
+
+
+def _name_of(gap: Gap) -> str:
+    parts = [each.hex() if each else "" for each in (gap.after, gap.before)]
+    return ":".join([gap.reason, gap.subscription, *parts])
+
+
+def _so_far(marker: Marker) -> str:
+    if marker.total is None or marker.is_last:
+        return f"{marker.rows} records"
+    return f"{marker.rows} of about {marker.total} records"
