@@ -165,10 +165,6 @@ def run(
     The stream is opened first; then each object is read, and the events are laid over what was
     read. The job can be killed at any moment and started again: it goes on where it was.
     """
-
-
-mirror.add_command(mirror_tools.signal)
-mirror.add_command(mirror_tools.verify)
     if managed is not None and topic is not None:
         raise click.UsageError("give --managed or --topic, and not both")
     for module in ("pyspark", "pandas", "pyarrow"):
@@ -205,3 +201,7 @@ mirror.add_command(mirror_tools.verify)
     click.echo(json.dumps(found.summary()))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
+
+
+mirror.add_command(mirror_tools.signal)
+mirror.add_command(mirror_tools.verify)
