@@ -45,7 +45,7 @@ from tests.faults.storm_writer import Writer
 # storm are these, in the place of minutes.
 MARGIN = 1.0
 
-OPTIONS = ("--topic", CHANNEL, "--margin", str(MARGIN), "--batch-seconds", "0.5")
+OPTIONS = ("--topic", CHANNEL, "--margin", str(MARGIN), "--batch-seconds", "2")
 
 # A storm has no time for a refresh or a sweep in its midst; the last run makes both.
 IN_THE_MIDST = ("--refresh-formulas", "0", "--sweep", "0")
@@ -53,6 +53,9 @@ AT_THE_END = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
 
 # Seconds of the longest life of a mirror before a blow: twice what it needs to start.
 LONGEST_LIFE = 25.0
+
+# Seconds in which the last run must catch up; a machine that is busy with much else takes minutes.
+PATIENCE = 3600.0
 
 # What can happen to the mirror, and what to its org and its streams, with how much of it.
 KILLS = ("driver", "jvm", "both")
@@ -249,7 +252,10 @@ class _Mirror:
         """Let it catch up, refresh formulas, sweep, and end."""
         self.end()
         self._start(*AT_THE_END)
-        output = self._job.wait()
+        try:
+            output, _ = self._job.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise self._unwanted("not") from None
         if self._job.process.returncode != 0:
             raise self._unwanted(f"after {output}")
 
@@ -295,6 +301,8 @@ def main() -> None:
     options.directory.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     rng = random.Random(options.seed)
+    # So that nothing outlives whoever ends this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     with spark_session(format=options.format) as spark:
         report = run(
             options.directory,
