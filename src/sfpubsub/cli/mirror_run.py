@@ -12,11 +12,15 @@ import click
 
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, org_id_of
 from sfpubsub.cli.service import CONNECT_TIMEOUT, StopRequest, client_of
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.config import Settings
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.tooling import API_VERSION
+from sfpubsub.tooling.event_channels import EventChannels
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
@@ -75,10 +79,15 @@ class MirrorRun:
         """Run until stopped."""
         from sfpubsub.rest import OrgReader
         from sfpubsub.spark.mirror.job import Mirror
+        from sfpubsub.spark.mirror.rights import check_rights
         from sfpubsub.spark.mirror.stream import MirrorStream
         from sfpubsub.spark.runtime.session import spark_session
         from sfpubsub.types import StartPosition
 
+        http = HttpClient.from_settings(self._settings)
+        reader = OrgReader(self._sessions, http=http)
+        check_rights(reader, self._objects)  # before Spark starts, which takes seconds
+        self._tell_unselected(http)
         with ExitStack() as opened:
             say("starting Spark")
             session = spark_session(
@@ -97,12 +106,13 @@ class MirrorRun:
                     self._source,
                     self._connected,
                     start=start,
+                    # What is lost is read from the org.
+                    fallback="earliest",
                     org_id=org_id_of(self._sessions.get().tenant_id),
                     job_settings=self._job_settings,
                     on_health=lambda health: waiting.look(health, time.monotonic()),
                 )
             )
-            reader = OrgReader(self._sessions, http=HttpClient.from_settings(self._settings))
             mirror = opened.enter_context(
                 Mirror(
                     started,
@@ -134,6 +144,27 @@ class MirrorRun:
             "objects": list(self._objects),
             **({} if report is None else vars(report)),
         }
+
+    def _tell_unselected(self, http: HttpClient) -> None:
+        """Say which objects have no change events on the channel that is read."""
+        channel = self._source.name.rpartition("/")[2]
+        if not self._source.keeps_position or not self._source.name.startswith("/data/"):
+            return
+        if channel.endswith("ChangeEvent"):
+            return  # of one object, which the service has or refuses
+        try:
+            found = EventChannels(OrgClient(self._sessions, http), API_VERSION).show(channel)
+        except SfPubSubError as error:
+            say(f"which objects {self._source.name} has is not known: {error}")
+            return
+        members = {member.entity.lower() for member in found.members}
+        for name in self._objects:
+            event = f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent"
+            if event.lower() not in members:
+                say(
+                    f"{name} is not selected for change data capture on {channel}, so its changes "
+                    f"do not come: sfpubsub channel add {channel} {name}"
+                )
 
     def _connected(self, schemas: SchemaStore) -> PubSubClient:
         client = client_of(self._settings, self._sessions, schemas)

@@ -18,25 +18,35 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from sfpubsub.errors import ReadExpiredError, SfPubSubError
+from sfpubsub.errors import (
+    ConfigurationError,
+    PermissionDeniedError,
+    ReadExpiredError,
+    RequestRefusedError,
+    SfPubSubError,
+    WriteError,
+)
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.spark.mirror import planning
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.ledger import Ledger
 from sfpubsub.spark.mirror.log import Marker, ReadLog
+from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.notes import Ask, Merge, Note, Sweep
 from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reading import OrgReads, Reading
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, Read, as_of
+from sfpubsub.spark.mirror.rights import check_rights
+from sfpubsub.spark.mirror.signals import Signals
 from sfpubsub.spark.mirror.since import Since
 from sfpubsub.spark.mirror.stream import Standing
 from sfpubsub.spark.mirror.tables import Deletes, MirrorTables
 from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.tables.engine import EventTables, StepReport
 from sfpubsub.spark.tables.records import Reason
 from sfpubsub.spark.tables.steps import Follower
 from sfpubsub.spark.tables.target import Target
-from sfpubsub.types import Gap
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -59,6 +69,9 @@ _POLL = 0.25
 # Seconds between two looks at the raw table when the stream has written nothing: rows may wait for
 # their schemas, and others may write to the table.
 _LOOK_EVERY = 10.0
+
+# Seconds between two looks into the mailbox, which is a listing.
+_SIGNALS_EVERY = 2.0
 
 # Seconds until a read that failed is tried again; doubles up to the second number.
 _RETRY_FIRST, _RETRY_MOST = 10.0, 600.0
@@ -142,6 +155,9 @@ class Mirror:
         self._entries: dict[str, list[Entry]] | None = None
         self._retry_at, self._retry_after = float("-inf"), _RETRY_FIRST
         self._written: int | None = None
+        self._gaps: set[str] = set()
+        self._signals_at = float("-inf")
+        self._once_from: float | None = None
         self._looked = float("-inf")
         with ExitStack() as opened:
             self._engine = opened.enter_context(
@@ -159,9 +175,13 @@ class Mirror:
             )
             opened.enter_context(self._fetching)
             target = self._engine.target
+            self._objects += [name for name in self._engine.objects if name not in self._objects]
             self._ledger = Ledger(target)
             self._since = Since(self.tables)
-            self._logs = {name: ReadLog(target, name) for name in self._objects}
+            self._logs: dict[str, ReadLog] = {}
+            self._signals = Signals(Mailbox(target.spark, target.place), reader)
+            for name in self._objects:
+                self._open(name)
             self._opened = opened.pop_all()
         self._reads = OrgReads(
             reader,
@@ -170,12 +190,14 @@ class Mirror:
             piece_rows=self.settings.piece_rows,
             stop=self._fetching.check_stop,
         )
-        for name in self._objects:
-            self.tables.know(name, self._ledger.of(name).newest)
 
     def _follower(self, target: Target) -> Follower:
-        self.tables = MirrorTables(target, self._objects, self._describe, self.settings.deletes)
+        self.tables = MirrorTables(target, self._describe, self.settings.deletes)
         return self.tables
+
+    def _open(self, name: str) -> None:
+        self.tables.add(name, self._ledger.of(name).newest)
+        self._logs[name] = ReadLog(self._engine.target, name)
 
     @property
     def report(self) -> MirrorReport:
@@ -190,8 +212,8 @@ class Mirror:
         """Mirror until stopped.
 
         Args:
-            stream: Says where the stream stands (`MirrorStream.standing`); raises what it failed
-                with.
+            stream: Says where the stream stands (`MirrorStream.standing`), and raises what it
+                failed with.
             once: End when the tables equal the org, as far as that can be known.
 
         Raises:
@@ -199,6 +221,7 @@ class Mirror:
             SfPubSubError: The stream failed, or the org cannot be read.
         """
         self.begin()
+        self._once_from = self._wall() if once else None
         while not self._stopping.is_set():
             standing = stream()
             if self.advance(standing):
@@ -221,11 +244,25 @@ class Mirror:
             self._fetching.left(name, markers, merged)
 
     def advance(self, standing: Standing) -> bool:
-        """Do the next thing; say whether there was one."""
+        """Do the next thing; say whether there was one.
+
+        Raises:
+            WriteError: It was not done, or Spark has ended.
+            SfPubSubError: The org cannot be read.
+        """
+        try:
+            return self._advance(standing)
+        except SPARK_ERRORS as error:
+            raise WriteError(f"the mirror cannot go on: {first_line(error)}") from error
+
+    def _advance(self, standing: Standing) -> bool:
+        if self._answer_signals():
+            return True
+        if self._signals.is_paused:
+            return False
         if self._step(standing):
             return True
-        newest = self._engine.newest
-        if not standing.is_anchored or (newest is not None and newest.kind == "forget"):
+        if not standing.is_anchored or self._is_between():
             return False
         return (
             self._ask_for_gaps(standing.gaps)
@@ -244,6 +281,7 @@ class Mirror:
             and not self._engine.is_waiting
             and self._fetching.is_idle
             and not any(self._open_entries().values())
+            and self._sweep() is None
             and all(self._ledger.of(name).newest is not None for name in self._objects)
         )
 
@@ -301,13 +339,47 @@ class Mirror:
 
     # What is asked for.
 
-    def _ask_for_gaps(self, gaps: Sequence[Gap]) -> bool:
+    def _answer_signals(self) -> bool:
+        """Do what people have asked of a mirror that runs."""
+        if self._clock() < self._signals_at or self._is_between():
+            return False
+        self._signals_at = self._clock() + _SIGNALS_EVERY
+        for signal in self._signals.new():
+            self._say(f"told to {signal.kind} {signal.entity}")
+            try:
+                self._answer(signal)
+            except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
+                _log.warning("not told so that it can be done, and left out: %s", error)
+            self._signals.done(signal)
+        return False
+
+    def _answer(self, signal: Signal) -> None:
+        name = signal.entity
+        if name is None:
+            return
+        if signal.kind == "add" and name not in self._objects:
+            check_rights(self._reader, [name])
+            self._engine.add(name)
+            self._objects.append(name)
+            self._open(name)
+        elif signal.kind == "reread":
+            if name not in self._objects:
+                raise ConfigurationError(f"{name} is not mirrored: add it")
+            self._ask(name, Reason.ASKED, self._signals.ids(signal))
+
+    def _is_between(self) -> bool:
+        """Whether the engine has to finish something before a step beside it."""
+        newest = self._engine.newest
+        return newest is not None and newest.kind == "forget"
+
+    def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
         """Have everything read again where the stream has lost a position."""
-        if not gaps:
+        if set(gaps) == self._gaps:
             return False
         kept = self.tables.queue.gaps()
-        new = [name for name in map(_name_of, gaps) if name not in kept]
+        new = [name for name in gaps if name not in kept]
         if not new:
+            self._gaps = set(gaps)
             return False
         for name in self._objects:
             self._say(f"{name}: events may be missing, so all records are read again")
@@ -336,11 +408,16 @@ class Mirror:
             return Reason.FORMULA
         return None
 
-    def _ask(self, name: str, reason: Reason) -> None:
-        self._beside(Ask(name, None, reason, self._engine.laid(), self._wall()))
+    def _ask(self, name: str, reason: Reason, ids: Sequence[str] | None = None) -> None:
+        record_ids = None if ids is None else tuple(ids)
+        self._beside(Ask(name, record_ids, reason, self._engine.laid(), self._wall()))
 
     def _is_due(self, last: float | None, every: float) -> bool:
-        return every > 0 and (last is None or self._wall() - last >= every)
+        if not every or last is None:
+            return every > 0
+        if self._once_from is not None and last >= self._once_from:
+            return False  # or a run would never end whose schedule is shorter than itself
+        return self._wall() - last >= every
 
     # Reads.
 
@@ -438,11 +515,6 @@ class Mirror:
     def _describe(self, name: str) -> ObjectDescription:
         self._described[name] = found = self._reader.describe(name)
         return found
-
-
-def _name_of(gap: Gap) -> str:
-    parts = [each.hex() if each else "" for each in (gap.after, gap.before)]
-    return ":".join([gap.reason, gap.subscription, *parts])
 
 
 def _so_far(marker: Marker) -> str:

@@ -28,7 +28,7 @@ from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.stores.schema_store import SchemaStore
-from sfpubsub.types import Gap, Health, ReplayId, StartPosition
+from sfpubsub.types import Health, ReplayId, StartPosition
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
@@ -47,8 +47,9 @@ class Standing:
     """Whether the service has nothing more, and all that came is in the raw table."""
     written: int = 0
     """Events taken so far; grows with each write."""
-    gaps: tuple[Gap, ...] = ()
-    """Positions that were given up, each with the new stream's position durable by now."""
+    gaps: tuple[str, ...] = ()
+    """Names of positions that were given up, in this process or before. The stream stands again
+    behind each of them."""
     health: Health | None = None
 
 
@@ -95,7 +96,7 @@ class MirrorStream:
         self._error: BaseException | None = None
         self._health: Health | None = None
         self._at_gap: tuple[int, ReplayId | None] = (0, None)
-        self._gaps: tuple[Gap, ...] = ()
+        self._gaps: tuple[str, ...] | None = None
         self._was_anchored = False
 
     def __enter__(self) -> MirrorStream:
@@ -119,22 +120,23 @@ class MirrorStream:
         if self._job is not None:
             self._job.stop()
 
-    def check(self) -> None:
-        """Raise what the stream has failed with, if it has."""
+    def standing(self) -> Standing:
+        """Return where it stands.
+
+        Raises:
+            BaseException: What the stream has failed with.
+        """
         if self._error is not None:
             raise self._error
-
-    def standing(self) -> Standing:
-        """Return where it stands."""
         health, job = self._health, self._job
         if health is None or job is None:
             return Standing()
         position = self._position(health)
         self._was_anchored = self._was_anchored or position is not None
-        self._look_at_gaps(health, position)
+        gaps = self._gaps_behind(health, position)
         received = job.progress.received
         idle = health.caught_up and not health.pending_count and health.delivered == received
-        return Standing(self._was_anchored, idle, received, self._gaps, health)
+        return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
         """Return the position from which another process would go on; None if there is none."""
@@ -142,16 +144,22 @@ class MirrorStream:
             return self._writer.positions.get(self._source.name)
         return health.committed
 
-    def _look_at_gaps(self, health: Health, position: ReplayId | None) -> None:
-        """Take the gaps that a new durable position has come behind."""
+    def _gaps_behind(self, health: Health, position: ReplayId | None) -> tuple[str, ...]:
+        """Return the gaps behind which a position is durable."""
         seen, at = self._at_gap
         if len(health.gaps) > seen:
-            self._at_gap = (len(health.gaps), position)
-        elif seen > len(self._gaps) and position is not None and position != at:
-            self._gaps = health.gaps[:seen]
+            self._at_gap, self._gaps = (len(health.gaps), position), None
+            return ()
+        if seen:
+            is_behind = position is not None and position != at
+        else:  # those of an earlier process are behind us once the table's position is accepted
+            is_behind = health.last_position is not None
+        if self._gaps is None and is_behind:
+            self._gaps = tuple(self._sidecars.gap_names())
+        return self._gaps or ()
 
     def _open(self, opened: ExitStack) -> None:
-        sidecars = Sidecars(self._spark, self._table)
+        self._sidecars = sidecars = Sidecars(self._spark, self._table)
         schemas = _Lookup()
         client = opened.enter_context(self._connect(schemas))
         keeps = self._source.keeps_position

@@ -56,7 +56,6 @@ class MirrorTables:
 
     Args:
         target: Where they are.
-        objects: Their names.
         describe: Asks the org what an object is.
         deletes: What becomes of the row of a deleted record.
 
@@ -64,9 +63,7 @@ class MirrorTables:
         ConfigurationError: The target's format cannot replace rows, or has other tables.
     """
 
-    def __init__(
-        self, target: Target, objects: Sequence[str], describe: Describe, deletes: Deletes
-    ) -> None:
+    def __init__(self, target: Target, describe: Describe, deletes: Deletes) -> None:
         target.check_merge("the tables of a mirror")
         if target.table(QUEUE_NAME).exists() and not _is_mirrors(target):
             raise ConfigurationError(
@@ -80,24 +77,24 @@ class MirrorTables:
         self._objects: dict[str, MirroredObject] = {}
         self._logs: dict[str, ReadLog] = {}
         self._newest: dict[str, Read] = {}
-        for name in objects:
-            self.add(name)
 
     @property
     def objects(self) -> Mapping[str, MirroredObject]:
         """The objects, by name."""
         return self._objects
 
-    def add(self, entity: str) -> None:
-        """Take an object as well."""
+    def add(self, entity: str, newest: Read | None) -> None:
+        """Take an object as well.
+
+        Args:
+            entity: The object.
+            newest: The read of all of it that was merged last.
+        """
+        if newest is not None:
+            self._newest[entity] = newest
         if entity not in self._objects:
             (event_type,) = event_names([entity]) - {entity}
             self._objects[entity] = MirroredObject(self._target, entity, event_type, self._describe)
-
-    def know(self, entity: str, newest: Read | None) -> None:
-        """Learn which read of all of an object was merged last."""
-        if newest is not None:
-            self._newest[entity] = newest
 
     def follow(self, step: Step) -> None:
         """See `Follower`."""

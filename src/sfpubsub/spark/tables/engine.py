@@ -103,7 +103,8 @@ class EventTables:
             undecodable, until the schema comes.
         followers: Make further tables of each step.
         mirror: Whether one of them is a mirror's, which keeps current tables in its own way. Then
-            *objects* may become more from one start to the next.
+            there may be more of *objects* from one start to the next, and those of earlier ones
+            need not be named.
         clock: Seconds since 1970 UTC.
 
     Raises:
@@ -138,13 +139,14 @@ class EventTables:
             self._steps = steps_of(self.target)
             self._newest = self._steps.newest()
             self._mirror = mirror
+            self._objects: tuple[str, ...] = tuple(objects)
             self._claim(source, sorted(set(objects)))
             self._types = EventTypes(self.target, schemas or schemas_of(spark, source))
             self._planner = Planner(
                 self._raw,
                 self.target,
                 self._types,
-                names=event_names(objects) if objects else None,
+                names=event_names(self._objects) if self._objects else None,
                 patience=schema_patience,
                 clock=clock,
             )
@@ -178,6 +180,22 @@ class EventTables:
         with self._errors("the raw table cannot be read"):
             plan = self._planner.next(self._newest)
         return None if plan is None else self._begin(plan)
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """Of what tables are made; empty for all."""
+        return self._objects
+
+    def add(self, name: str) -> None:
+        """Make tables of one object more, of the events of the next steps on. For a mirror.
+
+        Raises:
+            WriteError: It was not noted.
+        """
+        record = self._steps.identity()
+        self._objects = tuple(sorted({*self._objects, name}))
+        self._steps.claim({**record, "objects": list(self._objects)})
+        self._planner.names = event_names(self._objects)
 
     @property
     def newest(self) -> StepPlan | None:
@@ -362,8 +380,12 @@ class EventTables:
 
     def _claim(self, source: Destination, objects: list[str]) -> None:
         """Make sure that the tables are made of this raw table, and write it down."""
-        identity = Identity(source.format, source.address, self._raw.identity(), tuple(objects))
         found = self._steps.identity()
+        if self._mirror and found:
+            known = Identity.from_record(found, self.target.place).objects
+            objects = sorted({*objects, *known})
+        self._objects = tuple(objects)
+        identity = Identity(source.format, source.address, self._raw.identity(), self._objects)
         last = self._newest.last if self._newest is not None else None
         if found and self._newest is not None:
             Identity.from_record(found, self.target.place).check(

@@ -71,7 +71,8 @@ class Planner:
         self._raw = raw
         self._target = target
         self._types = types
-        self._names = names
+        self.names = names
+        """See above."""
         self._patience = patience
         self._clock = clock
         self._missing: dict[str, set[RawBatch]] | None = None
@@ -82,8 +83,8 @@ class Planner:
     def rows(self, plan: StepPlan, version: str | None = None) -> DataFrame:
         """Return the raw rows that a step adds."""
         rows = self._raw.rows(plan.batches, version)
-        if self._names is not None:
-            named = f.col("event_name").isin(*sorted(self._names))
+        if self.names is not None:
+            named = f.col("event_name").isin(*sorted(self.names))
             rows = rows.where(named | (f.coalesce(f.col("event_name"), f.lit("")) == ""))
         if plan.kind == "again":
             rows = rows.where(f.col("schema_id").isin(*plan.schema_ids))
@@ -186,7 +187,7 @@ class Planner:
             return None
         step = replace(base, kind="rows", batches=tuple(batches), schema_ids=())
         counts = self._counts(self.rows(step, base.version))
-        if self._names is None:
+        if self.names is None:
             _check_read(batches, counts)
         kept = self._cut(batches, counts)
         if not kept:
