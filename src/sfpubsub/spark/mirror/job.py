@@ -498,7 +498,15 @@ class Mirror:
             return True
         read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
         merge = Merge(
-            name, marker.kind, marker.piece, marker.piece, read, account.newest, False, now
+            name,
+            marker.kind,
+            marker.piece,
+            marker.piece,
+            read,
+            account.newest,
+            is_last=False,
+            laid=self._engine.laid(),
+            at=now,
         )
         if marker.size and marker.piece > account.merged:
             self._beside(merge)

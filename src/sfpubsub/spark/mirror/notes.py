@@ -30,6 +30,8 @@ class Merge:
     newest: Read | None
     """See `Merging`."""
     is_last: bool
+    laid: int
+    """``ingest_seq`` of the newest raw row that was laid."""
     at: float
     """When the step was planned, in seconds since 1970 UTC."""
 
