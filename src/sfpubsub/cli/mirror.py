@@ -191,6 +191,7 @@ def run(
             piece_rows=piece_rows,
             refresh_formulas=refresh_formulas,
             sweep=sweep,
+            api_calls_per_day=api_calls_per_day,
         ),
         batch_seconds=batch_seconds,
         service=service,

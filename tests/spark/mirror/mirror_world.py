@@ -49,7 +49,7 @@ class World:
         self.wall = 1_800_000_000.0
         self.user = emulator.accounts.holder("")
         self.said: list[str] = []
-        self.before = self.events()
+        self.before: int | None = None
         """Events from before the first start, which the mirror never sees."""
         self.taken = 0
         """Events that earlier runs took."""
@@ -90,7 +90,7 @@ class World:
         ):
             raw = self.spark.read.format(self.format).load(self.raw.url)
             self.taken = raw.count()
-            if not self.taken:
+            if self.before is None:
                 self.before = self.events()
             stream.begin()
             mirror.begin()
@@ -111,7 +111,7 @@ class World:
 
     def is_through(self) -> bool:
         """Whether every event came: the newest message may be an old keepalive."""
-        return self.events() == self.before + self.taken + self.stream.standing().written
+        return self.events() == (self.before or 0) + self.taken + self.stream.standing().written
 
     def events(self) -> int:
         """Return how many events there are."""

@@ -21,13 +21,15 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import (
     ConfigurationError,
     PermissionDeniedError,
+    QuotaExceededError,
     ReadExpiredError,
     RequestRefusedError,
-    SfPubSubError,
+    StreamUnavailableError,
     WriteError,
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.spark.mirror import planning
+from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.ledger import Ledger
 from sfpubsub.spark.mirror.log import Marker, ReadLog
@@ -93,6 +95,8 @@ class MirrorSettings:
     """Seconds after which objects with formula fields are read again; 0 for never."""
     sweep: float = DEFAULT_SWEEP
     """Seconds after which records that were purged are looked for; 0 for never."""
+    api_calls_per_day: int | None = None
+    """Most calls of the org's allowance in 24 hours: no read begins beyond. None for any number."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ class Mirror:
         self._retry_at, self._retry_after = float("-inf"), _RETRY_FIRST
         self._written: int | None = None
         self._gaps: set[str] = set()
+        self._is_told = False
+        self._held_until = float("-inf")
         self._signals_at = float("-inf")
         self._once_from: float | None = None
         self._looked = float("-inf")
@@ -177,6 +183,8 @@ class Mirror:
             target = self._engine.target
             self._objects += [name for name in self._engine.objects if name not in self._objects]
             self._ledger = Ledger(target)
+            used = self._ledger.calls(wall() - DAY)
+            self._budget = Budget(self.settings.api_calls_per_day, used)
             self._since = Since(self.tables)
             self._logs: dict[str, ReadLog] = {}
             self._signals = Signals(Mailbox(target.spark, target.place), reader)
@@ -250,10 +258,15 @@ class Mirror:
             WriteError: It was not done, or Spark has ended.
             SfPubSubError: The org cannot be read.
         """
+        if self._clock() < self._held_until:
+            return False
         try:
             return self._advance(standing)
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot go on: {first_line(error)}") from error
+        except (StreamUnavailableError, QuotaExceededError) as error:  # of a describe
+            self._held_until = self._clock() + self._wait_after(error)
+            return False
 
     def _advance(self, standing: Standing) -> bool:
         if self._answer_signals():
@@ -318,6 +331,7 @@ class Mirror:
 
     def _beside(self, note: Note) -> None:
         """Do a step that is of no raw row."""
+        note = replace(note, calls=self._budget.count(self._wall(), self._reader.calls))
         self._engine.beside(note.to_note())
         self._ledger.take(note)
         self._entries = None
@@ -425,7 +439,7 @@ class Mirror:
         if self._fetching.is_busy or self._clock() < self._retry_at:
             return False
         now = as_of(self._notes, self._clock(), self.settings.margin)
-        if now is None:
+        if now is None or not self._may_read():
             return False
         for name in self._objects:
             last = self._fetching.unfinished(name)
@@ -442,6 +456,16 @@ class Mirror:
             self.tables.objects[wanted.entity].describe()
         self._start(wanted, now, None)
         return True
+
+    def _may_read(self) -> bool:
+        """Whether the budget has calls left; tells people once when it has none."""
+        if self._budget.may_read(self._wall(), self._reader.calls):
+            self._is_told = False
+            return True
+        if not self._is_told:
+            self._is_told = True
+            self._say(f"{self._budget.most} calls of the org are used; reads wait for the next day")
+        return False
 
     def _sweep(self) -> Wanted | None:
         for name in self._objects:
@@ -478,12 +502,19 @@ class Mirror:
             return True
         if isinstance(error, ReadExpiredError):
             self._fetching.give_up(ended.entity)
-        elif not (isinstance(error, SfPubSubError) and error.retryable):
+        elif not (isinstance(error, QuotaExceededError) or getattr(error, "retryable", False)):
             raise error
-        _log.warning("%s: read again in %.0f s: %s", ended.entity, self._retry_after, error)
-        self._retry_at = self._clock() + self._retry_after
-        self._retry_after = min(_RETRY_MOST, 2 * self._retry_after)
+        self._retry_at = self._clock() + self._wait_after(error)
         return True
+
+    def _wait_after(self, error: BaseException) -> float:
+        """Return how long to wait, in seconds; a read that succeeds begins anew."""
+        seconds = self._retry_after
+        self._retry_after = min(_RETRY_MOST, 2 * seconds)
+        if isinstance(error, QuotaExceededError) and not error.retryable:
+            seconds = _RETRY_MOST  # the calls of a day come back over a day
+        _log.warning("the org is asked again in %.0f s: %s", seconds, error)
+        return seconds
 
     def _merge_next(self) -> bool:
         """Merge the next piece of a read."""
@@ -498,7 +529,15 @@ class Mirror:
             return True
         read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
         merge = Merge(
-            name, marker.kind, marker.piece, marker.piece, read, account.newest, False, now
+            name,
+            marker.kind,
+            marker.piece,
+            marker.piece,
+            read,
+            account.newest,
+            is_last=False,
+            laid=self._engine.laid(),
+            at=now,
         )
         if marker.size and marker.piece > account.merged:
             self._beside(merge)

@@ -57,7 +57,7 @@ class Ledger:
 
     def __init__(self, target: Target) -> None:
         self._accounts: dict[str, Account] = {}
-        steps = target.table(STEPS_NAME)
+        self._steps = steps = target.table(STEPS_NAME)
         if not steps.exists():
             return
         plan = f.col("plan")
@@ -66,6 +66,21 @@ class Ledger:
         rows = newest.agg(f.max_by("plan", "step").alias("plan"), f.max("step").alias("step"))
         for row in rows.orderBy("step").collect():
             self.take(note_of(json.loads(row["plan"])["note"]))
+
+    def calls(self, since: float) -> list[tuple[float, int]]:
+        """Return when requests were made of the org, and how many.
+
+        Args:
+            since: Only those after this time, in seconds since 1970 UTC.
+        """
+        if not self._steps.exists():
+            return []
+        plan = f.col("plan")
+        at, calls = (f.get_json_object(plan, f"$.note.{name}") for name in ("at", "calls"))
+        rows = self._steps.read().where("kind = 'beside'")
+        rows = rows.select(at.cast("double").alias("at"), calls.cast("long").alias("calls"))
+        found = rows.where((f.col("at") > since) & (f.col("calls") > 0)).collect()
+        return [(row["at"], row["calls"]) for row in found]
 
     def of(self, entity: str) -> Account:
         """Return an object's account."""

@@ -27,6 +27,7 @@ from sfpubsub.spark.mirror.folding import (
     FOUND,
     PARTS,
     READ,
+    READ_TYPE,
     Merging,
     merge_rows,
     row_without,
@@ -132,11 +133,12 @@ class MirroredObject:
         }
         return one.where("NOT endswith(record_id, '*')").selectExpr(*self._input(given))
 
-    def before(self, ids: DataFrame | None = None) -> DataFrame:
-        """Return rows of the table, all or those of some ids, as `Merging.input` has them."""
-        rows = self.table.read()
-        if ids is not None:
-            rows = rows.join(f.broadcast(ids), "record_id", "left_semi")
+    def before(self, ids: DataFrame) -> DataFrame:
+        """Return the rows of some records, as `Merging.input` has them."""
+        return self.rows(self.table.read().join(f.broadcast(ids), "record_id", "left_semi"))
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """Return rows of the table as `Merging.input` has them."""
         given = {name: name for name in self._own()} | {"`_part`": str(BEFORE)}
         return rows.selectExpr(*self._input(given))
 
@@ -176,20 +178,20 @@ class MirroredObject:
             partial(merge_rows, merging=merging), spark_schema(merging.output)
         )
 
-    def alone(self, rows: DataFrame, merging: Merging) -> DataFrame | None:
+    def alone(self, rows: DataFrame, merging: Merging) -> DataFrame:
         """Return what the rule makes of rows of a read of which nothing else is known.
 
-        It is asked once, and what it says is put beside the values of each. None where it leaves
-        such rows out.
+        It is asked once, and what it says is put beside the values of each.
         """
         made = row_without(merging)
-        if made is None:
-            return None
+        if made is None:  # such rows are left out
+            made, rows = (None,) * len(merging.output), rows.limit(0)
         said = dict(zip(merging.output.names, made, strict=True))
         given = {f"`{name}`": _literal(said[name], name) for name in FLAGS.names}
         own = {f"`{name}`": f"`{name}`" for name in ("record_id", *merging.types.names)}
-        given |= {**own, "`_is_deleted`": "`_is_deleted`"}
-        given["`_read`"] = _read_sql(said["_read"], "`_read`.`until`")
+        given |= {**own, "`_is_deleted`": "`_is_deleted`", "`_kind`": sql_text(CURRENT)}
+        read = said["_read"] or dict.fromkeys(READ_TYPE.names)
+        given["`_read`"] = _read_sql(read, "`_read`.`until`")
         return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
 
     def current(self, merged: DataFrame) -> DataFrame:
@@ -238,7 +240,7 @@ def _time_sql(time: datetime | None) -> str:
 
 def _until_sql(until: str) -> str:
     return _read_sql(
-        dict.fromkeys(("ingest_seq", "step", "since_timestamp", "since_number", "since_sequence")),
+        dict.fromkeys(READ_TYPE.names),
         until,
     )
 

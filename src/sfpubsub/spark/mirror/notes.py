@@ -30,8 +30,12 @@ class Merge:
     newest: Read | None
     """See `Merging`."""
     is_last: bool
+    laid: int
+    """``ingest_seq`` of the newest raw row that was laid."""
     at: float
     """When the step was planned, in seconds since 1970 UTC."""
+    calls: int = 0
+    """Requests made of the org since the step before this one that says so."""
 
     def to_note(self) -> dict[str, Any]:
         """Return it as a plan keeps it."""
@@ -54,6 +58,7 @@ class Ask:
     laid: int
     """``ingest_seq`` of the newest raw row that was laid."""
     at: float
+    calls: int = 0
 
     def to_note(self) -> dict[str, Any]:
         """Return it as a plan keeps it."""
@@ -69,6 +74,7 @@ class Sweep:
     last: int
     laid: int
     at: float
+    calls: int = 0
 
     def to_note(self) -> dict[str, Any]:
         """Return it as a plan keeps it."""

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from sfpubsub.spark.mirror.reads import AsOf, Entry
@@ -76,33 +75,25 @@ class MirrorQueue:
         """Return all open entries, by object, in order."""
         found: dict[str, list[Entry]] = {}
         for row in self._table.read().toArrow().to_pylist():
-            found.setdefault(row["entity_name"], []).append(_entry(row))
+            found.setdefault(row["entity_name"], []).append(entry_of(row))
         return {
             entity: sorted(entries, key=lambda each: (each.asked, each.cue.ingest_seq))
             for entity, entries in found.items()
         }
 
-    def about_all(self, entity: str, before: int) -> list[Entry]:
-        """Return an object's open entries that are about many records.
+    def of(self, entity: str, before: int) -> list[dict[str, Any]]:
+        """Return the rows of an object's open entries.
 
         Args:
             entity: The object.
             before: Only those of earlier steps.
         """
-        many = f.col("record_id").isNull() | f.endswith("record_id", f.lit("*"))
-        rows = self._rows(entity, before).where(many)
-        return [_entry(row) for row in rows.toArrow().to_pylist()]
-
-    def about_one(self, entity: str, before: int) -> DataFrame:
-        """Return an object's open entries that are about one record each, as rows."""
-        many = f.col("record_id").isNull() | f.endswith("record_id", f.lit("*"))
-        return self._rows(entity, before).where(~many)
-
-    def _rows(self, entity: str, before: int) -> DataFrame:
-        return self._table.read().where((f.col("entity_name") == entity) & (f.col("step") < before))
+        of_object = (f.col("entity_name") == entity) & (f.col("step") < before)
+        return list(self._table.read().where(of_object).toArrow().to_pylist())
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
+def entry_of(row: Mapping[str, Any]) -> Entry:
+    """Return a row as the rule has it."""
     reason = Reason(row["reason"])
     cue = Cue(reason, row["change_type"], row["commit_timestamp"], row["since_seq"])
     return Entry(row["record_id"], cue, row["asked"] or 0)

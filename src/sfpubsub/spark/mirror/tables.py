@@ -11,18 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.mirror.folding import Merging
 from sfpubsub.spark.mirror.log import ReadLog
 from sfpubsub.spark.mirror.mirrored_object import Describe, MirroredObject
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
-from sfpubsub.spark.mirror.queue import MirrorQueue, entry_row
+from sfpubsub.spark.mirror.queue import ENTRIES, MirrorQueue, entry_of, entry_row
 from sfpubsub.spark.mirror.reads import Entry, Read
+from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables.current import about_all_of, entity_of, unreadable_of
 from sfpubsub.spark.tables.folding import CUE
 from sfpubsub.spark.tables.identity import event_names
@@ -189,54 +193,59 @@ class MirrorTables:
 
     def _merge(self, note: Merge, step: Step) -> None:
         found, number = self._objects[note.entity], step.plan.number
-        if self._has(found, number):
-            self._heal(note, number)
-            return
-        about_all = self.queue.about_all(note.entity, number)
-        plan = step.decoding(found.event_type) if found.typed.exists() else None
-        merging = found.merging(plan, read=note.read, entries=about_all, newest=note.newest)
-        with ExitStack() as cached:
-            if note.is_last:
-                merged, alone = self._absent(note, found, merging, number), None
-            else:
-                merged, alone = self._returned(note, found, merging, step)
-            merged.persist()
-            cached.callback(merged.unpersist)
-            self.queue.add(_cue_rows(note.entity, merged, number), number)
-            rows = found.current(merged)
-            self._take(found, rows if alone is None else rows.unionByName(alone), number)
+        if not self._has(found, number):
+            plan = step.decoding(found.event_type) if found.typed.exists() else None
+            queued = self.queue.of(note.entity, number)
+            about_all = [each for each in map(entry_of, queued) if each.is_about_all]
+            merging = found.merging(plan, read=note.read, entries=about_all, newest=note.newest)
+            one = [row for row in queued if not entry_of(row).is_about_all]
+            with ExitStack() as cached:
+                make = self._absent if note.is_last else self._returned
+                merged = make(note, found, merging, one, plan).persist()
+                cached.callback(merged.unpersist)
+                self.queue.add(_cue_rows(note.entity, merged, number), number)
+                self._take(found, found.current(merged), number)
         self._heal(note, number)
 
     def _returned(
-        self, note: Merge, found: MirroredObject, merging: Merging, step: Step
-    ) -> tuple[DataFrame, DataFrame | None]:
-        """Return what becomes of the rows of some pieces: of those that something else is known of,
-        and of the others.
+        self,
+        note: Merge,
+        found: MirroredObject,
+        merging: Merging,
+        entries: Sequence[Mapping[str, Any]],
+        plan: Plan | None,
+    ) -> DataFrame:
+        """Return what becomes of the records in some pieces.
+
+        Those of which nothing else is known are not asked about one by one, but for reads by id.
         """
         read = self.log(note.entity).rows(note.first, note.last)
         ids = read.select("record_id")
-        entries = self.queue.about_one(note.entity, step.plan.number)
-        parts = [
-            found.before(ids),
-            found.entries(entries.join(f.broadcast(ids), "record_id", "left_semi")),
-        ]
-        if found.typed.exists():
-            plan = step.decoding(found.event_type)
+        parts = []
+        if found.table.step():
+            parts.append(found.before(ids))
+        if entries:
+            parts.append(_among(found.entries(self._frame(entries)), ids))
+        if plan is not None and note.laid > note.read.as_of.ingest_seq:
             since = f.col("ingest_seq") > note.read.as_of.ingest_seq
-            changes = found.changes(found.typed.read().where(since), plan)
-            parts.append(changes.join(f.broadcast(ids), "record_id", "left_semi"))
+            parts.append(_among(found.changes(found.typed.read().where(since), plan), ids))
         rows = found.found(read)
         if note.kind == "ids" or any(each.record_id for each in merging.entries):
-            return found.merged([*parts, rows], merging), None
-        known = parts[0].select("record_id")
-        for part in parts[1:]:
-            known = known.unionAll(part.select("record_id"))
-        known = known.distinct()
-        merged = found.merged([*parts, rows.join(known, "record_id", "left_semi")], merging)
-        return merged, found.alone(rows.join(known, "record_id", "left_anti"), merging)
+            return found.merged([*parts, rows], merging)
+        if not parts:
+            return found.alone(rows, merging)
+        known = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
+        merged = found.merged([*parts, _among(rows, known)], merging)
+        others = rows.join(f.broadcast(known), "record_id", "left_anti")
+        return merged.unionByName(found.alone(others, merging))
 
     def _absent(
-        self, note: Merge, found: MirroredObject, merging: Merging, number: int
+        self,
+        note: Merge,
+        found: MirroredObject,
+        merging: Merging,
+        entries: Sequence[Mapping[str, Any]],
+        _plan: Plan | None,
     ) -> DataFrame:
         """Return what becomes of the records that a read of the object did not return."""
         as_of = note.read.as_of
@@ -245,14 +254,18 @@ class MirrorTables:
             f"(`_read`.ingest_seq = {as_of.ingest_seq} AND `_read`.step < {as_of.asked})"
         )
         gone = found.table.read().where(before).where(f"NOT ({_DELETED})")
-        entries = self.queue.about_one(note.entity, number)
-        ids = gone.select("record_id")
-        parts = [
-            found.absent(gone, note.read.until),
-            found.before().join(ids, "record_id", "left_semi"),
-            found.entries(entries.join(ids, "record_id", "left_semi")),
-        ]
+        parts = [found.absent(gone, note.read.until), found.rows(gone)]
+        if entries:
+            parts.append(
+                found.entries(self._frame(entries)).join(
+                    gone.select("record_id"), "record_id", "left_semi"
+                )
+            )
         return found.merged(parts, merging)
+
+    def _frame(self, entries: Sequence[Mapping[str, Any]]) -> DataFrame:
+        rows = pa.Table.from_pylist([dict(row) for row in entries], ENTRIES)
+        return frame_of_rows(self._target.spark, rows)
 
     def _heal(self, note: Merge, number: int) -> None:
         if note.is_last:
@@ -302,11 +315,22 @@ class MirrorTables:
 
     def _take(self, found: MirroredObject, rows: DataFrame, number: int) -> None:
         if self._deletes == "mark":
-            found.table.merge(rows, ["record_id"], 2 * number + 1)
+            self._put(found, rows, 2 * number + 1)
             return
         if found.table.step() < 2 * number:
-            found.table.merge(rows, ["record_id"], 2 * number)
+            self._put(found, rows, 2 * number)
         found.table.delete(_DELETED, 2 * number + 1)
+
+    def _put(self, found: MirroredObject, rows: DataFrame, number: int) -> None:
+        if rows.isEmpty():  # a commit with nothing in it costs less than a merge of nothing
+            found.table.append([], number)
+        else:
+            found.table.merge(rows, ["record_id"], number)
+
+
+def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
+    """Return the rows of some records."""
+    return rows.join(f.broadcast(ids), "record_id", "left_semi")
 
 
 def _is_mirrors(target: Target) -> bool:
