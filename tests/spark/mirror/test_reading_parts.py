@@ -14,7 +14,8 @@ from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.errors import RemoteProtocolError
 from sfpubsub.spark.mirror import values
 from sfpubsub.spark.mirror.budget import DAY, Budget
-from sfpubsub.spark.mirror.columns import Column, Columns
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.described import Column
 from sfpubsub.spark.mirror.folding import Merging, read_from, row_without, struct_of
 from sfpubsub.spark.mirror.ledger import Account
 from sfpubsub.spark.mirror.log import Marker

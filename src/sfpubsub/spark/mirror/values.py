@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from sfpubsub.errors import RemoteProtocolError
-from sfpubsub.spark.mirror.columns import Column, Columns
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.described import Column
 
 # Where decimals are read before they are rounded to their column's scale: any number of an org,
 # which has 18 digits.

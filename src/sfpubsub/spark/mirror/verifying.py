@@ -24,7 +24,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.rest.reader import MOST_IDS
-from sfpubsub.spark.mirror.columns import Column, Columns
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.described import Column
 from sfpubsub.spark.mirror.values import of_json
 from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.reading import read_typed
