@@ -44,7 +44,6 @@ class Rest:
 
     def __init__(self, url: str) -> None:
         self._host = url.removeprefix("http://")
-        self._connection = http.client.HTTPConnection(self._host, timeout=300)
         self._token = ""
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
@@ -61,24 +60,27 @@ class Rest:
             raise Refusal(f"{method} {path}: {status} {answer}")
         return answer
 
-    def close(self) -> None:
-        self._connection.close()
-
     def _signed_in(self) -> str:
         form = urllib.parse.urlencode({"grant_type": "client_credentials", **CREDENTIALS})
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        connection = http.client.HTTPConnection(self._host, timeout=300)
-        with closing(connection):
-            connection.request("POST", "/services/oauth2/token", form, headers)
-            return str(json.load(connection.getresponse())["access_token"])
+        _, answer = self._sent("POST", "/services/oauth2/token", form, headers)
+        return str(answer["access_token"])
 
     def _asked(self, method: str, path: str, body: object) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        text = None if body is None else json.dumps(body)
-        self._connection.request(method, path, text, headers)
-        with self._connection.getresponse() as response:
-            content = response.read()
-        return response.status, json.loads(content) if content else None
+        return self._sent(method, path, None if body is None else json.dumps(body), headers)
+
+    def _sent(
+        self, method: str, path: str, text: str | None, headers: dict[str, str]
+    ) -> tuple[int, Any]:
+        # A connection of its own: one that is kept may be closed at the moment it is used again,
+        # and then nobody knows whether the org has carried out the request.
+        connection = http.client.HTTPConnection(self._host, timeout=300)
+        with closing(connection):
+            connection.request(method, path, text, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        return answer.status, json.loads(content) if content else None
 
 
 class Writer(threading.Thread):
@@ -142,13 +144,8 @@ class Writer(threading.Thread):
             self._ending = True
             self._changed.notify_all()
         self.join(patience)
-        self.close()
         if self.failure is not None or self.is_alive():
             raise RuntimeError(f"the writer failed: {self.failure!r}") from self.failure
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._rest.close()
 
     def run(self) -> None:
         try:

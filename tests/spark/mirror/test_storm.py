@@ -47,7 +47,6 @@ def test_the_writer_does_everything_and_the_truth_is_what_rest_tells(tmp_path: P
             writer.step()
         for kind in WEIGHTS:
             writer.step_of(kind)
-        writer.close()
         assert set(writer.made) == set(WEIGHTS)
         assert writer.changes >= 400
         truth = truth_of(emulator)
@@ -226,7 +225,6 @@ def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Pat
                 world.blow(kind)
         while world.writer.changes < 500:
             world.writer.step()
-        world.writer.close()
         with world.mirror(refresh_formulas=1.0, sweep=1.0) as mirror:
             world.settle(mirror)
         assert world.compare() == {}
