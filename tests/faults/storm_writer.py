@@ -216,7 +216,8 @@ class Writer(threading.Thread):
             self._texts[record_id] = "\n".join(lines)
             return {field: self._texts[record_id]}
 
-        self._change_one(name, changed)
+        # Of a few records, so that most of them have a text already.
+        self._change_one(name, changed, among=10)
 
     def _do_same_for_many(self, name: str) -> None:
         value = self._some(name)
@@ -263,10 +264,12 @@ class Writer(threading.Thread):
 
     # What they share.
 
-    def _change_one(self, name: str, values: Callable[[str], dict[str, Any]]) -> None:
+    def _change_one(
+        self, name: str, values: Callable[[str], dict[str, Any]], among: int | None = None
+    ) -> None:
         if not self._live[name]:
             return self._do_create(name)
-        record_id = self._rng.choice(self._live[name])
+        record_id = self._rng.choice(self._live[name][:among])
         given = values(record_id)
         if {"Notes__c", "Description"} & given.keys() and record_id in self._texts:
             self._texts[record_id] = given.get("Notes__c", given.get("Description")) or ""

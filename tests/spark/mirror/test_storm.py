@@ -45,7 +45,7 @@ def test_the_writer_does_everything_and_the_truth_is_what_rest_tells(tmp_path: P
         writer.fill(90)
         while writer.changes < 400:
             writer.step()
-        for kind in WEIGHTS:
+        for kind in [*WEIGHTS, *["text"] * 60]:
             writer.step_of(kind)
         assert set(writer.made) == set(WEIGHTS)
         assert writer.changes >= 400
