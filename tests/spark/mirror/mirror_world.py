@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.conftest import until
 from tests.rest.support import QUICK as QUICK_REST
 
 # Seconds that a step may take where everything runs at once; a limit for failure.
-PATIENCE = 150.0
+PATIENCE = 400.0
 
 MARGIN = 300.0
 
@@ -96,6 +96,10 @@ class World:
             mirror.begin()
             self.stream = stream
             yield mirror
+
+    def until(self, mirror: Mirror, condition: Callable[[], bool]) -> None:
+        """Let the mirror work until something is so."""
+        until(lambda: self.advance(mirror) or condition(), "the condition", PATIENCE)
 
     def settle(self, mirror: Mirror) -> None:
         """Let the mirror do all that there is to do."""

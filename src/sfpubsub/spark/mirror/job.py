@@ -29,6 +29,7 @@ from sfpubsub.errors import (
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.spark.mirror import planning
+from sfpubsub.spark.mirror.agenda import Agenda, Patience
 from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.ledger import Ledger
@@ -74,9 +75,6 @@ _LOOK_EVERY = 10.0
 
 # Seconds between two looks into the mailbox, which is a listing.
 _SIGNALS_EVERY = 2.0
-
-# Seconds until a read that failed is tried again; doubles up to the second number.
-_RETRY_FIRST, _RETRY_MOST = 10.0, 600.0
 
 
 @dataclass(frozen=True)
@@ -157,13 +155,13 @@ class Mirror:
         self._report = MirrorReport()
         self._notes: list[Noted] = []
         self._entries: dict[str, list[Entry]] | None = None
-        self._retry_at, self._retry_after = float("-inf"), _RETRY_FIRST
+        self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
+        self._patience = Patience()
         self._written: int | None = None
         self._gaps: set[str] = set()
         self._is_told = False
-        self._held_until = float("-inf")
+        self._is_held = False
         self._signals_at = float("-inf")
-        self._once_from: float | None = None
         self._looked = float("-inf")
         with ExitStack() as opened:
             self._engine = opened.enter_context(
@@ -229,7 +227,8 @@ class Mirror:
             SfPubSubError: The stream failed, or the org cannot be read.
         """
         self.begin()
-        self._once_from = self._wall() if once else None
+        if once:
+            self._agenda.end_after(self._wall())
         while not self._stopping.is_set():
             standing = stream()
             if self.advance(standing):
@@ -258,14 +257,16 @@ class Mirror:
             WriteError: It was not done, or Spark has ended.
             SfPubSubError: The org cannot be read.
         """
-        if self._clock() < self._held_until:
+        if self._is_held and not self._patience.is_over(self._clock()):
             return False
+        self._is_held = False
         try:
             return self._advance(standing)
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot go on: {first_line(error)}") from error
         except (StreamUnavailableError, QuotaExceededError) as error:  # of a describe
-            self._held_until = self._clock() + self._wait_after(error)
+            self._is_held = True
+            self._wait_after(error)
             return False
 
     def _advance(self, standing: Standing) -> bool:
@@ -406,37 +407,21 @@ class Mirror:
         for name in self._objects:
             if any(each.is_about_all for each in self._open_entries().get(name, ())):
                 continue
-            reason = self._reason_to_read(name)
+            columns = self.tables.objects[name].columns
+            reason = self._agenda.reason(self._ledger.of(name), columns, self._wall())
             if reason is not None:
                 self._ask(name, reason)
                 return True
         return False
 
-    def _reason_to_read(self, name: str) -> Reason | None:
-        account, found = self._ledger.of(name), self.tables.objects[name]
-        if account.newest is None or found.has_grown:
-            found.has_grown = False
-            return Reason.ASKED
-        has_formulas = any(each.calculated for each in found.columns.columns)
-        if has_formulas and self._is_due(account.read_at, self.settings.refresh_formulas):
-            return Reason.FORMULA
-        return None
-
     def _ask(self, name: str, reason: Reason, ids: Sequence[str] | None = None) -> None:
         record_ids = None if ids is None else tuple(ids)
         self._beside(Ask(name, record_ids, reason, self._engine.laid(), self._wall()))
 
-    def _is_due(self, last: float | None, every: float) -> bool:
-        if not every or last is None:
-            return every > 0
-        if self._once_from is not None and last >= self._once_from:
-            return False  # or a run would never end whose schedule is shorter than itself
-        return self._wall() - last >= every
-
     # Reads.
 
     def _begin_reading(self) -> bool:
-        if self._fetching.is_busy or self._clock() < self._retry_at:
+        if self._fetching.is_busy or not self._patience.is_over(self._clock()):
             return False
         now = as_of(self._notes, self._clock(), self.settings.margin)
         if now is None or not self._may_read():
@@ -468,12 +453,9 @@ class Mirror:
         return False
 
     def _sweep(self) -> Wanted | None:
-        for name in self._objects:
-            account = self._ledger.of(name)
-            last = max(account.read_at or 0.0, account.swept_at or 0.0)
-            if account.newest is not None and self._is_due(last, self.settings.sweep):
-                return Wanted(name, "sweep")
-        return None
+        accounts = [(name, self._ledger.of(name)) for name in self._objects]
+        name = self._agenda.to_sweep(accounts, self._wall())
+        return None if name is None else Wanted(name, "sweep")
 
     def _start(self, wanted: Wanted, now: AsOf, last: Marker | None) -> None:
         name = wanted.entity
@@ -498,23 +480,18 @@ class Mirror:
             return False
         error = ended.error
         if error is None:
-            self._retry_after = _RETRY_FIRST
+            self._patience.reset()
             return True
         if isinstance(error, ReadExpiredError):
             self._fetching.give_up(ended.entity)
         elif not (isinstance(error, QuotaExceededError) or getattr(error, "retryable", False)):
             raise error
-        self._retry_at = self._clock() + self._wait_after(error)
+        self._wait_after(error)
         return True
 
-    def _wait_after(self, error: BaseException) -> float:
-        """Return how long to wait, in seconds; a read that succeeds begins anew."""
-        seconds = self._retry_after
-        self._retry_after = min(_RETRY_MOST, 2 * seconds)
-        if isinstance(error, QuotaExceededError) and not error.retryable:
-            seconds = _RETRY_MOST  # the calls of a day come back over a day
+    def _wait_after(self, error: BaseException) -> None:
+        seconds = self._patience.after(error, self._clock())
         _log.warning("the org is asked again in %.0f s: %s", seconds, error)
-        return seconds
 
     def _merge_next(self) -> bool:
         """Merge the next piece of a read."""
@@ -546,7 +523,10 @@ class Mirror:
                 self._say(f"{name}: {_so_far(marker)} merged")
         if marker.is_last and marker.kind == "object":
             whole = replace(read, until=marker.until)
-            self._beside(replace(merge, first=marker.read, read=whole, is_last=True))
+            selected = marker.selected
+            self._beside(
+                replace(merge, first=marker.read, read=whole, is_last=True, selected=selected)
+            )
             self._report = replace(self._report, reads=self._report.reads + 1)
             self._say(f"{name}: all {marker.rows} records are read and merged")
         return True
