@@ -13,7 +13,8 @@ from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
-from sfpubsub.spark.mirror.job import Mirror, MirrorSettings
+from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.stream import MirrorStream
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
