@@ -149,7 +149,7 @@ def run(
                 if blow in KILLS:
                     mirror.kill(blow)
                 else:
-                    emulator.faults.add(_fault(blow, rng))
+                    emulator.faults.add(fault_of(blow, rng))
                 say(f"blow {number}/{len(blows)}: {blow}, after {writer.changes} changes")
             writer.raise_goal(changes)
             writer.finish(DEADLINE)
@@ -172,7 +172,8 @@ def run(
     return report
 
 
-def _fault(blow: str, rng: random.Random) -> Fault:
+def fault_of(blow: str, rng: random.Random) -> Fault:
+    """Return what happens to the org or its streams by one of `FAULTS`."""
     given = FAULTS[blow]
     if blow in OF_CHANGES:
         given = {**given, "target": f"/data/{event_of(rng.choice(OBJECTS))}"}

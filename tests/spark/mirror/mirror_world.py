@@ -9,7 +9,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
@@ -21,6 +20,7 @@ from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import StartPosition
 from tests.conftest import until
 from tests.rest.support import QUICK as QUICK_REST
+from tests.rest.support import Sessions
 
 # Seconds that a step may take where everything runs at once; a limit for failure.
 PATIENCE = 400.0
@@ -58,9 +58,7 @@ class World:
     @contextmanager
     def mirror(self, **settings: Any) -> Iterator[Mirror]:
         """Open the mirror, as a new process would."""
-        session = Session(
-            self.emulator.access_token, self.emulator.instance_url, self.emulator.tenant_id
-        )
+        session = Sessions(self.emulator)
 
         def connect(schemas: Any) -> PubSubClient:
             target = self.emulator.grpc_target
@@ -72,6 +70,7 @@ class World:
             Source("topic", TOPIC),
             connect,
             start=StartPosition.latest(),
+            fallback="earliest",
             job_settings={"batch_seconds": 0.1},
         )
         with (

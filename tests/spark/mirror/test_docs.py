@@ -25,6 +25,8 @@ def test_the_tutorial_ends_with_rows(tmp_path: Path, free_ports: dict[str, str])
     home = tmp_path / "home" / "sfpubsub-mirror"
     home.mkdir(parents=True)
     (home / "org.toml").write_text(seed)
+    # The jars of Delta, which are a download for who has none yet.
+    (home.parent / ".cache").symlink_to(Path.home() / ".cache")
     rows, _ = blocks(PAGE, "text")
     second = f"set -e\n{mirror}{change}{show}"
     with terminal(first, tmp_path, free_ports) as emulator:

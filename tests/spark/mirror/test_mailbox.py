@@ -55,6 +55,8 @@ def test_a_signal_that_is_put_again_is_one_signal(tmp_path: Path):
     box.done([signal.id])
     box.put(signal)
     assert box.waiting() == []
+    # Nor is it there when its mark is no more.
+    assert [path.name for path in (tmp_path / "_mailbox").iterdir()] == [f"{signal.id}.done"]
 
 
 def test_a_death_between_mark_and_removal_leaves_it_done(tmp_path: Path):

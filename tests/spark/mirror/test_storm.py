@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,16 +12,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.spark.mirror.job import Mirror
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables import open_target
+from tests.conftest import until
 from tests.emulator.records.support import events
-from tests.faults.storm import BLOWS, blows_of, difference
-from tests.faults.storm_org import OBJECTS, event_of, seed_of, truth_of
+from tests.faults.storm import BLOWS, FAULTS, blows_of, difference, fault_of
+from tests.faults.storm_org import OBJECTS, OVERFLOW, event_of, seed_of, truth_of
 from tests.faults.storm_tables import readers_of
 from tests.faults.storm_writer import WEIGHTS, Writer
 from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.mirror.mirror_world import MARGIN, PATIENCE, TOPIC, World
 
 
 @pytest.fixture
@@ -138,3 +143,90 @@ def test_what_is_wrong_is_told():
 def test_a_storm_has_every_kind_of_blow(seed: int):
     """With as many blows as there are kinds, each is there."""
     assert set(blows_of(len(BLOWS), random.Random(seed))) == set(BLOWS)
+
+
+class StormWorld(World):
+    """An org in a storm. One clock is the org's and the mirror's: it stands still but for jumps.
+
+    Answers of the org lag behind its events by as much as the margin allows.
+    """
+
+    settings_of_org = Settings(
+        rest_lag_s=0.9 * MARGIN, overflow_changes=OVERFLOW, keepalive_s=1.0, retention_s=1e9
+    )
+
+    def __init__(
+        self, spark: SparkSession, path: Path, emulator: EmulatorServer, seed: int
+    ) -> None:
+        super().__init__(spark, path, emulator, TABLE_FORMAT)
+        self.objects = OBJECTS
+        self.rng = random.Random(seed)
+        self.writer = Writer(emulator, seed)
+        self.blows: list[str] = []
+
+    def advance(self, mirror: Mirror) -> bool:
+        """See `World`. The org's time passes as well."""
+        before = self.now
+        settled = super().advance(mirror)
+        if self.now > before:
+            self.emulator.clock.jump(self.now - before)
+            self.wall = self.emulator.clock.now()
+        return settled
+
+    def settle(self, mirror: Mirror) -> None:
+        """See `World`. A storm leaves more to do."""
+        until(lambda: self.advance(mirror) and self.is_through(), "the mirror", 10 * PATIENCE)
+
+    def is_through(self) -> bool:
+        """Whether the newest event of the org is in the raw table."""
+        found, _ = self.emulator.bus.read(self.emulator.bus.topic(TOPIC), 0, 10**6)
+        raw = self.spark.read.format(self.format).load(self.raw.url)
+        return not found or raw.where(f"event_id = '{found[-1].event_id}'").count() == 1
+
+    def blow(self, kind: str) -> None:
+        """Let something happen to the org or its streams."""
+        self.emulator.faults.add(fault_of(kind, self.rng))
+        self.blows.append(kind)
+
+    def weather(self, changes: int) -> None:
+        """Make changes while the mirror does a few things, and leave it wherever it is then."""
+        with self.mirror() as mirror:
+            goal = self.writer.changes + changes
+            while self.writer.changes < goal:
+                self.writer.step()
+                if self.rng.random() < 0.3:
+                    self.advance(mirror)
+                if self.rng.random() < 0.05:
+                    self.blow(self.rng.choice(list(FAULTS)))
+
+    def compare(self) -> dict[str, str]:
+        """Return what is wrong, by object and reader."""
+        readers = readers_of(self.spark, self.format)
+        return {
+            f"{name} by {reader}": text
+            for name, wanted in truth_of(self.emulator).items()
+            for reader, read in readers.items()
+            if (text := difference(wanted, read(self.to / name)))
+        }
+
+
+def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Path, seed: int):
+    """500 changes by REST, while the mirror is left in the middle of what it does and begun anew,
+    streams break, sessions expire, positions are lost, the org moves, and events are gaps or late:
+    then each table is what the org's own store holds, to every reader."""
+    clock, settings = ManualClock(time.time()), StormWorld.settings_of_org
+    org = tmp_path / "org"
+    with EmulatorServer(org, seed=seed_of(tmp_path), settings=settings, clock=clock) as emulator:
+        world = StormWorld(spark, tmp_path, emulator, seed)
+        world.writer.fill(60)
+        for _ in range(3):
+            world.weather(160)
+        for kind in FAULTS:
+            if kind not in world.blows:
+                world.blow(kind)
+        while world.writer.changes < 500:
+            world.writer.step()
+        world.writer.close()
+        with world.mirror(refresh_formulas=1.0, sweep=1.0) as mirror:
+            world.settle(mirror)
+        assert world.compare() == {}
