@@ -23,7 +23,7 @@ from tests.rest.support import QUICK as QUICK_REST
 from tests.rest.support import Sessions
 
 # Seconds that a step may take where everything runs at once; a limit for failure.
-PATIENCE = 400.0
+PATIENCE = 1200.0
 
 MARGIN = 300.0
 
