@@ -172,7 +172,7 @@ def run(
             raise MissingExtraError("sfpubsub mirror", "spark")
     # Imported here: they load pyspark and pyarrow.
     from sfpubsub.cli.mirror_run import MirrorRun
-    from sfpubsub.spark.mirror.job import MirrorSettings
+    from sfpubsub.spark.mirror.settings import MirrorSettings
     from sfpubsub.spark.raw.sources import Source
     from sfpubsub.spark.tables.target import Place
 

@@ -24,7 +24,7 @@ from sfpubsub.tooling.event_channels import EventChannels
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
-    from sfpubsub.spark.mirror.job import MirrorReport, MirrorSettings
+    from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
     from sfpubsub.spark.raw.sources import Source
     from sfpubsub.spark.tables.target import Place
     from sfpubsub.stores.schema_store import SchemaStore

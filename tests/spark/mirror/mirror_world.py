@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
-from sfpubsub.spark.mirror.job import Mirror, MirrorSettings
+from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.stream import MirrorStream
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
@@ -22,7 +23,7 @@ from tests.rest.support import QUICK as QUICK_REST
 from tests.rest.support import Sessions
 
 # Seconds that a step may take where everything runs at once; a limit for failure.
-PATIENCE = 150.0
+PATIENCE = 1200.0
 
 MARGIN = 300.0
 
@@ -95,6 +96,10 @@ class World:
             mirror.begin()
             self.stream = stream
             yield mirror
+
+    def until(self, mirror: Mirror, condition: Callable[[], bool]) -> None:
+        """Let the mirror work until something is so."""
+        until(lambda: self.advance(mirror) or condition(), "the condition", PATIENCE)
 
     def settle(self, mirror: Mirror) -> None:
         """Let the mirror do all that there is to do."""

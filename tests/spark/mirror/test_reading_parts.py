@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from sfpubsub.avro.arrow_types import TIME
-from sfpubsub.errors import RemoteProtocolError
+from sfpubsub.errors import QuotaExceededError, RemoteProtocolError, StreamUnavailableError
 from sfpubsub.spark.mirror import values
+from sfpubsub.spark.mirror.agenda import Agenda, Patience
 from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
@@ -175,3 +176,43 @@ def test_a_row_of_which_nothing_else_is_known_is_as_the_rule_says():
     doubtful = made(replace(merging, entries=[entry(None, seq=8)]))
     assert (doubtful["_reread"], doubtful["_reread_reason"]) == (True, "gap")
     assert not made(replace(merging, newest=replace(READ, as_of=AsOf(8, 3))))
+
+
+def test_what_is_due_is_read_once_in_a_run_that_is_to_end():
+    """All of an object is read at first, when fields are new, and when its formulas are old; ids
+    are compared on a schedule. A run that is to end does what is due once.
+    """
+    account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
+    formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
+    with_formula = Columns("Account", (*COLUMNS.columns, formula))
+    assert agenda.reason(account, COLUMNS, 0.0) is Reason.ASKED
+    account.newest, account.read_at, account.selected = READ, 5.0, COLUMNS.selected
+    assert agenda.reason(account, COLUMNS, 100.0) is None
+    assert agenda.reason(account, with_formula, 6.0) is Reason.ASKED
+    account.selected = with_formula.selected
+    assert agenda.reason(account, with_formula, 14.0) is None
+    assert agenda.reason(account, with_formula, 15.0) is Reason.FORMULA
+    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) is None
+    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 25.0) == "Account"
+    agenda.end_after(5.0)
+    assert agenda.reason(account, with_formula, 15.0) is None
+    assert agenda.to_sweep([("Account", account)], 25.0) is None
+    never = Agenda(refresh_formulas=0.0, sweep=0.0)
+    assert never.reason(account, with_formula, 1e9) is None
+    assert never.to_sweep([("Account", account)], 1e9) is None
+
+
+def test_the_org_is_asked_again_less_and_less_often():
+    """After each failure it is waited longer, up to ten minutes, and that long at once where the
+    calls of the day are used up; a read that succeeds begins anew.
+    """
+    patience = Patience()
+    error = StreamUnavailableError("down")
+    assert patience.is_over(0.0)
+    waits = [patience.after(error, 0.0) for _ in range(8)]
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
+    assert not patience.is_over(599.0)
+    assert patience.is_over(600.0)
+    patience.reset()
+    assert patience.after(QuotaExceededError("used up", retryable=False), 0.0) == 600.0
+    assert patience.after(error, 0.0) == 20.0

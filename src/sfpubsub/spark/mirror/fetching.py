@@ -20,6 +20,10 @@ _AHEAD = 4
 # Seconds between two looks at whether to stop, while there is no room.
 _POLL = 0.25
 
+# Seconds that the end waits for a read under way, which looks up between requests: what is read
+# after that is read again.
+_PATIENCE = 30.0
+
 
 class StoppedError(Exception):
     """The job ends, and the read with it. The next process goes on with it."""
@@ -42,7 +46,7 @@ class Fetching:
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
-        self._background: Background[None] = Background("read the org")
+        self._background: Background[None] = Background("read the org", _PATIENCE)
         self._ready: deque[tuple[str, Marker]] = deque()  # appended to by the other thread
         self._room = threading.Semaphore(_AHEAD)
         self._under_way: tuple[str, Future[None]] | None = None

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
@@ -29,88 +29,37 @@ from sfpubsub.errors import (
 )
 from sfpubsub.rest import ObjectDescription, OrgReader
 from sfpubsub.spark.mirror import planning
+from sfpubsub.spark.mirror.agenda import Agenda, Patience
 from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.fetching import Fetching
+from sfpubsub.spark.mirror.hand import Hand
 from sfpubsub.spark.mirror.ledger import Ledger
 from sfpubsub.spark.mirror.log import Marker, ReadLog
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
-from sfpubsub.spark.mirror.notes import Ask, Merge, Note, Sweep
+from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep
 from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reading import OrgReads, Reading
-from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, Read, as_of
+from sfpubsub.spark.mirror.reads import AsOf, Read
 from sfpubsub.spark.mirror.rights import check_rights
+from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.signals import Signals
 from sfpubsub.spark.mirror.since import Since
 from sfpubsub.spark.mirror.stream import Standing
-from sfpubsub.spark.mirror.tables import Deletes, MirrorTables
+from sfpubsub.spark.mirror.tables import MirrorTables
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
-from sfpubsub.spark.tables.engine import EventTables, StepReport
+from sfpubsub.spark.tables.engine import EventTables
 from sfpubsub.spark.tables.records import Reason
 from sfpubsub.spark.tables.steps import Follower
 from sfpubsub.spark.tables.target import Target
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds by which answers of the org may lag behind its events. REST answers were seen to lag by
-# seconds; nobody promises anything, so it is a setting.
-DEFAULT_MARGIN = 300.0
-
-# Records from which on an object is read in bulk: below, five queries are quicker than a job.
-DEFAULT_BULK_FROM = 10_000
-
-# Rows of a piece: see `sfpubsub.rest.jobs.PAGE_ROWS`.
-DEFAULT_PIECE_ROWS = 50_000
-
-DEFAULT_REFRESH = 24 * 3600.0
-DEFAULT_SWEEP = 7 * 24 * 3600.0
-
 # Seconds between two looks at the stream when there is nothing to do.
 _POLL = 0.25
 
-# Seconds between two looks at the raw table when the stream has written nothing: rows may wait for
-# their schemas, and others may write to the table.
-_LOOK_EVERY = 10.0
-
 # Seconds between two looks into the mailbox, which is a listing.
 _SIGNALS_EVERY = 2.0
-
-# Seconds until a read that failed is tried again; doubles up to the second number.
-_RETRY_FIRST, _RETRY_MOST = 10.0, 600.0
-
-
-@dataclass(frozen=True)
-class MirrorSettings:
-    """What a mirror can be told."""
-
-    margin: float = DEFAULT_MARGIN
-    """Seconds by which answers of the org may lag behind its events."""
-    deletes: Deletes = "mark"
-    """What becomes of the row of a deleted record."""
-    bulk_from: int = DEFAULT_BULK_FROM
-    """Records from which on an object is read in bulk."""
-    piece_rows: int = DEFAULT_PIECE_ROWS
-    """Rows that are read and merged at a time."""
-    refresh_formulas: float = DEFAULT_REFRESH
-    """Seconds after which objects with formula fields are read again; 0 for never."""
-    sweep: float = DEFAULT_SWEEP
-    """Seconds after which records that were purged are looked for; 0 for never."""
-    api_calls_per_day: int | None = None
-    """Most calls of the org's allowance in 24 hours: no read begins beyond. None for any number."""
-
-
-@dataclass(frozen=True)
-class MirrorReport:
-    """What a mirror has done so far in this run."""
-
-    events: int = 0
-    """Raw rows laid."""
-    records: int = 0
-    """Rows of reads merged."""
-    reads: int = 0
-    """Reads that were merged as a whole."""
-    api_calls: int = 0
-    """Requests made of the org."""
 
 
 class Mirror:
@@ -121,7 +70,7 @@ class Mirror:
         reader: Reads the org.
         raw: The raw table, which a `MirrorStream` writes.
         to: Where the tables are: a directory, a URL, or the name of a catalog's schema.
-        objects: API names. Those of an earlier run must be among them.
+        objects: API names; those of earlier runs are mirrored as well.
         format: ``delta`` or ``iceberg``.
         settings: The rest.
         on_progress: Told in plain words what happens.
@@ -155,16 +104,12 @@ class Mirror:
         self._stopping = threading.Event()
         self._fetching = Fetching(self._stopping)
         self._report = MirrorReport()
-        self._notes: list[Noted] = []
-        self._entries: dict[str, list[Entry]] | None = None
-        self._retry_at, self._retry_after = float("-inf"), _RETRY_FIRST
-        self._written: int | None = None
+        self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
+        self._patience = Patience()
         self._gaps: set[str] = set()
         self._is_told = False
-        self._held_until = float("-inf")
+        self._is_held = False
         self._signals_at = float("-inf")
-        self._once_from: float | None = None
-        self._looked = float("-inf")
         with ExitStack() as opened:
             self._engine = opened.enter_context(
                 EventTables(
@@ -185,6 +130,16 @@ class Mirror:
             self._ledger = Ledger(target)
             used = self._ledger.calls(wall() - DAY)
             self._budget = Budget(self.settings.api_calls_per_day, used)
+            self._hand = Hand(
+                self._engine,
+                self._ledger,
+                self.tables.queue,
+                self._budget,
+                lambda: reader.calls,
+                margin=self.settings.margin,
+                clock=clock,
+                wall=wall,
+            )
             self._since = Since(self.tables)
             self._logs: dict[str, ReadLog] = {}
             self._signals = Signals(Mailbox(target.spark, target.place), reader)
@@ -210,7 +165,7 @@ class Mirror:
     @property
     def report(self) -> MirrorReport:
         """What was done so far."""
-        return replace(self._report, api_calls=self._reader.calls)
+        return replace(self._report, events=self._hand.events, api_calls=self._reader.calls)
 
     def stop(self) -> None:
         """End `run` soon. Safe in signal handlers and other threads."""
@@ -229,7 +184,8 @@ class Mirror:
             SfPubSubError: The stream failed, or the org cannot be read.
         """
         self.begin()
-        self._once_from = self._wall() if once else None
+        if once:
+            self._agenda.end_after(self._wall())
         while not self._stopping.is_set():
             standing = stream()
             if self.advance(standing):
@@ -240,9 +196,7 @@ class Mirror:
 
     def begin(self) -> None:
         """Finish what a process has left that died, and find what it had read."""
-        while (report := self._engine.step()) is not None:
-            self._take_report(report)
-        self._note()
+        self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()
             account = self._ledger.of(name)
@@ -258,14 +212,16 @@ class Mirror:
             WriteError: It was not done, or Spark has ended.
             SfPubSubError: The org cannot be read.
         """
-        if self._clock() < self._held_until:
+        if self._is_held and not self._patience.is_over(self._clock()):
             return False
+        self._is_held = False
         try:
             return self._advance(standing)
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot go on: {first_line(error)}") from error
-        except (StreamUnavailableError, QuotaExceededError) as error:  # of a describe
-            self._held_until = self._clock() + self._wait_after(error)
+        except (StreamUnavailableError, QuotaExceededError) as error:
+            self._is_held = True  # an event has a new schema, and its object cannot be described
+            self._wait_after(error)
             return False
 
     def _advance(self, standing: Standing) -> bool:
@@ -273,9 +229,9 @@ class Mirror:
             return True
         if self._signals.is_paused:
             return False
-        if self._step(standing):
+        if self._hand.lay(standing.written):
             return True
-        if not standing.is_anchored or self._is_between():
+        if not standing.is_anchored or self._hand.is_between:
             return False
         return (
             self._ask_for_gaps(standing.gaps)
@@ -290,10 +246,9 @@ class Mirror:
         return (
             standing.is_anchored
             and standing.is_caught_up
-            and standing.written == self._written
-            and not self._engine.is_waiting
+            and self._hand.is_through(standing.written)
             and self._fetching.is_idle
-            and not any(self._open_entries().values())
+            and not any(self._hand.entries().values())
             and self._sweep() is None
             and all(self._ledger.of(name).newest is not None for name in self._objects)
         )
@@ -308,54 +263,11 @@ class Mirror:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # Steps.
-
-    def _step(self, standing: Standing) -> bool:
-        """Lay the next events, if there may be any."""
-        now = self._clock()
-        is_time = now - self._looked >= _LOOK_EVERY or self._engine.is_waiting
-        if standing.written == self._written and not is_time:
-            return False
-        report = self._engine.step()
-        if report is None:
-            self._written, self._looked = standing.written, now
-            return False
-        self._take_report(report)
-        self._note()
-        return True
-
-    def _take_report(self, report: StepReport) -> None:
-        self._entries = None
-        rows = sum(report.rows.values())
-        self._report = replace(self._report, events=self._report.events + rows)
-
-    def _beside(self, note: Note) -> None:
-        """Do a step that is of no raw row."""
-        note = replace(note, calls=self._budget.count(self._wall(), self._reader.calls))
-        self._engine.beside(note.to_note())
-        self._ledger.take(note)
-        self._entries = None
-        self._note()
-
-    def _note(self) -> None:
-        """Note what is durable, and laid, for the as-ofs of later reads."""
-        newest = self._engine.newest
-        durable = AsOf(self._engine.laid(), 0 if newest is None else newest.number)
-        now = self._clock()
-        # Of those that are a margin old the newest one alone still counts.
-        old = [each for each in self._notes if each.time <= now - self.settings.margin]
-        self._notes = [*old[-1:], *self._notes[len(old) :], Noted(now, durable)]
-
-    def _open_entries(self) -> dict[str, list[Entry]]:
-        if self._entries is None:
-            self._entries = self.tables.queue.entries()
-        return self._entries
-
     # What is asked for.
 
     def _answer_signals(self) -> bool:
         """Do what people have asked of a mirror that runs."""
-        if self._clock() < self._signals_at or self._is_between():
+        if self._clock() < self._signals_at or self._hand.is_between:
             return False
         self._signals_at = self._clock() + _SIGNALS_EVERY
         for signal in self._signals.new():
@@ -381,11 +293,6 @@ class Mirror:
                 raise ConfigurationError(f"{name} is not mirrored: add it")
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
 
-    def _is_between(self) -> bool:
-        """Whether the engine has to finish something before a step beside it."""
-        newest = self._engine.newest
-        return newest is not None and newest.kind == "forget"
-
     def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
         """Have everything read again where the stream has lost a position."""
         if set(gaps) == self._gaps:
@@ -404,41 +311,25 @@ class Mirror:
     def _ask_for_objects(self) -> bool:
         """Ask for the first read of an object, for new fields, and for formulas that are old."""
         for name in self._objects:
-            if any(each.is_about_all for each in self._open_entries().get(name, ())):
+            if any(each.is_about_all for each in self._hand.entries().get(name, ())):
                 continue
-            reason = self._reason_to_read(name)
+            columns = self.tables.objects[name].columns
+            reason = self._agenda.reason(self._ledger.of(name), columns, self._wall())
             if reason is not None:
                 self._ask(name, reason)
                 return True
         return False
 
-    def _reason_to_read(self, name: str) -> Reason | None:
-        account, found = self._ledger.of(name), self.tables.objects[name]
-        if account.newest is None or found.has_grown:
-            found.has_grown = False
-            return Reason.ASKED
-        has_formulas = any(each.calculated for each in found.columns.columns)
-        if has_formulas and self._is_due(account.read_at, self.settings.refresh_formulas):
-            return Reason.FORMULA
-        return None
-
     def _ask(self, name: str, reason: Reason, ids: Sequence[str] | None = None) -> None:
         record_ids = None if ids is None else tuple(ids)
-        self._beside(Ask(name, record_ids, reason, self._engine.laid(), self._wall()))
-
-    def _is_due(self, last: float | None, every: float) -> bool:
-        if not every or last is None:
-            return every > 0
-        if self._once_from is not None and last >= self._once_from:
-            return False  # or a run would never end whose schedule is shorter than itself
-        return self._wall() - last >= every
+        self._hand.do(Ask(name, record_ids, reason, self._hand.laid(), self._wall()))
 
     # Reads.
 
     def _begin_reading(self) -> bool:
-        if self._fetching.is_busy or self._clock() < self._retry_at:
+        if self._fetching.is_busy or not self._patience.is_over(self._clock()):
             return False
-        now = as_of(self._notes, self._clock(), self.settings.margin)
+        now = self._hand.worth()
         if now is None or not self._may_read():
             return False
         for name in self._objects:
@@ -447,13 +338,17 @@ class Mirror:
                 self._say(f"{name}: going on with a read, behind {last.rows} records")
                 self._start(Wanted(name, last.kind), now, last)
                 return True
-        wanted = planning.next_read(self._open_entries(), self._objects, now) or self._sweep()
+        wanted = planning.next_read(self._hand.entries(), self._objects, now) or self._sweep()
         if wanted is None or self._fetching.has(wanted.entity):
             return False
         if wanted.kind != "ids":
             what = "ids" if wanted.kind == "sweep" else "records"
             self._say(f"{wanted.entity}: reading all {what}")
-            self.tables.objects[wanted.entity].describe()
+            try:
+                self.tables.objects[wanted.entity].describe()
+            except (StreamUnavailableError, QuotaExceededError) as error:
+                self._wait_after(error)
+                return False
         self._start(wanted, now, None)
         return True
 
@@ -468,12 +363,9 @@ class Mirror:
         return False
 
     def _sweep(self) -> Wanted | None:
-        for name in self._objects:
-            account = self._ledger.of(name)
-            last = max(account.read_at or 0.0, account.swept_at or 0.0)
-            if account.newest is not None and self._is_due(last, self.settings.sweep):
-                return Wanted(name, "sweep")
-        return None
+        accounts = [(name, self._ledger.of(name)) for name in self._objects]
+        name = self._agenda.to_sweep(accounts, self._wall())
+        return None if name is None else Wanted(name, "sweep")
 
     def _start(self, wanted: Wanted, now: AsOf, last: Marker | None) -> None:
         name = wanted.entity
@@ -498,23 +390,18 @@ class Mirror:
             return False
         error = ended.error
         if error is None:
-            self._retry_after = _RETRY_FIRST
+            self._patience.reset()
             return True
         if isinstance(error, ReadExpiredError):
             self._fetching.give_up(ended.entity)
         elif not (isinstance(error, QuotaExceededError) or getattr(error, "retryable", False)):
             raise error
-        self._retry_at = self._clock() + self._wait_after(error)
+        self._wait_after(error)
         return True
 
-    def _wait_after(self, error: BaseException) -> float:
-        """Return how long to wait, in seconds; a read that succeeds begins anew."""
-        seconds = self._retry_after
-        self._retry_after = min(_RETRY_MOST, 2 * seconds)
-        if isinstance(error, QuotaExceededError) and not error.retryable:
-            seconds = _RETRY_MOST  # the calls of a day come back over a day
+    def _wait_after(self, error: BaseException) -> None:
+        seconds = self._patience.after(error, self._clock())
         _log.warning("the org is asked again in %.0f s: %s", seconds, error)
-        return seconds
 
     def _merge_next(self) -> bool:
         """Merge the next piece of a read."""
@@ -525,7 +412,7 @@ class Mirror:
         account, now = self._ledger.of(name), self._wall()
         if marker.kind == "sweep":  # its pieces are compared together
             if marker.is_last:
-                self._beside(Sweep(name, marker.read, marker.piece, self._engine.laid(), now))
+                self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.laid(), now))
             return True
         read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
         merge = Merge(
@@ -536,17 +423,20 @@ class Mirror:
             read,
             account.newest,
             is_last=False,
-            laid=self._engine.laid(),
+            laid=self._hand.laid(),
             at=now,
         )
         if marker.size and marker.piece > account.merged:
-            self._beside(merge)
+            self._hand.do(merge)
             self._report = replace(self._report, records=self._report.records + marker.size)
             if marker.kind == "object":
                 self._say(f"{name}: {_so_far(marker)} merged")
         if marker.is_last and marker.kind == "object":
             whole = replace(read, until=marker.until)
-            self._beside(replace(merge, first=marker.read, read=whole, is_last=True))
+            selected = marker.selected
+            self._hand.do(
+                replace(merge, first=marker.read, read=whole, is_last=True, selected=selected)
+            )
             self._report = replace(self._report, reads=self._report.reads + 1)
             self._say(f"{name}: all {marker.rows} records are read and merged")
         return True

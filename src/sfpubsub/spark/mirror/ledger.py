@@ -28,6 +28,8 @@ class Account:
     """The newest read of all of the object that was merged as a whole."""
     read_at: float | None = None
     """When that was, in seconds since 1970 UTC."""
+    selected: tuple[str, ...] = ()
+    """What it has selected."""
     swept_at: float | None = None
     """When the ids were compared last."""
 
@@ -47,6 +49,7 @@ class Account:
             self.merged = max(self.merged, note.last)
             if note.is_last:
                 self.newest, self.read_at = note.read, note.at
+                self.selected = note.selected
         elif isinstance(note, Sweep):
             self.merged = max(self.merged, note.last)
             self.swept_at = note.at

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from sfpubsub.avro.arrow_types import TIME
+from sfpubsub.errors import WriteError
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.reads import AsOf
 from sfpubsub.spark.tables.target import Target
@@ -125,7 +126,11 @@ class ReadLog:
         marker = replace(marker, piece=number, read=marker.read or number)
         schema = pa.schema([("record_id", pa.string()), *columns.schema.remove_metadata(), *FACTS])
         self._table.make(schema, _FACTS)
-        self._table.append([_file(schema, rows, marker)], number)
+        if not self._table.append([_file(schema, rows, marker)], number):
+            raise WriteError(
+                f"piece {number} of {self._table.name} was written by another process: run one "
+                f"mirror for each target"
+            )
         self._number = number
         self._target.finish(number)
         return marker

@@ -76,8 +76,6 @@ class MirroredObject:
         facts = self.table.facts()
         self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]"))
         self._columns = Columns.from_json(facts["columns"]) if facts else None
-        self.has_grown = False
-        """Whether the describe has brought columns to a table that had rows; the caller resets."""
 
     @property
     def columns(self) -> Columns:
@@ -90,11 +88,7 @@ class MirroredObject:
 
     def describe(self) -> None:
         """Ask the org what the object is, and give the table the columns that it lacks."""
-        known = self._columns
-        found = Columns.of(self._describe(self.entity), known)
-        if known is not None and set(known.selected) < set(found.selected):
-            self.has_grown = True
-        self._keep(found, self._schemas)
+        self._keep(self._described(), self._schemas)
 
     def take_events(self, plan: Plan) -> Columns:
         """Return the columns, with all that events of some schemas have.
@@ -104,9 +98,11 @@ class MirroredObject:
         """
         new = [each for each in plan.schemas if each not in self._schemas]
         if new or self._columns is None:
-            self.describe()
-            self._keep(self.columns.with_events(plan), [*self._schemas, *new])
+            self._keep(self._described().with_events(plan), [*self._schemas, *new])
         return self.columns
+
+    def _described(self) -> Columns:
+        return Columns.of(self._describe(self.entity), self._columns)
 
     def _keep(self, columns: Columns, schemas: list[str]) -> None:
         kept = pa.schema([*_ID, *columns.schema, *FLAGS, *READ])

@@ -36,6 +36,8 @@ class Merge:
     """When the step was planned, in seconds since 1970 UTC."""
     calls: int = 0
     """Requests made of the org since the step before this one that says so."""
+    selected: tuple[str, ...] = ()
+    """With `is_last`: what the read has selected."""
 
     def to_note(self) -> dict[str, Any]:
         """Return it as a plan keeps it."""
@@ -89,6 +91,7 @@ def note_of(found: Mapping[str, Any]) -> Note:
     values = {name: value for name, value in found.items() if name != "do"}
     if found["do"] == "merge":
         values["read"] = _read_of(values["read"])
+        values["selected"] = tuple(values["selected"])
         values["newest"] = None if values["newest"] is None else _read_of(values["newest"])
         return Merge(**values)
     if found["do"] == "ask":

@@ -196,7 +196,8 @@ class OrgReads:
         self._reader.jobs.delete(job.id)
 
     def _wait(self, job_id: str) -> QueryJob:
-        return self._reader.jobs.wait(job_id, deadline=time.monotonic() + _JOB_TIMEOUT)
+        deadline = time.monotonic() + _JOB_TIMEOUT
+        return self._reader.jobs.wait(job_id, deadline=deadline, progress=lambda _: self._stop())
 
     def _until(self) -> datetime:
         found = self._reader.org_time

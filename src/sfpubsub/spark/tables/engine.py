@@ -202,10 +202,16 @@ class EventTables:
         """The newest step, which may not be finished; None before the first one."""
         return self._newest
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the newest step, or the one that goes with it, has yet to be finished."""
+        is_half = self._newest is not None and self._newest.kind == "forget"
+        return self._unfinished or is_half
+
     def beside(self, note: dict[str, Any]) -> None:
         """Do a step that is of no raw row: followers are told what to do by *note*.
 
-        Call it when `step` has just found nothing to do, or after it has done a step of rows.
+        Call it only while `is_between` is false.
 
         Args:
             note: Kept in the step's plan, as JSON has it.
@@ -213,7 +219,7 @@ class EventTables:
         Raises:
             WriteError: It was not done. The next `step`, or the next process, does the rest.
         """
-        if self._unfinished or (self._newest is not None and self._newest.kind == "forget"):
+        if self.is_between:
             raise LocalProtocolError("the newest step has to be finished before one beside it")
         self._begin(self._planner.beside(self._newest, note))
 
