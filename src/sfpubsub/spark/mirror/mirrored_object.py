@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.types import DataType, StructType
 
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.rest import ObjectDescription
@@ -145,8 +146,9 @@ class MirroredObject:
 
     def found(self, rows: DataFrame) -> DataFrame:
         """Return rows of the log of reads as `Merging.input` has them."""
-        there = set(rows.columns)
-        given = {f"`{n}`": f"`{n}`" for n in self.columns.schema.names if n in there}
+        there = {field.name: field.dataType for field in rows.schema}
+        wanted = {field.name: field.dataType for field in spark_schema(self.columns.schema)}
+        given = {f"`{n}`": _as(n, there[n], kind) for n, kind in wanted.items() if n in there}
         given |= {
             "`_is_deleted`": "`_is_deleted`",
             "`_read`": _until_sql("`_until`"),
@@ -226,6 +228,18 @@ class MirroredObject:
             default = "record_id" if column.name == "record_id" else f"CAST(NULL AS {kind})"
             found.append(f"CAST({given.get(name, default)} AS {kind}) AS {name}")
         return found
+
+
+def _as(name: str, there: DataType, wanted: DataType) -> str:
+    """Return SQL for a column of the log, whose structs may be from before they got more parts."""
+    if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
+        return f"`{name}`"
+    members = ", ".join(
+        f"{sql_text(part.name)}, "
+        + (f"`{name}`.`{part.name}`" if part.name in there.names else "NULL")
+        for part in wanted
+    )
+    return f"IF(`{name}` IS NULL, NULL, named_struct({members}))"
 
 
 def _time_sql(time: datetime | None) -> str:
