@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameReader, SparkSession
 
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
@@ -88,7 +88,7 @@ class World:
                 wall=lambda: self.wall,
             ) as mirror,
         ):
-            raw = self.spark.read.format(self.format).load(self.raw.url)
+            raw = self._read().load(self.raw.url)
             self.taken = raw.count()
             if self.before is None:
                 self.before = self.events()
@@ -122,6 +122,10 @@ class World:
         topic = self.emulator.bus.topic(TOPIC)
         return len(self.emulator.bus.read(topic, 0, 10**6)[0])
 
+    def _read(self) -> DataFrameReader:
+        # A session's catalog of Iceberg goes on seeing a table as it was.
+        return self.spark.newSession().read.format(self.format)
+
     def create(self, count: int, **values: Any) -> list[str]:
         """Create accounts."""
         names = [{"Name": f"account {n}", "BillingCity": "Rome", **values} for n in range(count)]
@@ -134,7 +138,7 @@ class World:
     def rows(self, name: str = "Account") -> dict[str, dict[str, Any]]:
         """Return the rows of a table, by record."""
         place = f"file://{self.to}/{name}"
-        rows = self.spark.read.format(self.format).load(place).toArrow().to_pylist()
+        rows = self._read().load(place).toArrow().to_pylist()
         return {row["record_id"]: row for row in rows}
 
     def check(self) -> None:

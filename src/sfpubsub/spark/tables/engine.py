@@ -234,7 +234,8 @@ class EventTables:
             return -1
         if self._laid is None or self._laid[0] != last.id:
             with self._errors("the raw table cannot be read"):
-                found = self._raw.rows([last]).agg(f.max("ingest_seq")).collect()[0][0]
+                rows = self._raw.rows([last], self._raw.version())
+                found = rows.agg(f.max("ingest_seq")).collect()[0][0]
             if found is None:
                 raise WriteError(
                     f"raw batch {last.id} is gone: what was taken of the raw table is not known"
