@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from sfpubsub.avro.columns import names_of, type_word
@@ -23,6 +23,7 @@ from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.rest import ObjectDescription
 from sfpubsub.spark.mirror.described import Column, described, number_of
 from sfpubsub.spark.mirror.event_fields import member_of, sources_of, sql_of, take_source, takes
+from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.tables.records import Fields
 
 
@@ -141,7 +142,7 @@ class Columns:
             spark = StructType.fromJson({"type": "struct", "fields": [member]})
             columns.append(
                 Column(
-                    name, to_arrow_schema(spark, timezone="UTC").field(0).type, field, comment,
+                    name, arrow_schema(spark).field(0).type, field, comment,
                     tuple(asked), tuple(parts), *flags,
                 )
             )  # fmt: skip

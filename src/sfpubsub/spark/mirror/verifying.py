@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.rest import ObjectDescription, OrgReader
@@ -27,6 +26,7 @@ from sfpubsub.rest.reader import MOST_IDS
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
 from sfpubsub.spark.mirror.values import of_json
+from sfpubsub.spark.raw.frames import arrow_schema
 from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.reading import read_typed
 from sfpubsub.spark.tables.records import none_if_empty
@@ -282,7 +282,7 @@ def _schema(table: DataFrame) -> pa.Schema:
     """Return the columns of a table that hold fields."""
     if "record_id" not in table.columns or "_reread" not in table.columns:
         raise ConfigurationError("the table is not a mirror's: it has no record_id and _reread")
-    schema = to_arrow_schema(table.schema, timezone="UTC")
+    schema = arrow_schema(table.schema)
     return pa.schema(
         [each for each in schema if each.name != "record_id" and not each.name.startswith("_")]
     )
