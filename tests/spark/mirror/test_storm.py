@@ -187,16 +187,15 @@ class StormWorld(World):
         self.emulator.faults.add(fault_of(kind, self.rng))
         self.blows.append(kind)
 
-    def weather(self, changes: int) -> None:
+    def weather(self, changes: int, turns: int) -> None:
         """Make changes while the mirror does a few things, and leave it wherever it is then."""
         with self.mirror() as mirror:
-            goal = self.writer.changes + changes
-            while self.writer.changes < goal:
-                self.writer.step()
-                if self.rng.random() < 0.3:
-                    self.advance(mirror)
-                if self.rng.random() < 0.05:
-                    self.blow(self.rng.choice(list(FAULTS)))
+            before = self.writer.changes
+            for turn in range(1, turns + 1):
+                while self.writer.changes < before + changes * turn // turns:
+                    self.writer.step()
+                self.blow(self.rng.choice(list(FAULTS)))
+                self.advance(mirror)
 
     def compare(self) -> dict[str, str]:
         """Return what is wrong, by object and reader."""
@@ -218,8 +217,8 @@ def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Pat
     with EmulatorServer(org, seed=seed_of(tmp_path), settings=settings, clock=clock) as emulator:
         world = StormWorld(spark, tmp_path, emulator, seed)
         world.writer.fill(60)
-        for _ in range(3):
-            world.weather(160)
+        for _ in range(2):
+            world.weather(200, turns=4)
         for kind in FAULTS:
             if kind not in world.blows:
                 world.blow(kind)
