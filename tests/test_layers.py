@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "avro",
         "auth",
         "tooling",
+        "rest",
         "transports",
         "protocol",
         "streaming",
@@ -52,7 +53,7 @@ SPARK_MAY_IMPORT = {
     "ingest": {"raw", "runtime"},
     "stream": {"ingest", "raw", "runtime"},
     "tables": {"raw", "runtime"},
-    "mirror": {"tables", "raw", "runtime"},
+    "mirror": {"tables", "ingest", "raw", "runtime"},
 }
 
 # Room of emulator/ -> the rooms it may import, apart from itself.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from sfpubsub.auth.http import Answer, Bearer, HttpClient, Sink
@@ -48,11 +50,17 @@ class OrgClient:
         self._http = http
         self._lock = threading.Lock()  # guards the number below
         self._calls = 0
+        self._answered: datetime | None = None
 
     @property
     def calls(self) -> int:
         """Requests made so far; each takes one of those that an org allows a day."""
         return self._calls
+
+    @property
+    def org_time(self) -> datetime | None:
+        """The latest time that an answer named (its Date header); None before the first one."""
+        return self._answered
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return what is at *path*, such as ``/services/data/v60.0/tooling/query``."""
@@ -105,8 +113,18 @@ class OrgClient:
             session = self._sessions.renew(session)
             answer = call()
         if 200 <= answer.status < 300:
+            self._note_time(answer)
             return answer
         raise refusal(answer, f"{method} {path}", [session.access_token])
+
+    def _note_time(self, answer: Answer) -> None:
+        try:
+            found = parsedate_to_datetime(answer.headers.get("date", ""))
+        except ValueError:
+            return  # whoever needs it says so
+        with self._lock:
+            if found.tzinfo is not None and (self._answered is None or found > self._answered):
+                self._answered = found
 
 
 def _content(answer: Answer) -> Any:

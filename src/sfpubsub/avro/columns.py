@@ -157,7 +157,7 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
     places = {field.name.lower(): number for number, field in enumerate(fields)}
     taken: set[str] = set()  # by other fields of *more*
     for field in more:
-        for name in _names(field):
+        for name in names_of(field):
             number = places.get(name.lower())
             if number is None:
                 places[name.lower()] = len(fields)
@@ -184,25 +184,29 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return one if one == other else None
 
 
-def _names(field: pa.Field) -> Iterator[str]:
+def names_of(field: pa.Field) -> Iterator[str]:
     """Yield the names that a field's column may have; the first one that is free or fits is it."""
     yield field.name
-    name = f"{field.name}__{_word(field.type)}"
+    name = f"{field.name}__{type_word(field.type)}"
     while True:
         yield name
         name += "_"
 
 
-def _word(kind: pa.DataType) -> str:
+def type_word(kind: pa.DataType) -> str:
     """Name a type as Spark SQL does, as far as a column's name can."""
     if pa.types.is_list(kind):
-        return f"array_{_word(kind.value_type)}"
+        return f"array_{type_word(kind.value_type)}"
     if pa.types.is_map(kind):
-        return f"map_{_word(kind.item_type)}"
+        return f"map_{type_word(kind.item_type)}"
     if pa.types.is_struct(kind):
         return "struct"
     if pa.types.is_timestamp(kind):
         return "timestamp"
+    if pa.types.is_decimal(kind):
+        return f"decimal_{kind.precision}_{kind.scale}"
+    if pa.types.is_date(kind):
+        return "date"
     return {pa.int64(): "bigint", pa.bool_(): "boolean"}.get(kind, str(kind))
 
 
@@ -211,7 +215,7 @@ def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
     targets = {field.name.lower(): field.type for field in fields}
     found: list[str] = []
     for field in own:
-        for name in map(str.lower, _names(field)):
+        for name in map(str.lower, names_of(field)):
             if name not in targets:
                 raise SchemaError(f"the table has no column for {field.name} of type {field.type}")
             if name not in found and _common(targets[name], field.type) == targets[name]:

@@ -38,6 +38,7 @@ COMMANDS = {
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
     "lag": ("sfpubsub.cli.lag", "Show how far subscribe and ingest have got on this machine."),
+    "mirror": ("sfpubsub.cli.mirror", "Keep tables that equal objects of the org, with PySpark."),
     "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
     "push": ("sfpubsub.cli.pushtopic", "Push an event to a generic channel."),

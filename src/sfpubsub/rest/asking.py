@@ -10,6 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -80,6 +81,12 @@ class Asker:
     def calls(self) -> int:
         """Requests made so far, repeated ones included; each takes one of the day's."""
         return self._org.calls + self._bulk.calls
+
+    @property
+    def org_time(self) -> datetime | None:
+        """The latest time that an answer named, by the org's clock; None before the first one."""
+        found = [each.org_time for each in (self._org, self._bulk) if each.org_time is not None]
+        return max(found, default=None)
 
     def get(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sfpubsub.auth.http import HttpClient
@@ -107,6 +108,14 @@ class OrgReader:
     def calls(self) -> int:
         """Requests made so far, repeated ones included; each takes one of the day's."""
         return self._asker.calls
+
+    @property
+    def org_time(self) -> datetime | None:
+        """The latest time that an answer named (its Date header); None before the first one.
+
+        It has whole seconds, so the org's clock may be almost a second ahead of it.
+        """
+        return self._asker.org_time
 
     def limits(self) -> ApiLimit:
         """Return how many calls the org has left, by its own figures (DailyApiRequests)."""

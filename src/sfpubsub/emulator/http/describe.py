@@ -104,7 +104,7 @@ def _field(of: SObject, field: Field) -> dict[str, Any]:
         "byteLength": field.length * 3,
         "digits": 10 if field.type == "int" else 0,
         "precision": 18 if field.is_number and field.type != "int" else 0,
-        "scale": 2 if field.type in ("currency", "percent") else 0,
+        "scale": field.scale,
         "nillable": field.nillable,
         "createable": field.createable,
         "updateable": field.updateable,

@@ -233,6 +233,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.expect_request()
         super().handle_one_request()
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The Date header: an org's own time, jumps included."""
+        return super().date_time_string(timestamp or self.server.world.clock.now())
+
     def finish(self) -> None:
         super().finish()
         if self.unread:

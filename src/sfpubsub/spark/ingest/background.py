@@ -21,11 +21,13 @@ class Background(Generic[T]):
 
     Args:
         name: The thread's.
+        patience: Seconds that the end waits for the work; None for as long as it takes.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, patience: float | None = None) -> None:
         self._work: SimpleQueue[tuple[Future[T], Callable[[], T]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._patience = patience
 
     def __enter__(self) -> Background[T]:
         self._thread.start()
@@ -38,7 +40,7 @@ class Background(Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         self._work.put(None)
-        self._thread.join()
+        self._thread.join(self._patience)
 
     def start(self, work: Callable[[], T]) -> Future[T]:
         """Have *work* done after what was handed out before, and return what becomes of it."""

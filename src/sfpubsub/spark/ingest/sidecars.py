@@ -177,6 +177,15 @@ class Sidecars:
                 record |= {"rpc_id": gap.rpc_id, "noted_at": self._clock()}
                 files.replace(name, _line(record))
 
+    def gap_names(self) -> list[str]:
+        """Return the names of all gaps that were kept; one that is met again has its name again.
+
+        Raises:
+            ConfigurationError: They cannot be listed.
+        """
+        names = (self._gaps or self._files(GAPS_NAME)).names()
+        return [name for name in names if name.endswith(".json")]
+
     def keep_conflicts(self, rows: pa.Table, conflicts: Sequence[Conflict]) -> None:
         """Make events durable that have the id of another event; call it before they are acked.
 

@@ -162,6 +162,14 @@ class Together:
         """
         self._flush(older_than=MOVE_AFTER)
 
+    def flush(self) -> None:
+        """Write all positions that wait.
+
+        Raises:
+            WriteError: They were not written; they are tried again.
+        """
+        self._flush(older_than=0.0)
+
     def leave(self, source: str) -> None:
         """Note that a source has ended: nobody waits for it, and its last position is written.
 
@@ -305,6 +313,14 @@ class Member:
     def move(self, position: ReplayId, source: str | None = None) -> None:
         """Keep a position at which there are no events; it is durable after a while."""
         self._together.note(source or self._source.name, position)
+
+    def flush(self) -> None:
+        """Make a position durable at once that would wait for a while.
+
+        Raises:
+            WriteError: It was not written; it is tried again.
+        """
+        self._together.flush()
 
     def leave(self) -> None:
         """End: nobody waits for this source any more.

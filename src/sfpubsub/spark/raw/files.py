@@ -1,8 +1,8 @@
 """Small text files beside a table, on the disk or on any file system that Spark's JVM knows.
 
-One directory at a time, two verbs: read a file, and give a file new contents as a whole. A reader
-finds the old contents or the new ones, and after `Files.replace` the new ones are durable. What is
-in the files is ingest/sidecars.py's business.
+One directory at a time, four verbs: list the names, read a file, give a file new contents as a
+whole, remove one. A reader finds the old contents or the new ones, and after `Files.replace` the
+new ones are durable. What is in the files is the business of whoever opens them.
 """
 
 from __future__ import annotations
@@ -60,6 +60,24 @@ class Files(ABC):
             WriteError: It could not; the old contents are still there, or the new ones already.
         """
 
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the files, in order; none where there is no directory.
+
+        A draft that `replace` left when it was killed has a name that ends with ``.tmp``.
+
+        Raises:
+            ConfigurationError: The directory cannot be listed.
+        """
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file. One that is not there is fine; so is one that comes back after a crash.
+
+        Raises:
+            WriteError: It could not be removed.
+        """
+
 
 class LocalFiles(Files):
     """A directory of a POSIX file system."""
@@ -97,6 +115,23 @@ class LocalFiles(Files):
             raise WriteError(
                 f"{self._directory / name} was not written: {error.strerror}"
             ) from error
+
+    def names(self) -> list[str]:
+        """See `Files`."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self._directory) if entry.is_file())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigurationError(f"{self.place} cannot be listed: {error.strerror}") from error
+
+    def remove(self, name: str) -> None:
+        """See `Files`."""
+        path = self._directory / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"{path} was not removed: {error.strerror}") from error
 
 
 class HadoopFiles(Files):
@@ -187,6 +222,27 @@ class HadoopFiles(Files):
         finally:
             stream.close()
 
+    def names(self) -> list[str]:
+        """See `Files`."""
+        try:
+            if not self._files.util().exists(self._path):
+                return []
+            entries = self._files.util().listStatus(self._path)
+            return sorted(str(each.getPath().getName()) for each in entries if each.isFile())
+        except SPARK_ERRORS as error:
+            raise ConfigurationError(
+                f"{self._place} cannot be listed: {first_line(error)}"
+            ) from error
+
+    def remove(self, name: str) -> None:
+        """See `Files`."""
+        path = self._named(name)
+        try:
+            if self._files.util().exists(path):
+                self._files.delete(path, False)
+        except SPARK_ERRORS as error:
+            raise WriteError(f"{path} was not removed: {first_line(error)}") from error
+
     def _written(self, name: str, write: Callable[[], T]) -> T:
         try:
             return write()
@@ -228,17 +284,19 @@ def _was_replaced(error: BaseException) -> bool:
     return "Status Code: 412" in text or "RemoteFileChangedException" in text
 
 
-def files_at(table: Path | str, name: str, spark: SparkSession) -> Files:
+def files_at(table: Path | str, name: str, spark: SparkSession | None) -> Files:
     """Return the directory *name* of a table.
 
     Args:
         table: A path of this machine, or a URL of another file system.
         name: Such as ``_gaps``.
-        spark: Reaches the other file systems.
+        spark: Reaches the other file systems; not needed for a path.
 
     Raises:
-        ConfigurationError: Spark does not know the file system.
+        ConfigurationError: Spark does not know the file system, or there is no session.
     """
     if isinstance(table, Path):
         return LocalFiles(table / name)
+    if spark is None:
+        raise ConfigurationError(f"{table} is not on this machine: it needs a Spark session")
     return HadoopFiles(spark, f"{table.rstrip('/')}/{name}")

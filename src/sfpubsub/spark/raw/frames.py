@@ -8,6 +8,7 @@ disk that the executors share, so on a cluster it is the socket, and the rows tr
 
 from __future__ import annotations
 
+import inspect
 import re
 import tempfile
 from collections.abc import Collection, Iterator
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sfpubsub.spark.raw.layout import NEWEST
@@ -42,12 +43,24 @@ _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def spark_schema(columns: pa.Schema) -> StructType:
-    """Return columns in Spark's types, with what `COMMENTS` says of them. Times have a zone."""
+    """Return columns in Spark's types, with their comments. Times have a zone.
+
+    A column's comment is its metadata ``comment``, else what `COMMENTS` says of it.
+    """
     found = from_arrow_schema(columns)
-    for field in found.fields:
-        if field.name in COMMENTS:
-            field.metadata = {"comment": COMMENTS[field.name]}
+    for field, own in zip(found.fields, columns, strict=True):
+        said = (own.metadata or {}).get(b"comment", b"").decode()
+        if comment := said or COMMENTS.get(field.name):
+            field.metadata = {"comment": comment}
     return found
+
+
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Return columns in Arrow's types; times are in UTC."""
+    # PySpark 4.2 has to be told the zone, and 4.1 takes UTC by itself.
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        return to_arrow_schema(columns, timezone="UTC")
+    return to_arrow_schema(columns)
 
 
 def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:

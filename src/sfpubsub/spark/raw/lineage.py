@@ -208,7 +208,7 @@ class IcebergLineage(Lineage):
 
     def at(self, version: str) -> DataFrame:
         """See `Lineage`."""
-        reader = self._spark.read.format("iceberg").option("snapshot-id", version)
+        reader = self._spark.read.format("iceberg").option("versionAsOf", version)
         return (
             reader.table(self._place.in_sql)
             if self._place.in_catalog

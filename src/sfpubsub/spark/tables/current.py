@@ -100,6 +100,11 @@ class RecordTables:
         elif not target.can_merge:
             return None
         queue = Queue(target)
+        if queue.is_of_mirror():
+            raise ConfigurationError(
+                f"{target.place} has the tables of a mirror, which sfpubsub mirror run keeps up: "
+                f"name another target"
+            )
         there = queue.exists()
         if not (current or history or there):
             return None
@@ -114,7 +119,7 @@ class RecordTables:
         self._check(number)
         if step.plan.kind == "forget":
             return
-        unreadable = self._unreadable(step)
+        unreadable = unreadable_of(self._target, step)
         objects, orphans = [], []
         for name in dict.fromkeys([*step.plan.types, *unreadable]):
             entity = entity_of(name)
@@ -133,8 +138,9 @@ class RecordTables:
     def _take(
         self, objects: Sequence[_Object], orphans: Sequence[dict[str, Any]], number: int
     ) -> None:
+        found = about_all_of([None if each.is_restored else each.rows for each in objects])
         with ExitStack() as cached:
-            for each, cues in zip(objects, _about_all(objects), strict=True):
+            for each, cues in zip(objects, found, strict=True):
                 each.about_all = sorted([*each.about_all, *cues], key=lambda c: c.cue.ingest_seq)
                 each.prepare()
                 cached.callback(each.fold().unpersist)
@@ -144,22 +150,6 @@ class RecordTables:
                 self._queue.add([*orphans, *rows], number)
             for each in objects:
                 each.merge(number)
-
-    def _unreadable(self, step: Step) -> dict[str, list[ObjectCue]]:
-        """Return a cue for each change event that could not be decoded, by event type.
-
-        Which records it is about, nobody can say.
-        """
-        table = self._target.table(UNDECODABLE_NAME)
-        if step.plan.kind != "rows" or table.step() != step.plan.number:
-            return {}
-        rows = table.read().where(f.col("batch").isin(*(each.id for each in step.plan.batches)))
-        rows = rows.where(f.endswith("event_name", f.lit(_EVENT)))
-        found: dict[str, list[ObjectCue]] = {}
-        for row in rows.select("event_name", "ingest_seq").collect():
-            cue = ObjectCue("", Cue(Reason.GAP, None, None, row.ingest_seq))
-            found.setdefault(row.event_name, []).append(cue)
-        return found
 
     def _check(self, number: int) -> None:
         """Make the queue with the first step, and make sure that there is nothing missing.
@@ -298,17 +288,21 @@ def _nulls(names: Iterable[str]) -> list[str]:
     return [f"CAST(NULL AS {kinds[name].simpleString()}) AS {name}" for name in names]
 
 
-def _about_all(objects: Sequence[_Object]) -> list[list[ObjectCue]]:
-    """Return what the step says of all records of each object. One job for all of them."""
-    found: list[list[ObjectCue]] = [[] for _ in objects]
+def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
+    """Return what typed rows say of all records of each object. One job for all of them.
+
+    Args:
+        rows: Of each object; None for one that is left out.
+    """
+    found: list[list[ObjectCue]] = [[] for _ in rows]
     ids = f.col("record_ids")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     wild = overflow | (f.size(ids) == 0) | f.exists(ids, lambda each: each.endswith("*"))
     columns = ("record_ids", "change_type", "commit_timestamp", "ingest_seq")
     frames = [
-        each.rows.where(wild).select(f.lit(number).alias("object"), *columns)
-        for number, each in enumerate(objects)
-        if not each.is_restored
+        each.where(wild).select(f.lit(number).alias("object"), *columns)
+        for number, each in enumerate(rows)
+        if each is not None
     ]
     for row in reduce(DataFrame.unionAll, frames).collect() if frames else ():
         cue = Cue(Reason.GAP, row.change_type, row.commit_timestamp, row.ingest_seq)
@@ -316,6 +310,23 @@ def _about_all(objects: Sequence[_Object]) -> list[list[ObjectCue]]:
         wanted = [each for each in about if each is not None]
         # An overflow is about all records, whichever it names.
         found[row.object] += wanted[:1] if row.change_type == "GAP_OVERFLOW" else wanted
+    return found
+
+
+def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
+    """Return a cue for each change event of a step that could not be decoded, by event type.
+
+    Which records it is about, nobody can say.
+    """
+    table = target.table(UNDECODABLE_NAME)
+    if step.plan.kind != "rows" or table.step() != step.plan.number:
+        return {}
+    rows = table.read().where(f.col("batch").isin(*(each.id for each in step.plan.batches)))
+    rows = rows.where(f.endswith("event_name", f.lit(_EVENT)))
+    found: dict[str, list[ObjectCue]] = {}
+    for row in rows.select("event_name", "ingest_seq").collect():
+        cue = ObjectCue("", Cue(Reason.GAP, None, None, row.ingest_seq))
+        found.setdefault(row.event_name, []).append(cue)
     return found
 
 

@@ -30,14 +30,14 @@ from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
 
 # Delta's word for who numbers its transactions.
-_APPLICATION = "sfpubsub:tables"
+APPLICATION = "sfpubsub:tables"
 
 # The table property that makes a table ours, and keeps its facts.
 _FACTS = "sfpubsub.facts"
 
 # With these set, a delete or merge of the session carries the number.
-_APPLICATION_SETTING = "spark.databricks.delta.write.txnAppId"
-_NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
+APPLICATION_SETTING = "spark.databricks.delta.write.txnAppId"
+NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 
 # Columns of which a file's least and greatest value are kept, so that readers can leave files out:
 # those that say when something was. Delta's own writer takes the first 32, replay ids among them.
@@ -119,7 +119,9 @@ class DeltaTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        with self._errors("cannot be made"), active_session(self._target.spark):
+        # Behind the lock: with the settings of a change that another thread makes of another table,
+        # these commits would carry its number.
+        with self._errors("cannot be made"), self._target.settings({}):
             if not there:
                 self._create(columns, facts or {}, merged=merged)
                 return
@@ -149,9 +151,9 @@ class DeltaTargetTable(LoggedTargetTable):
                 return False
             # What `txnVersion` does besides reading the number: a commit with one of ours that
             # comes in between is a conflict.
-            transaction.readTxn().addOne(_APPLICATION)
+            transaction.readTxn().addOne(APPLICATION)
             self._check_names(transaction.metadata())
-            number = {"appId": _APPLICATION, "version": step, "lastUpdated": _now()}
+            number = {"appId": APPLICATION, "version": step, "lastUpdated": _now()}
             actions = [{"txn": number}, *({"add": self._put(content)} for content in files)]
             transaction.commit(self._parsed(actions), self._operation(step))
         return True
@@ -254,9 +256,9 @@ class DeltaTargetTable(LoggedTargetTable):
         known = checksum.get().setTransactions() if checksum.isDefined() else checksum
         if known.isDefined():
             for transaction in self._java(_CONVERTERS).asJava(known.get()):
-                if transaction.appId() == _APPLICATION:
+                if transaction.appId() == APPLICATION:
                     return int(transaction.version())
-        number = snapshot.transactions().get(_APPLICATION)
+        number = snapshot.transactions().get(APPLICATION)
         return int(number.get()) if number.isDefined() else 0
 
     def _operation(self, step: int) -> Any:
@@ -267,7 +269,7 @@ class DeltaTargetTable(LoggedTargetTable):
         """
         update = self._java("org.apache.spark.sql.delta.DeltaOperations$StreamingUpdate")
         append = self._java("org.apache.spark.sql.streaming.OutputMode").Append()
-        return update(append, _APPLICATION, step, self._nothing)
+        return update(append, APPLICATION, step, self._nothing)
 
     def _check_names(self, metadata: Any) -> None:
         mode = str(metadata.columnMappingMode().name())
@@ -280,9 +282,7 @@ class DeltaTargetTable(LoggedTargetTable):
 
     @contextmanager
     def _numbered(self, step: int) -> Iterator[None]:
-        with self._target.settings(
-            {_APPLICATION_SETTING: _APPLICATION, _NUMBER_SETTING: str(step)}
-        ):
+        with self._target.settings({APPLICATION_SETTING: APPLICATION, NUMBER_SETTING: str(step)}):
             yield
 
     def _table(self) -> Any:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ from pyspark.sql import functions as f
 
 from sfpubsub.avro.columns import BATCH, UNDECODABLE
 from sfpubsub.avro.typed_rows import Plan
-from sfpubsub.errors import WriteError
+from sfpubsub.errors import LocalProtocolError, WriteError
 from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
 from sfpubsub.spark.raw.frames import sql_text
@@ -101,6 +102,9 @@ class EventTables:
         schema_patience: Seconds after its arrival that a row waits for its schema; then it is
             undecodable, until the schema comes.
         followers: Make further tables of each step.
+        mirror: Whether one of them is a mirror's, which keeps current tables in its own way. Then
+            there may be more of *objects* from one start to the next, and those of earlier ones
+            need not be named.
         clock: Seconds since 1970 UTC.
 
     Raises:
@@ -123,6 +127,7 @@ class EventTables:
         schemas: SchemaStore | None = None,
         schema_patience: float = SCHEMA_PATIENCE,
         followers: Sequence[Callable[[Target], Follower]] = (),
+        mirror: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         source = Destination.parse(raw, raw_format or format_of(raw, format))
@@ -133,20 +138,25 @@ class EventTables:
             self._raw = RawBatches(self.target.spark, source)
             self._steps = steps_of(self.target)
             self._newest = self._steps.newest()
+            self._mirror = mirror
+            self._objects: tuple[str, ...] = tuple(objects)
             self._claim(source, sorted(set(objects)))
             self._types = EventTypes(self.target, schemas or schemas_of(spark, source))
             self._planner = Planner(
                 self._raw,
                 self.target,
                 self._types,
-                names=event_names(objects) if objects else None,
+                names=event_names(self._objects) if self._objects else None,
                 patience=schema_patience,
                 clock=clock,
             )
-            records = RecordTables.of(self.target, current=current, history=history)
+            records = None
+            if not mirror:
+                records = RecordTables.of(self.target, current=current, history=history)
             self._followers: list[Follower] = [records] if records is not None else []
             self._followers += [make(self.target) for make in followers]
             self._unfinished = self._newest is not None
+            self._laid: tuple[str, int] | None = None
             unless_done.pop_all()
 
     @property
@@ -170,6 +180,68 @@ class EventTables:
         with self._errors("the raw table cannot be read"):
             plan = self._planner.next(self._newest)
         return None if plan is None else self._begin(plan)
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """Of what tables are made; empty for all."""
+        return self._objects
+
+    def add(self, name: str) -> None:
+        """Make tables of one object more, of the events of the next steps on. For a mirror.
+
+        Raises:
+            WriteError: It was not noted.
+        """
+        record = self._steps.identity()
+        self._objects = tuple(sorted({*self._objects, name}))
+        self._steps.claim({**record, "objects": list(self._objects)})
+        self._planner.names = event_names(self._objects)
+
+    @property
+    def newest(self) -> StepPlan | None:
+        """The newest step, which may not be finished; None before the first one."""
+        return self._newest
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the newest step, or the one that goes with it, has yet to be finished."""
+        is_half = self._newest is not None and self._newest.kind == "forget"
+        return self._unfinished or is_half
+
+    def beside(self, note: dict[str, Any]) -> None:
+        """Do a step that is of no raw row: followers are told what to do by *note*.
+
+        Call it only while `is_between` is false.
+
+        Args:
+            note: Kept in the step's plan, as JSON has it.
+
+        Raises:
+            WriteError: It was not done. The next `step`, or the next process, does the rest.
+        """
+        if self.is_between:
+            raise LocalProtocolError("the newest step has to be finished before one beside it")
+        self._begin(self._planner.beside(self._newest, note))
+
+    def laid(self) -> int:
+        """Return the greatest ``ingest_seq`` of the raw rows that steps have taken; -1 for none.
+
+        Raises:
+            WriteError: The raw table cannot be read.
+        """
+        last = self._newest.last if self._newest is not None else None
+        if last is None:
+            return -1
+        if self._laid is None or self._laid[0] != last.id:
+            with self._errors("the raw table cannot be read"):
+                rows = self._raw.rows([last], self._raw.version())
+                found = rows.agg(f.max("ingest_seq")).collect()[0][0]
+            if found is None:
+                raise WriteError(
+                    f"raw batch {last.id} is gone: what was taken of the raw table is not known"
+                )
+            self._laid = (last.id, int(found))
+        return self._laid[1]
 
     def rebuild(self) -> None:
         """Empty all tables, so that the next step is the first one again. Readers see it at once.
@@ -236,6 +308,9 @@ class EventTables:
             if plan.kind in ("rows", "again"):
                 report = StepReport() if not is_new and self._is_added(plan) else self._add(plan)
                 self._follow(step)
+            elif plan.kind == "beside":
+                self._follow(step)
+                report = StepReport()
             else:
                 self._follow(step)
                 report = self._remove(plan)
@@ -312,12 +387,18 @@ class EventTables:
 
     def _claim(self, source: Destination, objects: list[str]) -> None:
         """Make sure that the tables are made of this raw table, and write it down."""
-        identity = Identity(source.format, source.address, self._raw.identity(), tuple(objects))
         found = self._steps.identity()
+        if self._mirror and found:
+            known = Identity.from_record(found, self.target.place).objects
+            objects = sorted({*objects, *known})
+        self._objects = tuple(objects)
+        identity = Identity(source.format, source.address, self._raw.identity(), self._objects)
         last = self._newest.last if self._newest is not None else None
         if found and self._newest is not None:
             Identity.from_record(found, self.target.place).check(
-                identity, lambda: last is None or bool(self._raw.named([last.id]))
+                identity,
+                lambda: last is None or bool(self._raw.named([last.id])),
+                may_grow=self._mirror,
             )
         if found != identity.record():
             self._steps.claim(identity.record())

@@ -93,13 +93,13 @@ def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.R
     for record_id, before, changes in _by_record(rows, folding.fields.columns):
         made += _folded(record_id, before, changes, folding)
         if len(made) >= _BATCH_ROWS:
-            yield _batch(made, folding.output)
+            yield batch_of(made, folding.output)
             made = []
     if made:
-        yield _batch(made, folding.output)
+        yield batch_of(made, folding.output)
 
 
-def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     arrays = [pa.array(found, kind) for found, kind in zip(columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -130,10 +130,10 @@ def _rows(batch: pa.RecordBatch, fields: Sequence[str]) -> Iterator[tuple[str, R
     values = zip(*(columns[name] for name in fields), strict=True)
     for number, (record_id, found) in enumerate(zip(columns["record_id"], values, strict=True)):
         row = {name: columns[name][number] for name in (*FLAGS.names, *CHANGES.names)}
-        yield record_id, _change(row, found) if row["_is_change"] else _record(row, found)
+        yield record_id, change_of(row, found) if row["_is_change"] else record_of(row, found)
 
 
-def _change(row: Mapping[str, Any], values: Sequence[Any]) -> Change:
+def change_of(row: Mapping[str, Any], values: Sequence[Any]) -> Change:
     return Change(
         row["_change_type"],
         row["_commit_timestamp"],
@@ -146,7 +146,7 @@ def _change(row: Mapping[str, Any], values: Sequence[Any]) -> Change:
     )
 
 
-def _record(row: Mapping[str, Any], values: Sequence[Any]) -> Record:
+def record_of(row: Mapping[str, Any], values: Sequence[Any]) -> Record:
     reason = row["_reread_reason"]
     return Record(
         values,
@@ -176,20 +176,20 @@ def _folded(
         fold.mark(cue)
     if fold.record is None:
         return
-    yield (*_row(record_id, fold.record), None, None, CURRENT)
+    yield (*row_of(record_id, fold.record), None, None, CURRENT)
     nothing = [None] * len(folding.fields.columns)
     for cue in fold.cues:
-        yield (*_cue(record_id, cue, nothing), None, None, CUE)
+        yield (*cue_row(record_id, cue, nothing), None, None, CUE)
     for span in fold.renumbered:
         yield (record_id, *nothing, *[None] * len(FLAGS), *span, RENUMBERED)
     if folding.with_versions and fold.versions:
         versions = fold.versions if before is None else [before, *fold.versions]
         ends = [version.commit_timestamp for version in versions[1:]]
         for version, end in zip(versions, [*ends, None], strict=True):
-            yield (*_row(record_id, version), version.commit_timestamp, end, VERSION)
+            yield (*row_of(record_id, version), version.commit_timestamp, end, VERSION)
 
 
-def _row(record_id: str, record: Record) -> tuple[Any, ...]:
+def row_of(record_id: str, record: Record) -> tuple[Any, ...]:
     return (
         record_id,
         *record.values,
@@ -205,6 +205,6 @@ def _row(record_id: str, record: Record) -> tuple[Any, ...]:
     )
 
 
-def _cue(record_id: str, cue: Cue, nothing: Sequence[None]) -> tuple[Any, ...]:
+def cue_row(record_id: str, cue: Cue, nothing: Sequence[None]) -> tuple[Any, ...]:
     order = (cue.commit_timestamp, None, None, cue.ingest_seq)
     return (record_id, *nothing, None, None, None, cue.reason, *order, cue.change_type)

@@ -31,7 +31,7 @@ from sfpubsub.spark.raw.iceberg import (
     published,
 )
 from sfpubsub.spark.runtime.runtimes import check_session
-from sfpubsub.spark.runtime.session import active_session, frame_of_rows
+from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
 
@@ -101,7 +101,9 @@ class IcebergTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        with self._errors("cannot be made"), active_session(self._target.spark):
+        # Behind the lock: with the settings of a change that another thread makes of another table,
+        # these commits would carry its number.
+        with self._errors("cannot be made"), self._target.settings({}):
             java = self._java_session.parseDataType(spark_schema(columns).json())
             wanted = self._iceberg("spark.SparkSchemaUtil").convert(java)
             if not there:

@@ -63,7 +63,7 @@ class Identity:
             f"target"
         )
 
-    def check(self, now: Identity, is_there: Callable[[], bool]) -> None:
+    def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
         """Make sure that tables made of this may go on with what is named now.
 
         A raw table that was moved is the same one: it has its id, and the last batch that was read.
@@ -71,11 +71,13 @@ class Identity:
         Args:
             now: What is named now.
             is_there: Says whether the last raw batch that was read is in the raw table named now.
+            may_grow: Whether there may be more objects now.
 
         Raises:
             ConfigurationError: They may not.
         """
-        if now.objects != self.objects:
+        grown = may_grow and set(self.objects) <= set(now.objects)
+        if now.objects != self.objects and not grown:
             was = ", ".join(self.objects) or "all objects"
             raise ConfigurationError(
                 f"these tables are made of {was}: name the same objects, or another target"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -70,7 +71,8 @@ class Planner:
         self._raw = raw
         self._target = target
         self._types = types
-        self._names = names
+        self.names = names
+        """See above."""
         self._patience = patience
         self._clock = clock
         self._missing: dict[str, set[RawBatch]] | None = None
@@ -81,8 +83,8 @@ class Planner:
     def rows(self, plan: StepPlan, version: str | None = None) -> DataFrame:
         """Return the raw rows that a step adds."""
         rows = self._raw.rows(plan.batches, version)
-        if self._names is not None:
-            named = f.col("event_name").isin(*sorted(self._names))
+        if self.names is not None:
+            named = f.col("event_name").isin(*sorted(self.names))
             rows = rows.where(named | (f.coalesce(f.col("event_name"), f.lit("")) == ""))
         if plan.kind == "again":
             rows = rows.where(f.col("schema_id").isin(*plan.schema_ids))
@@ -112,6 +114,18 @@ class Planner:
             step = self._rows(base, newest.pending, came_back=True)
         step = step or self._forget(base)
         return step or self._rows(base, self._raw.after(newest.last, version))
+
+    def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
+        """Return a step that is of no raw row; what comes next of these is as after *newest*."""
+        base = newest or StepPlan(0, "beside", version=self._raw.version())
+        return StepPlan(
+            base.number + 1,
+            "beside",
+            last=base.last,
+            version=base.version,
+            pending=base.pending,
+            note=note,
+        )
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
         """Return the step that empties all tables, so that raw batches begin anew."""
@@ -173,7 +187,7 @@ class Planner:
             return None
         step = replace(base, kind="rows", batches=tuple(batches), schema_ids=())
         counts = self._counts(self.rows(step, base.version))
-        if self._names is None:
+        if self.names is None:
             _check_read(batches, counts)
         kept = self._cut(batches, counts)
         if not kept:

@@ -38,6 +38,9 @@ QUEUE = pa.schema(
 # have started anew, in milliseconds since 1970 UTC.
 _KIND, _HISTORY, _EPOCHS = "kind", "history", "number_epochs"
 
+# The kind of a mirror's queue.
+MIRROR = "mirror"
+
 
 class Queue:
     """The queue of one target. Not thread-safe."""
@@ -48,6 +51,10 @@ class Queue:
     def exists(self) -> bool:
         """Whether the target has current tables."""
         return self._table.exists()
+
+    def is_of_mirror(self) -> bool:
+        """Whether a mirror keeps it, which takes out what is done with."""
+        return self._table.facts().get(_KIND) == MIRROR
 
     def has_history(self) -> bool:
         """Whether it has history tables, too."""

@@ -32,7 +32,7 @@ STEPS_NAME = "_steps"
 # Version of the plan, and of the layout of tables that it stands for.
 _LAYOUT = 1
 
-Kind = Literal["rows", "forget", "again", "restored", "rebuild"]
+Kind = Literal["rows", "forget", "again", "restored", "rebuild", "beside"]
 
 _COLUMNS = pa.schema(
     [
@@ -56,7 +56,8 @@ class StepPlan:
     """``rows``: rows of raw batches are added. ``forget``: rows that could not be decoded for lack
     of schemas are taken out of `_undecodable`, because the schemas have come; ``again``, the next
     step: these rows are added. ``restored``: rows of batches that have vanished from the raw table
-    are removed. ``rebuild``: all rows are removed, and raw batches begin anew."""
+    are removed. ``rebuild``: all rows are removed, and raw batches begin anew. ``beside``: nothing
+    for typed tables; `note` tells followers what to do."""
     batches: tuple[RawBatch, ...] = ()
     """Those whose rows are added, or removed."""
     last: RawBatch | None = None
@@ -76,6 +77,8 @@ class StepPlan:
     """Whether rows are of a schema that was not known."""
     pending: tuple[RawBatch, ...] = ()
     """Batches that came back into the raw table, for the next steps."""
+    note: dict[str, Any] = field(default_factory=dict)
+    """With ``beside``: what followers are to do, as JSON has it."""
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
     """By which two engines that plan at the same moment are told apart."""
 

@@ -45,6 +45,10 @@ NUMBERS = ("int", "double", "currency", "percent")
 _LONGEST = 131_072
 """Characters of the longest text field that an org has."""
 
+_SCALE, _GEO_SCALE, _MOST_SCALE = 2, 15, 17
+"""Digits behind the point of a number unless its definition says otherwise, of a place's latitude
+and longitude, and most of all: a number has 18 digits."""
+
 # Part of a compound field -> type and length of the field that holds it.
 _NAME_PARTS = {
     "Salutation": ("picklist", 40),
@@ -67,6 +71,7 @@ _KEYS: dict[str, type] = {
     "type": str,
     "label": str,
     "length": int,
+    "scale": int,
     "required": bool,
     "picklist": list,
     "restricted": bool,
@@ -110,6 +115,8 @@ class Field:
         label: For people.
         type: Key of `TYPES`.
         length: Characters that a text may have; 0 for other types.
+        scale: Digits behind the point of a number with decimals, as the describe tells it; what is
+            written may have more.
         nillable: Whether it can be empty.
         createable: Whether a client can set it when it creates a record.
         updateable: Whether a client can change it.
@@ -144,6 +151,7 @@ class Field:
     compound: str = ""
     part: str = ""
     avro: str = ""
+    scale: int = 0
 
     @property
     def is_custom(self) -> bool:
@@ -307,6 +315,8 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
         raise ValueError(f"{of}.{name}: type must be one of {', '.join(TYPES)}")
     if not 0 <= row.get("length", 0) <= _LONGEST:
         raise ValueError(f"{of}.{name}: length must be at most {_LONGEST}")
+    if not 0 <= row.get("scale", 0) <= _MOST_SCALE:
+        raise ValueError(f"{of}.{name}: scale must be at most {_MOST_SCALE}")
     if row["type"] == "reference" and not row.get("references"):
         raise ValueError(f"{of}.{name}: say what it references")
     field = _field(row)
@@ -330,7 +340,15 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     if row["type"] == "address":
         stem = str(name).removesuffix("Address")
         parts = [
-            Field(f"{stem}{part}", _label(f"{stem}{part}"), kind, length, compound=name, part=part)
+            Field(
+                f"{stem}{part}",
+                _label(f"{stem}{part}"),
+                kind,
+                length,
+                compound=name,
+                part=part,
+                scale=_GEO_SCALE if kind == "double" else 0,
+            )
             for part, (kind, length) in _ADDRESS_PARTS.items()
         ]
         return [field, *parts]
@@ -358,6 +376,7 @@ def _field(row: Mapping[str, Any]) -> Field:
         unique=row.get("unique", False),
         default=default,
         avro=row.get("avro", ""),
+        scale=row.get("scale", _SCALE) if kind in ("double", "currency", "percent") else 0,
     )
 
 

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Storms: random changes over REST while `sfpubsub mirror run` is killed, with and without its JVM,
+# and everything else fails as well; at the end each table must be what the org's own store holds,
+# to Spark and to a plain reader, or exit code 1.
+#
+#   scripts/storm.sh [STORMS [SEED [FORMAT]]]     by default 20 storms, a new seed, delta
+#
+# STORMS of 5,000 changes over 10,000 records with 20 blows each, then one of 50,000 over 100,000
+# with 60. A storm of 5,000 takes some 15 minutes. Iceberg runs in an environment of its own. The
+# last line of each storm is its report as JSON.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/environment.sh
+. scripts/environment.sh
+
+storms="${1:-20}"
+seed="${2:-$((RANDOM * 32768 + RANDOM))}"
+format="${3:-delta}"
+python="${PYTHON:-python3}"
+if [ "$format" = iceberg ]; then
+  prepare_iceberg
+  python="$iceberg_python"
+fi
+directory="$(mktemp -d "${TMPDIR:-/tmp}/storm.XXXXXX")"
+echo "seed $seed; logs and tables: $directory" >&2
+
+status=0
+# A storm that is well leaves nothing; one that is not, its org and its tables.
+storm() {
+  local number="$1"
+  shift
+  if "$python" -m tests.faults.storm "$directory/$number" --format "$format" \
+    --seed "$((seed + number))" "$@"; then
+    rm -rf "${directory:?}/$number"
+  else
+    status=1
+  fi
+}
+for ((number = 1; number <= storms; number++)); do
+  storm "$number" --changes 5000 --records 10000 --blows 20
+done
+storm "$((storms + 1))" --changes 50000 --records 100000 --blows 60
+if [ "$status" -eq 0 ]; then
+  rm -rf "$directory"
+fi
+exit "$status"

@@ -1,0 +1,208 @@
+"""``sfpubsub mirror``: objects of an org as tables that equal it.
+
+Puts the parts together and translates between them and people; decides nothing about records.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfpubsub.cli import mirror_tools
+from sfpubsub.cli.main import INTERRUPTED
+from sfpubsub.cli.params import ManagedName, Seconds, Topic
+from sfpubsub.cli.service import StopRequest, service_options
+from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from sfpubsub.spark.mirror.tables import Deletes
+
+# The channel of all objects that are selected for change data capture.
+_ALL_CHANGES = "/data/ChangeEvents"
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Duration(click.types.StringParamType):
+    """Seconds, as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``; 0 stands for never."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return seconds."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is not a duration such as 90s, 10m, 24h or 7d", param, ctx)
+        return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+@click.group("mirror")
+def mirror() -> None:
+    """Keep tables of objects, complete from the first row on, and live."""
+
+
+@mirror.command("run")
+@click.argument("objects", metavar="OBJECT...", nargs=-1, required=True)
+@click.option(
+    "--to",
+    "target",
+    metavar="TARGET",
+    required=True,
+    help="Where the tables are: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
+)
+@click.option("--raw", metavar="TABLE", help="The raw table.  [default: _raw in TARGET]")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["delta", "iceberg"]),
+    default="delta",
+    show_default=True,
+    help="Format of all tables.",
+)
+@click.option("--managed", type=ManagedName(), metavar="NAME", help="Managed subscription to read.")
+@click.option(
+    "--topic", type=Topic(), metavar="TOPIC", help=f"Topic to read.  [default: {_ALL_CHANGES}]"
+)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    default="latest",
+    show_default=True,
+    help="With --topic: where a new raw table begins.",
+)
+@click.option(
+    "--margin",
+    type=Seconds(min=0),
+    metavar="S",
+    default=300.0,
+    show_default=True,
+    help="Seconds by which answers of the org may lag behind its events.",
+)
+@click.option("--once", is_flag=True, help="End when the tables equal the org.")
+@click.option(
+    "--deletes",
+    type=click.Choice(["mark", "remove"]),
+    default="mark",
+    show_default=True,
+    help="What becomes of the row of a deleted record.",
+)
+@click.option(
+    "--bulk-from",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=10_000,
+    show_default=True,
+    help="Read objects with at least N records in bulk.",
+)
+@click.option(
+    "--piece-rows",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=50_000,
+    show_default=True,
+    help="Rows that are read and merged at a time.",
+)
+@click.option(
+    "--api-calls-per-day",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most calls of the org's allowance to use in 24 hours.",
+)
+@click.option(
+    "--refresh-formulas",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="Read objects with formula fields again after so long; 0 for never.",
+)
+@click.option(
+    "--sweep",
+    type=Duration(),
+    default="7d",
+    show_default=True,
+    help="Look for records purged without an event after so long; 0 for never.",
+)
+@click.option(
+    "--batch-seconds",
+    type=Seconds(min=0),
+    metavar="S",
+    help="Write events at the latest after S seconds.  [default: 10]",
+)
+@click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
+@spark_options
+@service_options
+def run(
+    objects: tuple[str, ...],
+    target: str,
+    raw: str | None,
+    format_: str,
+    managed: str | None,
+    topic: str | None,
+    start: str,
+    margin: float,
+    once: bool,
+    deletes: Deletes,
+    bulk_from: int,
+    piece_rows: int,
+    api_calls_per_day: int | None,
+    refresh_formulas: float,
+    sweep: float,
+    batch_seconds: float | None,
+    master: str | None,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+    **service: str | None,
+) -> None:
+    """Keep a table of each OBJECT that equals the org, until Ctrl-C.
+
+    The stream is opened first; then each object is read, and the events are laid over what was
+    read. The job can be killed at any moment and started again: it goes on where it was.
+    """
+    if managed is not None and topic is not None:
+        raise click.UsageError("give --managed or --topic, and not both")
+    for module in ("pyspark", "pandas", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError("sfpubsub mirror", "spark")
+    # Imported here: they load pyspark and pyarrow.
+    from sfpubsub.cli.mirror_run import MirrorRun
+    from sfpubsub.spark.mirror.settings import MirrorSettings
+    from sfpubsub.spark.raw.sources import Source
+    from sfpubsub.spark.tables.target import Place
+
+    source = Source("managed", managed) if managed else Source("topic", topic or _ALL_CHANGES)
+    found = MirrorRun(
+        objects,
+        Place.parse(target, format_),
+        target=target,
+        raw=raw,
+        source=source,
+        start=start,
+        settings=MirrorSettings(
+            margin=margin,
+            deletes=deletes,
+            bulk_from=bulk_from,
+            piece_rows=piece_rows,
+            refresh_formulas=refresh_formulas,
+            sweep=sweep,
+            api_calls_per_day=api_calls_per_day,
+        ),
+        batch_seconds=batch_seconds,
+        service=service,
+    )
+    stop = StopRequest()
+    with stop.installed():
+        found.all(master, spark_settings(conf, packages), stop, once=once)
+    click.echo(json.dumps(found.summary()))
+    if stop.interrupted:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+mirror.add_command(mirror_tools.signal)
+mirror.add_command(mirror_tools.verify)

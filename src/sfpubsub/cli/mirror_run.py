@@ -1,0 +1,181 @@
+"""One run of ``sfpubsub mirror run``: everything opened in order, and closed in the other order."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import click
+
+from sfpubsub.auth.http import HttpClient
+from sfpubsub.auth.oauth import session_provider
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.auth.session import CurrentSession, org_id_of
+from sfpubsub.cli.service import CONNECT_TIMEOUT, StopRequest, client_of
+from sfpubsub.cli.starting import start_spark
+from sfpubsub.cli.waiting import Waiting
+from sfpubsub.config import Settings
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.tooling import API_VERSION
+from sfpubsub.tooling.event_channels import EventChannels
+
+if TYPE_CHECKING:
+    from sfpubsub.client.client import PubSubClient
+    from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
+    from sfpubsub.spark.raw.sources import Source
+    from sfpubsub.spark.tables.target import Place
+    from sfpubsub.stores.schema_store import SchemaStore
+
+# The raw table of a target, unless another one is named.
+RAW_NAME = "_raw"
+
+
+class MirrorRun:
+    """The stream, the tables, and what reads the org.
+
+    Spark comes first (its JVM is started by a fork, which must not happen beside gRPC's threads),
+    then the stream with the raw table, then the tables that are made of it.
+
+    Raises:
+        ConfigurationError: A setting is missing or wrong.
+    """
+
+    def __init__(
+        self,
+        objects: Sequence[str],
+        place: Place,
+        *,
+        target: str,
+        raw: str | None,
+        source: Source,
+        start: str,
+        settings: MirrorSettings,
+        batch_seconds: float | None,
+        service: Mapping[str, str | None],
+    ) -> None:
+        from sfpubsub.spark.raw.destination import Destination
+
+        self._objects = objects
+        self._target = target
+        self._format = place.format
+        separator = "." if place.in_catalog else "/"
+        self._raw = Destination.parse(
+            raw or f"{target.rstrip('/')}{separator}{RAW_NAME}", place.format
+        )
+        self._source = source
+        self._start = start
+        self._mirror_settings = settings
+        self._job_settings = {} if batch_seconds is None else {"batch_seconds": batch_seconds}
+        self._settings = Settings.load(dict(service))
+        self._sessions = CurrentSession(session_provider(self._settings))
+        self._report: MirrorReport | None = None
+
+    def all(
+        self, master: str | None, spark: Mapping[str, str], stop: StopRequest, *, once: bool
+    ) -> None:
+        """Run until stopped."""
+        from sfpubsub.rest import OrgReader
+        from sfpubsub.spark.mirror.job import Mirror
+        from sfpubsub.spark.mirror.rights import check_rights
+        from sfpubsub.spark.mirror.stream import MirrorStream
+        from sfpubsub.spark.runtime.session import spark_session
+        from sfpubsub.types import StartPosition
+
+        http = HttpClient.from_settings(self._settings)
+        reader = OrgReader(self._sessions, http=http)
+        check_rights(reader, self._objects)  # before Spark starts, which takes seconds
+        self._tell_unselected(http)
+        with ExitStack() as opened:
+            say("starting Spark")
+            session = spark_session(
+                master, format=self._format, app_name="sfpubsub mirror", settings=dict(spark)
+            )
+            started = start_spark(session, stop)
+            opened.push(session)
+            if stop.requested:
+                return
+            waiting = Waiting(say)
+            start = StartPosition.latest() if self._start == "latest" else StartPosition.earliest()
+            stream = opened.enter_context(
+                MirrorStream(
+                    started,
+                    self._raw,
+                    self._source,
+                    self._connected,
+                    start=start,
+                    # What is lost is read from the org.
+                    fallback="earliest",
+                    org_id=org_id_of(self._sessions.get().tenant_id),
+                    job_settings=self._job_settings,
+                    on_health=lambda health: waiting.look(health, time.monotonic()),
+                )
+            )
+            mirror = opened.enter_context(
+                Mirror(
+                    started,
+                    reader,
+                    self._raw,
+                    self._target,
+                    self._objects,
+                    format=self._format,
+                    settings=self._mirror_settings,
+                    on_progress=say,
+                )
+            )
+            stop.tell(mirror.stop)
+            gc.freeze()
+            stream.begin()
+            say(f"waiting for {self._source} to be anchored")
+            try:
+                mirror.run(stream.standing, once=once)
+            finally:
+                self._report = mirror.report
+                stream.stop()
+
+    def summary(self) -> dict[str, object]:
+        """Return what was done, for scripts."""
+        report = self._report
+        return {
+            "to": self._target,
+            "raw": str(self._raw),
+            "objects": list(self._objects),
+            **({} if report is None else vars(report)),
+        }
+
+    def _tell_unselected(self, http: HttpClient) -> None:
+        """Say which objects have no change events on the channel that is read."""
+        channel = self._source.name.rpartition("/")[2]
+        if not self._source.keeps_position or not self._source.name.startswith("/data/"):
+            return
+        if channel.endswith("ChangeEvent"):
+            return  # of one object, which the service has or refuses
+        try:
+            found = EventChannels(OrgClient(self._sessions, http), API_VERSION).show(channel)
+        except SfPubSubError as error:
+            say(f"which objects {self._source.name} has is not known: {error}")
+            return
+        members = {member.entity.lower() for member in found.members}
+        for name in self._objects:
+            event = f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent"
+            if event.lower() not in members:
+                say(
+                    f"{name} is not selected for change data capture on {channel}, so its changes "
+                    f"do not come: sfpubsub channel add {channel} {name}"
+                )
+
+    def _connected(self, schemas: SchemaStore) -> PubSubClient:
+        client = client_of(self._settings, self._sessions, schemas)
+        try:
+            client.connect(CONNECT_TIMEOUT)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+
+def say(text: str) -> None:
+    """Tell people what happens."""
+    click.echo(text, err=True)

@@ -1,0 +1,225 @@
+"""``sfpubsub mirror signal`` and ``sfpubsub mirror verify``: beside a mirror that runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfpubsub.cli.main import FAILED
+from sfpubsub.cli.params import Seconds
+from sfpubsub.cli.service import StopRequest, service_options
+from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.cli.starting import start_spark
+from sfpubsub.cli.words import counted
+from sfpubsub.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sfpubsub.spark.mirror.mailbox import Kind
+    from sfpubsub.spark.mirror.verifying import Difference
+
+_target = click.option(
+    "--to",
+    "target",
+    metavar="TARGET",
+    required=True,
+    help="The mirror's: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
+)
+_format = click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["delta", "iceberg"]),
+    default="delta",
+    show_default=True,
+    help="Format of the mirror's tables.",
+)
+
+
+@click.command("signal")
+@_target
+@_format
+@click.option("--reread", metavar="OBJECT", help="Read records of OBJECT from the org again.")
+@click.option("--where", metavar="SOQL", help="With --reread: only those for which this is true.")
+@click.option("--add", metavar="OBJECT", help="Mirror OBJECT as well.")
+@click.option("--pause", is_flag=True, help="Merge and read nothing until --resume.")
+@click.option("--resume", is_flag=True, help="Go on after --pause.")
+@spark_options
+def signal(
+    target: str,
+    format_: str,
+    reread: str | None,
+    where: str | None,
+    add: str | None,
+    pause: bool,
+    resume: bool,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+) -> None:
+    """Tell a mirror that runs, or is to run again, to do something.
+
+    The signal is kept in the target, durably, until the mirror has done it.
+    """
+    asked: list[tuple[Kind, str | None]] = []
+    if reread is not None:
+        asked.append(("reread", reread))
+    if add is not None:
+        asked.append(("add", add))
+    if pause:
+        asked.append(("pause", None))
+    if resume:
+        asked.append(("resume", None))
+    if len(asked) != 1:
+        raise click.UsageError("give one of --reread, --add, --pause and --resume")
+    if where is not None and reread is None:
+        raise click.UsageError("--where goes with --reread")
+    _check_spark("sfpubsub mirror signal")
+    # Imported here: they load pyspark and pyarrow.
+    from sfpubsub.rest.asking import check_name
+    from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
+    from sfpubsub.spark.tables.target import Place
+
+    place = Place.parse(target, format_)
+    ((kind, entity),) = asked
+    if entity is not None:
+        check_name("an object", entity)
+    given = Signal(kind, entity, where)
+    if place.local is not None:  # a directory needs no Spark, whose start takes seconds
+        Mailbox(None, place).put(given)
+    else:
+        with _session("signal", format_, conf, packages) as spark:
+            Mailbox(spark, place).put(given)
+    click.echo(json.dumps({"id": given.id, "kind": kind, "object": entity, "where": where}))
+
+
+@click.command("verify")
+@click.argument("entity", metavar="OBJECT")
+@_target
+@_format
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compare N records of the table, chosen at random.  [default: all]",
+)
+@click.option(
+    "--margin",
+    type=Seconds(min=0),
+    metavar="S",
+    default=300.0,
+    show_default=True,
+    help="Seconds by which answers of the org may lag behind its events.",
+)
+@spark_options
+@service_options
+def verify(
+    entity: str,
+    target: str,
+    format_: str,
+    sample: int | None,
+    margin: float,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+    **service: str | None,
+) -> None:
+    """Read OBJECT from the org again, and compare its table row by row.
+
+    Prints a JSON line for each record on which they do not agree, with why that can be: it is
+    queued to be read again, it has changed just now, only fields differ that no event tells of, or
+    it was purged. The last line counts. Ends with 1 if a difference has no such reason.
+    """
+    _check_spark("sfpubsub mirror verify")
+    # Imported here: they load pyspark and pyarrow.
+    from sfpubsub.auth.http import HttpClient
+    from sfpubsub.auth.oauth import session_provider
+    from sfpubsub.config import Settings
+    from sfpubsub.rest import OrgReader
+    from sfpubsub.spark.mirror.verifying import Verification
+    from sfpubsub.spark.tables.target import Place
+
+    Place.parse(target, format_)
+    settings = Settings.load(service)
+    reader = OrgReader(session_provider(settings), http=HttpClient.from_settings(settings))
+    reader.describe(entity)  # what cannot be asked is told before Spark starts
+    sees_all = reader.can_view_all(entity)
+    if not sees_all:
+        click.echo(
+            f"it is not known that the user sees all records of {entity}: those that the org does "
+            f"not return may be hidden and not gone",
+            err=True,
+        )
+    with _session("verify", format_, conf, packages) as spark:
+        verification = Verification(
+            spark, reader, target, entity, format=format_, sample=sample, margin=margin
+        )
+        for difference in verification.differences():
+            click.echo(json.dumps(_record(difference), default=str))
+    unexplained = verification.differing.get("unexplained", 0)
+    click.echo(
+        json.dumps(
+            {
+                "object": entity,
+                "compared": verification.compared,
+                "equal": verification.equal,
+                "different": verification.differing,
+                "sees_all": sees_all,
+                "api_calls": reader.calls,
+            }
+        )
+    )
+    click.echo(
+        f"{counted(verification.compared, 'record')} compared, "
+        f"{counted(sum(verification.differing.values()), 'difference')}, "
+        f"{unexplained} without a reason",
+        err=True,
+    )
+    if unexplained:
+        click.get_current_context().exit(FAILED)
+
+
+def _record(difference: Difference) -> dict[str, Any]:
+    return {
+        "record_id": difference.record_id,
+        "in_org": difference.in_org,
+        "in_table": difference.in_table,
+        "why": difference.why,
+        "fields": {
+            name: {"org": org, "table": table} for name, (org, table) in difference.fields.items()
+        },
+    }
+
+
+def _check_spark(command: str) -> None:
+    for module in ("pyspark", "pandas", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError(command, "spark")
+
+
+@contextmanager
+def _session(
+    name: str,
+    format_: str,
+    conf: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
+) -> Iterator[SparkSession]:
+    from sfpubsub.spark.runtime.session import spark_session
+
+    stop = StopRequest()
+    click.echo("starting Spark", err=True)
+    session = spark_session(
+        app_name=f"sfpubsub mirror {name}",
+        format=format_,
+        settings=spark_settings(conf, packages),
+    )
+    with ExitStack() as opened:
+        with stop.installed():
+            spark = start_spark(session, stop)
+            opened.push(session)
+        if stop.requested:
+            raise click.Abort
+        yield spark

@@ -1,0 +1,187 @@
+"""What an event type has of a mirrored object: where its fields are, and how they become columns.
+
+Pure: no Spark session, no I/O. An event knows less than a describe: numbers are doubles, dates are
+milliseconds, a name may be a text or a person's. Its values are converted by SQL over a row of the
+typed table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sfpubsub.avro.columns import names_of, paths_of
+from sfpubsub.avro.typed_rows import Plan
+from sfpubsub.spark.mirror.described import Column, number_of
+from sfpubsub.spark.raw.frames import sql_text
+
+
+@dataclass(frozen=True)
+class Source:
+    """A field of an event type in one column of its typed table."""
+
+    name: str
+    type: pa.DataType
+    parts: Mapping[str, tuple[str, ...]]
+    """Where its parts are: the names inside of the column, by the names of events."""
+
+    @property
+    def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
+        """Where the value is that has no parts, and its type; None for a record.
+
+        Of a union (a name is a text or a person's) it is the first member that is no record.
+        """
+        if not pa.types.is_struct(self.type):
+            return (self.name,), self.type
+        steps = {path[0] for path in self.parts.values()}
+        for member in self.type:
+            if member.name not in steps and not pa.types.is_struct(member.type):
+                return (self.name, member.name), member.type
+        return None
+
+
+def sources_of(plan: Plan) -> dict[str, list[Source]]:
+    """Return where a typed table has each field of an event type; several places if it changed."""
+    types = {column.name: column.type for column in plan.columns}
+    found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
+    for text in plan.schemas.values():
+        paths = paths_of(text, plan.columns)
+        for name, path in paths.items():
+            field, _, part = name.partition(".")
+            parts = found.setdefault(field, {}).setdefault(path[0], {})
+            if part:
+                parts[part] = path[1:]
+    return {
+        field: [Source(name, types[name], parts) for name, parts in places.items()]
+        for field, places in found.items()
+    }
+
+
+def take_source(columns: list[Column], field: str, source: Source) -> None:
+    """Make sure that a column takes what events have of a field."""
+    own = [n for n, each in enumerate(columns) if each.field.lower() == field.lower()]
+    for number in sorted(own, key=lambda n: not columns[n].described):
+        column = columns[number]
+        if takes(column, source):
+            columns[number] = replace(column, type=_with_parts(column, source))
+            return
+    for name in names_of(pa.field(field, source.type)):
+        if number_of(columns, name) is None:
+            columns.append(Column(name, source.type, field, f"({field})", described=False))
+            return
+
+
+def takes(column: Column, source: Source) -> bool:
+    """Whether a column can have all values of a field's place in typed tables."""
+    if column.type == source.type:
+        return True
+    if not pa.types.is_struct(column.type):
+        if source.whole is None:
+            return False
+        kind = source.whole[1]
+        return _convertible(kind, column.type) or (column.is_time and pa.types.is_int64(kind))
+    members = {member.name.lower(): member.type for member in column.type}
+    if column.field.lower() in members and source.whole is None:
+        return False
+    kinds = {part: _inside(source.type, path) for part, path in source.parts.items()}
+    return bool(kinds) and all(
+        part.lower() not in members or _convertible(kind, members[part.lower()])
+        for part, kind in kinds.items()
+    )
+
+
+def _with_parts(column: Column, source: Source) -> pa.DataType:
+    if column.type == source.type or not pa.types.is_struct(column.type):
+        return column.type
+    members = list(column.type)
+    known = {member.name.lower() for member in members}
+    members += [
+        pa.field(part, _inside(source.type, path))
+        for part, path in source.parts.items()
+        if part.lower() not in known
+    ]
+    return pa.struct(members)
+
+
+def _inside(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
+    for name in path:
+        kind = kind.field(name).type
+    return kind
+
+
+def member_of(column: Column, part: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where a part is in a column's struct, which is as in events if only they have it."""
+    for member in column.type:
+        if member.name.lower() == part.lower():
+            return (member.name,)
+    return path
+
+
+# From an event's value to a column's, in SQL.
+
+_MILLISECONDS_A_DAY = 86_400_000
+
+
+# How REST writes a time of day; events have its milliseconds.
+_TIME_OF_DAY = "HH:mm:ss.SSS'Z'"
+
+
+def _convertible(old: pa.DataType, new: pa.DataType) -> bool:
+    if pa.types.is_decimal(new):
+        return bool(pa.types.is_float64(old) or pa.types.is_int64(old))
+    return bool(old == new or (pa.types.is_int64(old) and pa.types.is_date(new)))
+
+
+def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
+    """Return a value as SQL in another type; for what is `_convertible`, and times of day."""
+    if old == new:
+        return value
+    if pa.types.is_decimal(new):  # of a double its shortest digits count, halves away from zero
+        return f"CAST({value} AS DECIMAL({new.precision}, {new.scale}))"
+    if pa.types.is_date(new):
+        days = f"CAST(floor({value} / {_MILLISECONDS_A_DAY}) AS INT)"
+        return f"date_add(DATE'1970-01-01', {days})"
+    return f"date_format(timestamp_millis({value}), {sql_text(_TIME_OF_DAY)})"
+
+
+def sql_of(column: Column, source: Source) -> str:
+    """Return a column's value as SQL; only for what it `takes`."""
+    if column.type == source.type:
+        return _quoted(source.name)
+    if not pa.types.is_struct(column.type):
+        path, kind = _whole(source)
+        return _converted(_quoted(*path), kind, column.type)
+    parts = {part.lower(): path for part, path in source.parts.items()}
+    members: list[tuple[str, str]] = []
+    for member in column.type:
+        if member.name.lower() in parts:
+            path = parts[member.name.lower()]
+            value, kind = _quoted(source.name, *path), _inside(source.type, path)
+        elif member.name.lower() == column.field.lower():
+            whole, kind = _whole(source)
+            value = _quoted(*whole)
+        else:
+            value, kind = f"CAST(NULL AS {_in_sql(member.type)})", member.type
+        members.append((member.name, _converted(value, kind, member.type)))
+    is_set = " OR ".join(f"{value} IS NOT NULL" for _, value in members)
+    values = ", ".join(f"{sql_text(name)}, {value}" for name, value in members)
+    return f"CASE WHEN {is_set} THEN named_struct({values}) END"
+
+
+def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
+    if source.whole is None:
+        raise AssertionError(f"{source.name} has parts only")
+    return source.whole
+
+
+def _quoted(*path: str) -> str:
+    return ".".join(f"`{name}`" for name in path)
+
+
+def _in_sql(kind: pa.DataType) -> str:
+    spark: Any = from_arrow_schema(pa.schema([("value", kind)])).fields[0].dataType
+    return str(spark.simpleString())

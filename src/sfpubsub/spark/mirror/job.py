@@ -1,0 +1,452 @@
+"""The mirror job: events and reads of the org come together, by one hand.
+
+One thread, the caller's, does every step of the engine: it lays events, merges reads and asks for
+more. A second one reads the org into the log, a third one takes the stream into the raw table. What
+a read is worth is what was laid a margin before it was asked for. Invariant: whatever is killed,
+and when, the next process goes on from the tables alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import (
+    ConfigurationError,
+    PermissionDeniedError,
+    QuotaExceededError,
+    ReadExpiredError,
+    RequestRefusedError,
+    StreamUnavailableError,
+    WriteError,
+)
+from sfpubsub.rest import ObjectDescription, OrgReader
+from sfpubsub.spark.mirror import planning
+from sfpubsub.spark.mirror.agenda import Agenda, Patience
+from sfpubsub.spark.mirror.budget import DAY, Budget
+from sfpubsub.spark.mirror.fetching import Fetching
+from sfpubsub.spark.mirror.hand import Hand
+from sfpubsub.spark.mirror.ledger import Ledger
+from sfpubsub.spark.mirror.log import Marker, ReadLog
+from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
+from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep
+from sfpubsub.spark.mirror.planning import Wanted
+from sfpubsub.spark.mirror.reading import OrgReads, Reading
+from sfpubsub.spark.mirror.reads import AsOf, Read
+from sfpubsub.spark.mirror.rights import check_rights
+from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
+from sfpubsub.spark.mirror.signals import Signals
+from sfpubsub.spark.mirror.since import Since
+from sfpubsub.spark.mirror.stream import Standing
+from sfpubsub.spark.mirror.tables import MirrorTables
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
+from sfpubsub.spark.tables.engine import EventTables
+from sfpubsub.spark.tables.records import Reason
+from sfpubsub.spark.tables.steps import Follower
+from sfpubsub.spark.tables.target import Target
+
+_log = logging.getLogger("sfpubsub.spark")
+
+# Seconds between two looks at the stream when there is nothing to do.
+_POLL = 0.25
+
+# Seconds between two looks into the mailbox, which is a listing.
+_SIGNALS_EVERY = 2.0
+
+
+class Mirror:
+    """The mirror of some objects in one target. A context manager; not thread-safe.
+
+    Args:
+        spark: A classic session with the format's jars.
+        reader: Reads the org.
+        raw: The raw table, which a `MirrorStream` writes.
+        to: Where the tables are: a directory, a URL, or the name of a catalog's schema.
+        objects: API names; those of earlier runs are mirrored as well.
+        format: ``delta`` or ``iceberg``.
+        settings: The rest.
+        on_progress: Told in plain words what happens.
+        clock: Steady seconds, for margins.
+        wall: Seconds since 1970 UTC, for schedules.
+
+    Raises:
+        ConfigurationError: There is no raw table, or the target is something else's.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        reader: OrgReader,
+        raw: Destination,
+        to: str | os.PathLike[str],
+        objects: Sequence[str],
+        *,
+        format: str = "delta",  # noqa: A002  # Spark's own word
+        settings: MirrorSettings | None = None,
+        on_progress: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings or MirrorSettings()
+        self._reader = reader
+        self._say = on_progress or (lambda _: None)
+        self._clock, self._wall = clock, wall
+        self._objects = list(dict.fromkeys(objects))
+        self._described: dict[str, ObjectDescription] = {}
+        self._stopping = threading.Event()
+        self._fetching = Fetching(self._stopping)
+        self._report = MirrorReport()
+        self._agenda = Agenda(self.settings.refresh_formulas, self.settings.sweep)
+        self._patience = Patience()
+        self._gaps: set[str] = set()
+        self._is_told = False
+        self._is_held = False
+        self._signals_at = float("-inf")
+        with ExitStack() as opened:
+            self._engine = opened.enter_context(
+                EventTables(
+                    spark,
+                    raw.address,
+                    to,
+                    format=format,
+                    raw_format=raw.format,
+                    objects=self._objects,
+                    followers=[self._follower],
+                    mirror=True,
+                    clock=wall,
+                )
+            )
+            opened.enter_context(self._fetching)
+            target = self._engine.target
+            self._objects += [name for name in self._engine.objects if name not in self._objects]
+            self._ledger = Ledger(target)
+            used = self._ledger.calls(wall() - DAY)
+            self._budget = Budget(self.settings.api_calls_per_day, used)
+            self._hand = Hand(
+                self._engine,
+                self._ledger,
+                self.tables.queue,
+                self._budget,
+                lambda: reader.calls,
+                margin=self.settings.margin,
+                clock=clock,
+                wall=wall,
+            )
+            self._since = Since(self.tables)
+            self._logs: dict[str, ReadLog] = {}
+            self._signals = Signals(Mailbox(target.spark, target.place), reader)
+            for name in self._objects:
+                self._open(name)
+            self._opened = opened.pop_all()
+        self._reads = OrgReads(
+            reader,
+            margin=self.settings.margin,
+            bulk_from=self.settings.bulk_from,
+            piece_rows=self.settings.piece_rows,
+            stop=self._fetching.check_stop,
+        )
+
+    def _follower(self, target: Target) -> Follower:
+        self.tables = MirrorTables(target, self._describe, self.settings.deletes)
+        return self.tables
+
+    def _open(self, name: str) -> None:
+        self.tables.add(name, self._ledger.of(name).newest)
+        self._logs[name] = ReadLog(self._engine.target, name)
+
+    @property
+    def report(self) -> MirrorReport:
+        """What was done so far."""
+        return replace(self._report, events=self._hand.events, api_calls=self._reader.calls)
+
+    def stop(self) -> None:
+        """End `run` soon. Safe in signal handlers and other threads."""
+        self._stopping.set()
+
+    def run(self, stream: Callable[[], Standing], *, once: bool = False) -> None:
+        """Mirror until stopped.
+
+        Args:
+            stream: Says where the stream stands (`MirrorStream.standing`), and raises what it
+                failed with.
+            once: End when the tables equal the org, as far as that can be known.
+
+        Raises:
+            WriteError: A step was not done. The next process does the rest.
+            SfPubSubError: The stream failed, or the org cannot be read.
+        """
+        self.begin()
+        if once:
+            self._agenda.end_after(self._wall())
+        while not self._stopping.is_set():
+            standing = stream()
+            if self.advance(standing):
+                continue
+            if once and self.is_settled(standing):
+                return
+            self._stopping.wait(_POLL)
+
+    def begin(self) -> None:
+        """Finish what a process has left that died, and find what it had read."""
+        self._hand.finish()
+        for name in self._objects:
+            markers = self._logs[name].markers()
+            account = self._ledger.of(name)
+            merged = account.merged
+            if markers and markers[-1].piece == merged and not account.is_through(markers[-1]):
+                merged -= 1  # all is merged but what the read did not return
+            self._fetching.left(name, markers, merged)
+
+    def advance(self, standing: Standing) -> bool:
+        """Do the next thing; say whether there was one.
+
+        Raises:
+            WriteError: It was not done, or Spark has ended.
+            SfPubSubError: The org cannot be read.
+        """
+        if self._is_held and not self._patience.is_over(self._clock()):
+            return False
+        self._is_held = False
+        try:
+            return self._advance(standing)
+        except SPARK_ERRORS as error:
+            raise WriteError(f"the mirror cannot go on: {first_line(error)}") from error
+        except (StreamUnavailableError, QuotaExceededError) as error:
+            self._is_held = True  # an event has a new schema, and its object cannot be described
+            self._wait_after(error)
+            return False
+
+    def _advance(self, standing: Standing) -> bool:
+        if self._answer_signals():
+            return True
+        if self._signals.is_paused:
+            return False
+        if self._hand.lay(standing.written):
+            return True
+        if not standing.is_anchored or self._hand.is_between:
+            return False
+        return (
+            self._ask_for_gaps(standing.gaps)
+            or self._merge_next()
+            or self._end_reading()
+            or self._ask_for_objects()
+            or self._begin_reading()
+        )
+
+    def is_settled(self, standing: Standing) -> bool:
+        """Whether all is done that there is to do, as of the last `advance`, which did nothing."""
+        return (
+            standing.is_anchored
+            and standing.is_caught_up
+            and self._hand.is_through(standing.written)
+            and self._fetching.is_idle
+            and not any(self._hand.entries().values())
+            and self._sweep() is None
+            and all(self._ledger.of(name).newest is not None for name in self._objects)
+        )
+
+    def close(self) -> None:
+        """Give the target up, after what is under way. Does nothing the second time."""
+        self._opened.close()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # What is asked for.
+
+    def _answer_signals(self) -> bool:
+        """Do what people have asked of a mirror that runs."""
+        if self._clock() < self._signals_at or self._hand.is_between:
+            return False
+        self._signals_at = self._clock() + _SIGNALS_EVERY
+        for signal in self._signals.new():
+            self._say(f"told to {signal.kind} {signal.entity}")
+            try:
+                self._answer(signal)
+            except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
+                _log.warning("not told so that it can be done, and left out: %s", error)
+            self._signals.done(signal)
+        return False
+
+    def _answer(self, signal: Signal) -> None:
+        name = signal.entity
+        if name is None:
+            return
+        if signal.kind == "add" and name not in self._objects:
+            check_rights(self._reader, [name])
+            self._engine.add(name)
+            self._objects.append(name)
+            self._open(name)
+        elif signal.kind == "reread":
+            if name not in self._objects:
+                raise ConfigurationError(f"{name} is not mirrored: add it")
+            self._ask(name, Reason.ASKED, self._signals.ids(signal))
+
+    def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
+        """Have everything read again where the stream has lost a position."""
+        if set(gaps) == self._gaps:
+            return False
+        kept = self.tables.queue.gaps()
+        new = [name for name in gaps if name not in kept]
+        if not new:
+            self._gaps = set(gaps)
+            return False
+        for name in self._objects:
+            self._say(f"{name}: events may be missing, so all records are read again")
+            self._ask(name, Reason.GAP)
+        self.tables.queue.keep_gaps([*kept, *new])
+        return True
+
+    def _ask_for_objects(self) -> bool:
+        """Ask for the first read of an object, for new fields, and for formulas that are old."""
+        for name in self._objects:
+            if any(each.is_about_all for each in self._hand.entries().get(name, ())):
+                continue
+            columns = self.tables.objects[name].columns
+            reason = self._agenda.reason(self._ledger.of(name), columns, self._wall())
+            if reason is not None:
+                self._ask(name, reason)
+                return True
+        return False
+
+    def _ask(self, name: str, reason: Reason, ids: Sequence[str] | None = None) -> None:
+        record_ids = None if ids is None else tuple(ids)
+        self._hand.do(Ask(name, record_ids, reason, self._hand.laid(), self._wall()))
+
+    # Reads.
+
+    def _begin_reading(self) -> bool:
+        if self._fetching.is_busy or not self._patience.is_over(self._clock()):
+            return False
+        now = self._hand.worth()
+        if now is None or not self._may_read():
+            return False
+        for name in self._objects:
+            last = self._fetching.unfinished(name)
+            if last is not None:
+                self._say(f"{name}: going on with a read, behind {last.rows} records")
+                self._start(Wanted(name, last.kind), now, last)
+                return True
+        wanted = planning.next_read(self._hand.entries(), self._objects, now) or self._sweep()
+        if wanted is None or self._fetching.has(wanted.entity):
+            return False
+        if wanted.kind != "ids":
+            what = "ids" if wanted.kind == "sweep" else "records"
+            self._say(f"{wanted.entity}: reading all {what}")
+            try:
+                self.tables.objects[wanted.entity].describe()
+            except (StreamUnavailableError, QuotaExceededError) as error:
+                self._wait_after(error)
+                return False
+        self._start(wanted, now, None)
+        return True
+
+    def _may_read(self) -> bool:
+        """Whether the budget has calls left; tells people once when it has none."""
+        if self._budget.may_read(self._wall(), self._reader.calls):
+            self._is_told = False
+            return True
+        if not self._is_told:
+            self._is_told = True
+            self._say(f"{self._budget.most} calls of the org are used; reads wait for the next day")
+        return False
+
+    def _sweep(self) -> Wanted | None:
+        accounts = [(name, self._ledger.of(name)) for name in self._objects]
+        name = self._agenda.to_sweep(accounts, self._wall())
+        return None if name is None else Wanted(name, "sweep")
+
+    def _start(self, wanted: Wanted, now: AsOf, last: Marker | None) -> None:
+        name = wanted.entity
+        log, merged = self._logs[name], self._ledger.of(name).merged
+        if name not in self._described:
+            self.tables.objects[name].describe()
+        has_bin = self._described[name].field("IsDeleted") is not None
+        reading = Reading(self.tables.objects[name].columns, log, has_bin)
+
+        def read() -> Iterator[Marker]:
+            if last is not None:
+                return self._reads.resume(reading, last)
+            log.clear(merged)
+            return self._reads.begin(wanted, reading, now)
+
+        self._fetching.start(name, read)
+
+    def _end_reading(self) -> bool:
+        """See whether the read under way has ended."""
+        ended = self._fetching.ended()
+        if ended is None:
+            return False
+        error = ended.error
+        if error is None:
+            self._patience.reset()
+            return True
+        if isinstance(error, ReadExpiredError):
+            self._fetching.give_up(ended.entity)
+        elif not (isinstance(error, QuotaExceededError) or getattr(error, "retryable", False)):
+            raise error
+        self._wait_after(error)
+        return True
+
+    def _wait_after(self, error: BaseException) -> None:
+        seconds = self._patience.after(error, self._clock())
+        _log.warning("the org is asked again in %.0f s: %s", seconds, error)
+
+    def _merge_next(self) -> bool:
+        """Merge the next piece of a read."""
+        found = self._fetching.take()
+        if found is None:
+            return False
+        name, marker = found
+        account, now = self._ledger.of(name), self._wall()
+        if marker.kind == "sweep":  # its pieces are compared together
+            if marker.is_last:
+                self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.laid(), now))
+            return True
+        read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
+        merge = Merge(
+            name,
+            marker.kind,
+            marker.piece,
+            marker.piece,
+            read,
+            account.newest,
+            is_last=False,
+            laid=self._hand.laid(),
+            at=now,
+        )
+        if marker.size and marker.piece > account.merged:
+            self._hand.do(merge)
+            self._report = replace(self._report, records=self._report.records + marker.size)
+            if marker.kind == "object":
+                self._say(f"{name}: {_so_far(marker)} merged")
+        if marker.is_last and marker.kind == "object":
+            whole = replace(read, until=marker.until)
+            selected = marker.selected
+            self._hand.do(
+                replace(merge, first=marker.read, read=whole, is_last=True, selected=selected)
+            )
+            self._report = replace(self._report, reads=self._report.reads + 1)
+            self._say(f"{name}: all {marker.rows} records are read and merged")
+        return True
+
+    def _describe(self, name: str) -> ObjectDescription:
+        self._described[name] = found = self._reader.describe(name)
+        return found
+
+
+def _so_far(marker: Marker) -> str:
+    if marker.total is None or marker.is_last:
+        return f"{marker.rows} records"
+    return f"{marker.rows} of about {marker.total} records"

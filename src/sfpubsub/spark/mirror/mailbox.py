@@ -1,0 +1,176 @@
+"""The mailbox of a running mirror: a directory of small files, one a signal.
+
+Whoever signals writes a file; the mirror looks for new ones, acts, and marks them as done. A file
+appears as a whole and stays until it is marked, so a signal survives a kill of either side, and is
+acted on at least once. Its name is its id: a signal that is put twice is one signal, also after it
+was done. Invariant: nothing but a mark makes a signal go away.
+
+The directory is ``_mailbox`` in the mirror's target; in a catalog, in the directory of the table
+`_reread`. Table formats leave names alone that begin with an underscore.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.files import Files, files_at
+from sfpubsub.spark.raw.sidecar_files import location_of
+from sfpubsub.spark.tables.queue import QUEUE_NAME
+from sfpubsub.spark.tables.target import Place
+
+_log = logging.getLogger("sfpubsub.spark")
+
+MAILBOX_NAME = "_mailbox"
+
+Kind = Literal["reread", "pause", "resume", "add"]
+
+_SIGNAL, _MARK = ".json", ".done"
+
+# What an id may be: it is a file's name.
+_ID = re.compile(r"[0-9A-Za-z-]{1,100}")
+
+# Marks that are kept. A signal that is put again comes minutes later at most, and a person gives a
+# few signals a day.
+_MARKS = 200
+
+
+def _new_id() -> str:
+    # By their names signals are in order of arrival, as far as their senders' clocks agree.
+    return f"{time.time_ns() // 1_000_000:014d}-{uuid.uuid4().hex[:12]}"
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a running mirror is told."""
+
+    kind: Kind
+    """``reread`` records of an object, ``pause`` and ``resume`` all work, ``add`` an object."""
+    entity: str | None = None
+    """The object, of ``reread`` and ``add``."""
+    where: str | None = None
+    """Of ``reread``: a condition in SOQL; None is all records."""
+    id: str = field(default_factory=_new_id)
+    """Give the same one to put the same signal again."""
+
+
+class Mailbox:
+    """The mailbox of one mirror. Several may put and one may take. Not thread-safe.
+
+    Args:
+        spark: Reaches places other than directories of this machine; None for these.
+        place: The mirror's target.
+
+    Raises:
+        ConfigurationError: Spark does not know the file system, or the catalog has no mirror there.
+    """
+
+    def __init__(self, spark: SparkSession | None, place: Place) -> None:
+        self._files = _files(spark, place)
+        self._told: set[str] = set()
+
+    @property
+    def place(self) -> str:
+        """The directory, for people."""
+        return self._files.place
+
+    def put(self, signal: Signal) -> None:
+        """Leave a signal, durably. One whose id was put before changes nothing.
+
+        Raises:
+            ConfigurationError: The id cannot be a file's name.
+            WriteError: Whether the signal is there is not known: put it again.
+        """
+        if not _ID.fullmatch(signal.id):
+            raise ConfigurationError(
+                f"{signal.id!r} is not the id of a signal: use letters, digits and hyphens"
+            )
+        if self._files.read(f"{signal.id}{_MARK}") is None:
+            self._files.make()
+            content = {"kind": signal.kind, "entity": signal.entity, "where": signal.where}
+            self._files.replace(f"{signal.id}{_SIGNAL}", json.dumps(content))
+
+    def waiting(self) -> list[Signal]:
+        """Return the signals that are not marked as done, in order of arrival. Costs a listing.
+
+        A file that is no signal, or one of a newer version, is told in the log, and left alone.
+
+        Raises:
+            ConfigurationError: The place cannot be read.
+        """
+        names = self._files.names()
+        done = {name.removesuffix(_MARK) for name in names if name.endswith(_MARK)}
+        found = []
+        for name in names:
+            if not name.endswith(_SIGNAL) or (signal_id := name.removesuffix(_SIGNAL)) in done:
+                continue
+            signal = self._read(signal_id)
+            if signal is not None:
+                found.append(signal)
+        return found
+
+    def done(self, ids: Iterable[str]) -> None:
+        """Mark signals as done, durably; call it when what they ask for is durable itself.
+
+        Raises:
+            WriteError: Some are not marked, and will be waiting again.
+        """
+        for signal_id in ids:
+            # The mark first: a death in between leaves a signal that is known to be done.
+            self._files.replace(f"{signal_id}{_MARK}", "")
+            self._files.remove(f"{signal_id}{_SIGNAL}")
+        marks = [name for name in self._files.names() if name.endswith(_MARK)]
+        for name in marks[:-_MARKS]:
+            self._files.remove(name)
+
+    def _read(self, signal_id: str) -> Signal | None:
+        name = f"{signal_id}{_SIGNAL}"
+        text = self._files.read(name)
+        if text is None:  # removed since it was listed
+            return None
+        signal = _signal(signal_id, text)
+        if signal is None and name not in self._told:
+            self._told.add(name)
+            _log.warning(
+                "%s/%s is not a signal that this version knows: remove the file, or give the "
+                "signal again with this version",
+                self.place,
+                name,
+            )
+        return signal
+
+
+def _signal(signal_id: str, text: str) -> Signal | None:
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or found.get("kind") not in get_args(Kind):
+        return None
+    entity, where = found.get("entity"), found.get("where")
+    needs_object = found["kind"] in ("reread", "add")
+    if isinstance(entity, str) != needs_object or not (where is None or isinstance(where, str)):
+        return None
+    return Signal(found["kind"], entity, where, signal_id)
+
+
+def _files(spark: SparkSession | None, place: Place) -> Files:
+    if place.local is not None:
+        return files_at(place.local, MAILBOX_NAME, spark)
+    if not place.in_catalog or spark is None:
+        return files_at(place.address, MAILBOX_NAME, spark)
+    queue = f"{place.address}.{QUEUE_NAME}"
+    if not spark.catalog.tableExists(place.of(QUEUE_NAME)):
+        raise ConfigurationError(f"there is no mirror in {place}: it has no table {QUEUE_NAME}")
+    table = Destination.parse(queue, place.format)
+    return files_at(location_of(spark, table), MAILBOX_NAME, spark)

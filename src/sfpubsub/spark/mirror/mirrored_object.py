@@ -1,0 +1,282 @@
+"""The table of one object: its columns, and the frames that the merge rule takes and makes.
+
+Decides nothing about records: `merging` does, row by row on executors. Rows of a read of which
+nothing else is known become what the rule says of one such row, without a trip to Python.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial, reduce
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import DataType, StructType
+
+from sfpubsub.avro.typed_rows import Plan
+from sfpubsub.rest import ObjectDescription
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.folding import (
+    ABSENT,
+    BEFORE,
+    CHANGE,
+    ENTRY,
+    FOUND,
+    PARTS,
+    READ,
+    READ_TYPE,
+    Merging,
+    merge_rows,
+    row_without,
+)
+from sfpubsub.spark.raw.frames import spark_schema, sql_text
+from sfpubsub.spark.tables.folding import CURRENT, FLAGS
+from sfpubsub.spark.tables.records import Fields
+from sfpubsub.spark.tables.target import Target
+
+# What is kept with the table, by which it is known from others.
+KIND = "mirror"
+
+# Columns of a typed table that the rule takes as they are, without what stands before them there.
+_TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
+
+# Where the rule has an entry of the queue.
+_ENTRY = {
+    "_reread_reason": "reason",
+    "_change_type": "change_type",
+    "_commit_timestamp": "commit_timestamp",
+    "_ingest_seq": "since_seq",
+    "_asked": "asked",
+}
+
+_ID = pa.schema([("record_id", pa.string())])
+
+Describe = Callable[[str], ObjectDescription]
+
+
+class MirroredObject:
+    """The table of one object, and its columns. Not thread-safe.
+
+    Args:
+        target: Where the tables are.
+        entity: The object.
+        event_type: The name of its change events.
+        describe: Asks the org what the object is.
+    """
+
+    def __init__(self, target: Target, entity: str, event_type: str, describe: Describe) -> None:
+        self.entity = entity
+        self.event_type = event_type
+        self.table = target.table(entity)
+        self.typed = target.table(event_type)
+        self._describe = describe
+        facts = self.table.facts()
+        self._schemas: list[str] = json.loads(facts.get("schema_ids", "[]"))
+        self._columns = Columns.from_json(facts["columns"]) if facts else None
+
+    @property
+    def columns(self) -> Columns:
+        """The columns, which are described first where nobody has done it yet."""
+        if self._columns is None:
+            self.describe()
+        if self._columns is None:
+            raise AssertionError("an object that was described has columns")
+        return self._columns
+
+    def describe(self) -> None:
+        """Ask the org what the object is, and give the table the columns that it lacks."""
+        self._keep(self._described(), self._schemas)
+
+    def take_events(self, plan: Plan) -> Columns:
+        """Return the columns, with all that events of some schemas have.
+
+        A schema that is new here may be that of a field that is new in the org, so the org is asked
+        first: it knows the field's type better.
+        """
+        new = [each for each in plan.schemas if each not in self._schemas]
+        if new or self._columns is None:
+            self._keep(self._described().with_events(plan), [*self._schemas, *new])
+        return self.columns
+
+    def _described(self) -> Columns:
+        return Columns.of(self._describe(self.entity), self._columns)
+
+    def _keep(self, columns: Columns, schemas: list[str]) -> None:
+        kept = pa.schema([*_ID, *columns.schema, *FLAGS, *READ])
+        facts = {
+            "kind": KIND,
+            "columns": columns.to_json(),
+            "schema_ids": json.dumps(schemas),
+        }
+        self.table.make(kept, facts, merged=True)
+        self._columns, self._schemas = columns, schemas
+
+    # Frames.
+
+    def changes(self, rows: DataFrame, plan: Plan) -> DataFrame:
+        """Return a row for each change of each record, as `Merging.input` has it."""
+        one = rows.where("change_type <> 'GAP_OVERFLOW'")
+        one = one.selectExpr("*", "explode(record_ids) AS record_id")
+        given = {f"`{name}`": sql for name, sql in self.columns.from_events(plan).items()}
+        given |= {f"`{name}`": name.removeprefix("_") for name in _TAKEN}
+        given |= {
+            "`_part`": str(CHANGE),
+            "`_changed`": "concat(changed_fields, nulled_fields)",
+            "`_diffs`": "diff_fields",
+        }
+        return one.where("NOT endswith(record_id, '*')").selectExpr(*self._input(given))
+
+    def before(self, ids: DataFrame) -> DataFrame:
+        """Return the rows of some records, as `Merging.input` has them."""
+        return self.rows(self.table.read().join(f.broadcast(ids), "record_id", "left_semi"))
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """Return rows of the table as `Merging.input` has them."""
+        given = {name: name for name in self._own()} | {"`_part`": str(BEFORE)}
+        return rows.selectExpr(*self._input(given))
+
+    def entries(self, rows: DataFrame) -> DataFrame:
+        """Return rows of the queue as `Merging.input` has them."""
+        given = {f"`{name}`": f"`{old}`" for name, old in _ENTRY.items()}
+        return rows.selectExpr(*self._input({**given, "`_part`": str(ENTRY)}))
+
+    def found(self, rows: DataFrame) -> DataFrame:
+        """Return rows of the log of reads as `Merging.input` has them."""
+        there = {field.name: field.dataType for field in rows.schema}
+        wanted = {field.name: field.dataType for field in spark_schema(self.columns.schema)}
+        given = {f"`{n}`": _as(n, there[n], kind) for n, kind in wanted.items() if n in there}
+        given |= {
+            "`_is_deleted`": "`_is_deleted`",
+            "`_read`": _until_sql("`_until`"),
+            "`_part`": f"IF(`_found`, {FOUND}, {ABSENT})",
+        }
+        return rows.selectExpr(*self._input(given))
+
+    def absent(self, rows: DataFrame, until: datetime | None) -> DataFrame:
+        """Return rows of the table as records that a read did not return."""
+        given = {"`_read`": _until_sql(_time_sql(until)), "`_part`": str(ABSENT)}
+        return rows.selectExpr(*self._input(given))
+
+    def merging(self, plan: Plan | None, **more: Any) -> Merging:
+        """Return how rows are merged; *more* is for `Merging`."""
+        fields = Fields(tuple(self.columns.schema.names), {}, {})
+        if plan is not None:
+            fields = self.columns.fields(plan)
+        return Merging(fields, self.columns.schema.remove_metadata(), **more)
+
+    def merged(self, parts: Sequence[DataFrame], merging: Merging) -> DataFrame:
+        """Ask the rule, for all records in some frames of `Merging.input`."""
+        rows = reduce(DataFrame.unionByName, parts).repartition("record_id")
+        rows = rows.sortWithinPartitions("record_id", "_part", "_ingest_seq")
+        return rows.select(merging.input.names).mapInArrow(
+            partial(merge_rows, merging=merging), spark_schema(merging.output)
+        )
+
+    def alone(self, rows: DataFrame, merging: Merging) -> DataFrame:
+        """Return what the rule makes of rows of a read of which nothing else is known.
+
+        It is asked once, and what it says is put beside the values of each.
+        """
+        made = row_without(merging)
+        if made is None:  # such rows are left out
+            made, rows = (None,) * len(merging.output), rows.limit(0)
+        said = dict(zip(merging.output.names, made, strict=True))
+        given = {f"`{name}`": _literal(said[name], name) for name in FLAGS.names}
+        own = {f"`{name}`": f"`{name}`" for name in ("record_id", *merging.types.names)}
+        given |= {**own, "`_is_deleted`": "`_is_deleted`", "`_kind`": sql_text(CURRENT)}
+        read = said["_read"] or dict.fromkeys(READ_TYPE.names)
+        given["`_read`"] = _read_sql(read, "`_read`.`until`")
+        return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
+
+    def current(self, merged: DataFrame) -> DataFrame:
+        """Return the rows for the table out of what the rule has made."""
+        return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
+
+    def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
+        """Return the sound rows of the table, but for some ids, with a mark.
+
+        Args:
+            reason: A column; null for rows that stay as they are.
+            ids: Records that are left out.
+        """
+        rows = self.table.read()
+        if ids is not None:
+            rows = rows.join(f.broadcast(ids), "record_id", "left_anti")
+        rows = rows.where("NOT _reread").withColumn("_reread_reason", reason)
+        rows = rows.where("_reread_reason IS NOT NULL").withColumn("_reread", f.lit(True))
+        return rows.selectExpr(*self._own())
+
+    def _own(self) -> list[str]:
+        names = ("record_id", *self.columns.schema.names, *FLAGS.names, *READ.names)
+        return [f"`{name}`" for name in names]
+
+    def _input(self, given: Mapping[str, str]) -> list[str]:
+        """Return SQL for all columns that the rule takes; those that are not given are null.
+
+        As text: Spark parses a hundred columns at once, and makes them one by one in ten times as
+        long.
+        """
+        wanted = pa.schema([*_ID, *self.columns.schema.remove_metadata(), *FLAGS, *READ, *PARTS])
+        found = []
+        for column in spark_schema(wanted).fields:
+            name = f"`{column.name}`"
+            kind = column.dataType.simpleString()
+            default = "record_id" if column.name == "record_id" else f"CAST(NULL AS {kind})"
+            found.append(f"CAST({given.get(name, default)} AS {kind}) AS {name}")
+        return found
+
+
+def _as(name: str, there: DataType, wanted: DataType) -> str:
+    """Return SQL for a column of the log, whose structs may be from before they got more parts."""
+    if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
+        return f"`{name}`"
+    members = ", ".join(
+        f"{sql_text(part.name)}, "
+        + (f"`{name}`.`{part.name}`" if part.name in there.names else "NULL")
+        for part in wanted
+    )
+    return f"IF(`{name}` IS NULL, NULL, named_struct({members}))"
+
+
+def _time_sql(time: datetime | None) -> str:
+    if time is None:
+        return "CAST(NULL AS TIMESTAMP)"
+    return f"TIMESTAMP{sql_text(time.astimezone(UTC).strftime('%Y-%m-%d %H:%M:%S.%f'))}"
+
+
+def _until_sql(until: str) -> str:
+    return _read_sql(
+        dict.fromkeys(READ_TYPE.names),
+        until,
+    )
+
+
+def _read_sql(read: Mapping[str, Any], until: str) -> str:
+    members = [
+        ("ingest_seq", _number_sql(read["ingest_seq"])),
+        ("step", _number_sql(read["step"])),
+        ("since_timestamp", _time_sql(read["since_timestamp"])),
+        ("since_number", _number_sql(read["since_number"])),
+        ("since_sequence", _number_sql(read["since_sequence"])),
+        ("until", until),
+    ]
+    return f"named_struct({', '.join(f'{sql_text(name)}, {sql}' for name, sql in members)})"
+
+
+def _number_sql(number: int | None) -> str:
+    return f"CAST({'NULL' if number is None else number} AS BIGINT)"
+
+
+def _literal(value: Any, name: str) -> str:
+    kind = spark_schema(pa.schema([FLAGS.field(name)])).fields[0].dataType.simpleString()
+    if isinstance(value, datetime):
+        return _time_sql(value)
+    if value is None:
+        return f"CAST(NULL AS {kind})"
+    if isinstance(value, str):
+        return sql_text(str(value))
+    return f"CAST({str(value).lower()} AS {kind})"

@@ -1,0 +1,123 @@
+"""The re-read queue of a mirror: the open entries, and none that are done with.
+
+An entry is durable before the row that it is about, and is removed after a read that heals it was
+merged: a crash between leaves an entry too many and never one too few. So a step changes the table
+twice, and the numbers that it takes are twice the step's and one more. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import functions as f
+
+from sfpubsub.spark.mirror.reads import AsOf, Entry
+from sfpubsub.spark.raw.frames import sql_text
+from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
+from sfpubsub.spark.tables.records import Cue, Reason
+from sfpubsub.spark.tables.target import Target, parquet_of
+
+# `asked` is the step that added an entry which no event gave, else 0: see `Entry`.
+ENTRIES = pa.schema([*QUEUE, ("asked", pa.int64())])
+
+# Kept with the table: gaps of the stream for which all records are read again.
+_GAPS = "gaps"
+
+
+class MirrorQueue:
+    """The queue of one target. Not thread-safe."""
+
+    def __init__(self, target: Target) -> None:
+        self._table = target.table(QUEUE_NAME)
+
+    def make(self) -> None:
+        """Make the table, if it is not there."""
+        if not self._table.exists():
+            self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: "[]"}, merged=True)
+
+    def gaps(self) -> list[str]:
+        """Return the names of the gaps for which records are read again."""
+        return list(json.loads(self._table.facts()[_GAPS]))
+
+    def keep_gaps(self, names: Sequence[str]) -> None:
+        """Keep names of gaps."""
+        self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: json.dumps(list(names))})
+
+    def add(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Add the entries of a step, unless they are there."""
+        if rows:
+            kept = sorted(rows, key=lambda row: (row["since_seq"], row["record_id"] or ""))
+            content = parquet_of(pa.Table.from_pylist([dict(row) for row in kept], ENTRIES))
+            self._table.append([content], 2 * step)
+
+    def remove(
+        self, entity: str, healed: AsOf, step: int, record_ids: Iterable[str] | None = None
+    ) -> None:
+        """Remove what a read has healed (`reads.heals`).
+
+        Args:
+            entity: The object.
+            healed: The read's as-of.
+            step: In which its rows were merged.
+            record_ids: Those that were read; None for all of the object.
+        """
+        condition = f"entity_name = {sql_text(entity)}"
+        condition += f" AND since_seq <= {healed.ingest_seq} AND asked <= {healed.asked}"
+        if record_ids is not None:
+            ids = ", ".join(map(sql_text, record_ids))
+            condition += f" AND record_id IN ({ids})" if ids else " AND false"
+        self._table.delete(condition, 2 * step + 1)
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """Return all open entries, by object, in order."""
+        found: dict[str, list[Entry]] = {}
+        for row in self._table.read().toArrow().to_pylist():
+            found.setdefault(row["entity_name"], []).append(entry_of(row))
+        return {
+            entity: sorted(entries, key=lambda each: (each.asked, each.cue.ingest_seq))
+            for entity, entries in found.items()
+        }
+
+    def of(self, entity: str, before: int) -> list[dict[str, Any]]:
+        """Return the rows of an object's open entries.
+
+        Args:
+            entity: The object.
+            before: Only those of earlier steps.
+        """
+        of_object = (f.col("entity_name") == entity) & (f.col("step") < before)
+        return list(self._table.read().where(of_object).toArrow().to_pylist())
+
+
+def entry_of(row: Mapping[str, Any]) -> Entry:
+    """Return a row as the rule has it."""
+    reason = Reason(row["reason"])
+    cue = Cue(reason, row["change_type"], row["commit_timestamp"], row["since_seq"])
+    return Entry(row["record_id"], cue, row["asked"] or 0)
+
+
+def entry_row(
+    entity: str, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
+) -> dict[str, Any]:
+    """Return a row of the queue.
+
+    Args:
+        entity: The object.
+        record_id: See `Entry`.
+        cue: Why.
+        step: That adds it.
+        asked: Whether no event gave it.
+    """
+    return {
+        "entity_name": entity,
+        "record_id": record_id,
+        "reason": str(cue.reason),
+        "change_type": cue.change_type,
+        "commit_timestamp": cue.commit_timestamp,
+        "since_seq": cue.ingest_seq,
+        "step": step,
+        "asked": step if asked else 0,
+    }

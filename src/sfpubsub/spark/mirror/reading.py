@@ -1,0 +1,242 @@
+"""Reads the org into the log, piece by piece: in bulk, by queries in ranges of Id, or by ids.
+
+Decides nothing about what is read or what it is worth. A read that was broken off goes on behind
+its last piece, by the marker alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from sfpubsub.errors import ReadExpiredError, RemoteProtocolError
+from sfpubsub.rest import OrgReader, QueryJob
+from sfpubsub.spark.mirror import values
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.log import Kind, Marker, ReadLog
+from sfpubsub.spark.mirror.planning import Wanted
+from sfpubsub.spark.mirror.reads import AsOf
+
+# Rows of one query. It is the most that a page has.
+_PAGE = 2000
+
+# Characters of a query beyond which an object is read in bulk: a request's address has 16,384 bytes
+# at most (Salesforce documentation), and grows when it is encoded.
+_LONGEST_QUERY = 8000
+
+# Added to the org's time, whose header has whole seconds.
+_SECOND = timedelta(seconds=1)
+
+# How long a job is waited for, in seconds: the service gives a query job up earlier.
+_JOB_TIMEOUT = 24 * 3600.0
+
+_DELETED = "IsDeleted"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One object, ready to be read."""
+
+    columns: Columns
+    log: ReadLog
+    has_bin: bool
+    """Whether the object has ``IsDeleted``."""
+
+    @property
+    def entity(self) -> str:
+        """The object's name."""
+        return self.columns.entity
+
+    def selected(self, kind: Kind) -> tuple[str, ...]:
+        """Return what a read selects."""
+        if kind == "sweep":
+            return ("Id",)
+        own = self.columns.selected
+        return (*own, _DELETED) if self.has_bin else own
+
+
+class OrgReads:
+    """Does reads. Used by one thread at a time.
+
+    Args:
+        reader: Asks the org.
+        margin: In seconds; see `reads.as_of`.
+        bulk_from: Records from which on an object is read in bulk.
+        piece_rows: Rows of a piece.
+        stop: Called between requests; raises to end the read.
+    """
+
+    def __init__(
+        self,
+        reader: OrgReader,
+        *,
+        margin: float,
+        bulk_from: int,
+        piece_rows: int,
+        stop: Callable[[], None],
+    ) -> None:
+        self._reader = reader
+        self._margin = timedelta(seconds=margin)
+        self._bulk_from = bulk_from
+        self._piece_rows = piece_rows
+        self._stop = stop
+
+    def begin(self, wanted: Wanted, of: Reading, as_of: AsOf) -> Iterator[Marker]:
+        """Do a read, and yield the marker of each piece once it is durable.
+
+        Args:
+            wanted: Which.
+            of: The object.
+            as_of: What the read is worth; of a moment a margin before this call.
+        """
+        marker = Marker(0, wanted.kind, as_of, selected=of.selected(wanted.kind))
+        if wanted.kind == "ids":
+            yield self._by_ids(wanted.record_ids, of, marker)
+            return
+        marker = replace(marker, total=self._count(of.entity))
+        if (marker.total or 0) < self._bulk_from and len(_query(of, marker)) < _LONGEST_QUERY:
+            yield from self._by_queries(of, marker)
+            return
+        job = self._reader.jobs.create(_query(of, marker), all_rows=marker.kind == "object")
+        begun = of.log.add(of.columns, (), replace(marker, job=job.id))
+        yield begun
+        yield from self._by_job(of, begun)
+
+    def resume(self, of: Reading, last: Marker) -> Iterator[Marker]:
+        """Go on with a read, as `begin` would have.
+
+        Args:
+            of: The object.
+            last: Of the read's last durable piece, which is not the last one of the read.
+
+        Raises:
+            ReadExpiredError: The org does not have the job any longer: begin another read.
+        """
+        if last.job is not None:
+            yield from self._by_job(of, last)
+        else:
+            yield from self._by_queries(of, last)
+
+    def _count(self, entity: str) -> int:
+        pages = self._reader.query(f"SELECT COUNT() FROM {entity}")  # noqa: S608  # no SQL
+        return next(iter(pages)).total
+
+    def _by_ids(self, ids: Sequence[str], of: Reading, marker: Marker) -> Marker:
+        found = self._reader.retrieve(of.entity, ids, marker.selected)
+        rows = [row for row in found.values() if row is not None]
+        absent = [{"Id": record_id} for record_id, row in found.items() if row is None]
+        parts = [
+            _with_flags(values.of_json(of.columns, part), part, found=is_found)
+            for part, is_found in ((rows, True), (absent, False))
+        ]
+        done = replace(marker, until=self._until(), rows=len(rows), size=len(found), is_last=True)
+        return of.log.add(of.columns, parts, done)
+
+    def _by_queries(self, of: Reading, marker: Marker) -> Iterator[Marker]:
+        while not marker.is_last:
+            rows: list[Mapping[str, Any]] = []
+            after, is_last = marker.after, False
+            while len(rows) < self._piece_rows and not is_last:
+                self._stop()
+                most = min(_PAGE, self._piece_rows - len(rows))
+                found = self._page(_query(of, marker, after, most), marker.kind)
+                rows += found
+                after, is_last = (found[-1]["Id"] if found else after), len(found) < most
+            part = _with_flags(values.of_json(of.columns, rows), rows, found=True)
+            marker = replace(
+                marker,
+                after=after,
+                is_last=is_last,
+                until=self._until(),
+                rows=marker.rows + len(rows),
+                size=len(rows),
+            )
+            marker = of.log.add(of.columns, [part], marker)
+            yield marker
+
+    def _page(self, soql: str, kind: Kind) -> list[Mapping[str, Any]]:
+        pages = self._reader.query(soql, all_rows=kind == "object")
+        return [row for page in pages for row in page.rows]
+
+    def _by_job(self, of: Reading, marker: Marker) -> Iterator[Marker]:
+        if marker.job is None:
+            raise AssertionError("a read in bulk has a job")
+        job = self._wait(marker.job)
+        until = marker.until or self._until()
+        locator = marker.locator
+        while not marker.is_last:
+            self._stop()
+            with tempfile.TemporaryFile(prefix="sfpubsub-") as file:
+                page = self._reader.jobs.results(
+                    job.id,
+                    file,
+                    columns=marker.selected,
+                    locator=locator,
+                    max_records=self._piece_rows,
+                )
+                locator = page.next_locator
+                marker = replace(
+                    marker,
+                    locator=locator,
+                    is_last=locator is None,
+                    until=until,
+                    rows=marker.rows + page.records,
+                    size=page.records,
+                    total=job.records_processed,
+                )
+                _check_count(job, marker)
+                marker = of.log.add(of.columns, _of_page(of, page, marker), marker)
+            yield marker
+        self._reader.jobs.delete(job.id)
+
+    def _wait(self, job_id: str) -> QueryJob:
+        deadline = time.monotonic() + _JOB_TIMEOUT
+        return self._reader.jobs.wait(job_id, deadline=deadline, progress=lambda _: self._stop())
+
+    def _until(self) -> datetime:
+        found = self._reader.org_time
+        if found is None:
+            raise RemoteProtocolError(
+                "the org answered without a Date header: does something in between remove headers?"
+            )
+        return found.astimezone(UTC) + self._margin + _SECOND
+
+
+def _query(of: Reading, marker: Marker, after: str | None = None, most: int | None = None) -> str:
+    soql = f"SELECT {', '.join(marker.selected)} FROM {of.entity}"  # noqa: S608  # names only
+    if most is None:
+        return soql
+    where = f" WHERE Id > '{after}'" if after else ""
+    return f"{soql}{where} ORDER BY Id LIMIT {most}"
+
+
+def _of_page(of: Reading, page: Any, marker: Marker) -> Iterator[pa.Table]:
+    blocks = values.of_csv(of.columns, page.file, marker.selected, has_header=page.has_header)
+    for rows, texts in blocks:
+        flags = texts[_DELETED] if _DELETED in texts.column_names else None
+        yield _flagged(rows, values.flags_of(flags, len(rows)), found=True)
+
+
+def _with_flags(table: pa.Table, rows: Sequence[Mapping[str, Any]], *, found: bool) -> pa.Table:
+    deleted = pa.array([row.get(_DELETED) is True for row in rows], pa.bool_())
+    return _flagged(table, deleted, found=found)
+
+
+def _flagged(table: pa.Table, deleted: pa.Array, *, found: bool) -> pa.Table:
+    there = pa.array([found] * len(table), pa.bool_())
+    return table.append_column("_is_deleted", deleted).append_column("_found", there)
+
+
+def _check_count(job: QueryJob, marker: Marker) -> None:
+    """Make sure that a job's results are all there; the last page is the one that tells."""
+    if marker.is_last and marker.rows != job.records_processed:
+        raise ReadExpiredError(
+            f"the query job {job.id} of {job.object} has processed {job.records_processed} "
+            f"records, and its results have {marker.rows}: the read begins anew"
+        )

@@ -1,0 +1,60 @@
+"""What people tell a running mirror: taken from the mailbox, and answered there.
+
+A pause lasts until somebody tells the mirror to go on, across restarts: its signal stays in the
+mailbox until then. Decides nothing about records.
+"""
+
+from __future__ import annotations
+
+from sfpubsub.rest import OrgReader
+from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
+from sfpubsub.spark.mirror.planning import MOST_IDS
+
+
+class Signals:
+    """The mailbox of one mirror, as its job sees it. Not thread-safe.
+
+    Args:
+        mailbox: Where signals are.
+        reader: Finds the records of a condition.
+    """
+
+    def __init__(self, mailbox: Mailbox, reader: OrgReader) -> None:
+        self._mailbox = mailbox
+        self._reader = reader
+        self._pauses: dict[str, Signal] = {}
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the mirror is to do nothing but take events into the raw table."""
+        return bool(self._pauses)
+
+    def new(self) -> list[Signal]:
+        """Return the signals that are to be answered now, in order of arrival."""
+        found = []
+        for signal in self._mailbox.waiting():
+            if signal.kind == "pause":
+                if signal.id not in self._pauses:
+                    self._pauses[signal.id] = signal
+            elif signal.kind == "resume":
+                self._mailbox.done([*self._pauses, signal.id])
+                self._pauses.clear()
+            else:
+                found.append(signal)
+        return [] if self._pauses else found
+
+    def done(self, signal: Signal) -> None:
+        """Note that a signal was answered, durably."""
+        self._mailbox.done([signal.id])
+
+    def ids(self, signal: Signal) -> tuple[str, ...] | None:
+        """Return the records that a signal is about; None for all of the object."""
+        if signal.where is None:
+            return None
+        found: list[str] = []
+        soql = f"SELECT Id FROM {signal.entity} WHERE {signal.where}"  # noqa: S608  # no SQL
+        for page in self._reader.query(soql, all_rows=True):
+            found += [row["Id"] for row in page.rows]
+            if len(found) > MOST_IDS:
+                return None
+        return tuple(found)

@@ -1,0 +1,58 @@
+"""How far a read reaches in the org's own order of changes: see `reads.Read.since`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+
+if TYPE_CHECKING:
+    from sfpubsub.spark.mirror.tables import MirrorTables
+
+Order = tuple[datetime, int, int]
+
+_ORDER = ("commit_timestamp", "commit_number", "sequence_number")
+
+
+class Since:
+    """The greatest order of an object's events up to a raw row. Not thread-safe.
+
+    Looks only at events that came behind those that it has looked at, so that a read costs by what
+    is new.
+    """
+
+    def __init__(self, tables: MirrorTables) -> None:
+        self._tables = tables
+        self._known: dict[str, tuple[int, Order | None]] = {}
+
+    def of(self, entity: str, last: int) -> Order | None:
+        """Return the greatest order; None where there is no event.
+
+        Args:
+            entity: The object.
+            last: ``ingest_seq`` of the newest row that counts.
+        """
+        seq, known = self._known.get(entity, (-1, None))
+        if last < seq:  # of a read that an earlier process began
+            return self._greatest(entity, -1, last)
+        found = self._greatest(entity, seq, last)
+        greatest = max((each for each in (known, found) if each is not None), default=None)
+        self._known[entity] = last, greatest
+        return greatest
+
+    def _greatest(self, entity: str, after: int, last: int) -> Order | None:
+        typed = self._tables.objects[entity].typed
+        if last <= after or not typed.exists():
+            return None
+        rows = typed.read().where((f.col("ingest_seq") > after) & (f.col("ingest_seq") <= last))
+        order = f.struct(*_ORDER)
+        found = rows.agg(f.max(order).alias("order")).toArrow().to_pylist()[0]["order"]
+        if found is None or found["commit_timestamp"] is None:
+            return None
+        number, sequence = found["commit_number"], found["sequence_number"]
+        return (
+            found["commit_timestamp"],
+            -1 if number is None else number,
+            -1 if sequence is None else sequence,
+        )

@@ -1,0 +1,266 @@
+"""The stream of a mirror: events of one source into the raw table, in a thread of its own.
+
+Says when the stream is anchored, so that no event can be missed behind that moment, and which
+positions were lost. Decides nothing about events: `IngestJob` does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+
+from sfpubsub.config import WINDOW, Limits
+from sfpubsub.spark.ingest.job import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_BATCH_EVENTS,
+    DEFAULT_BATCH_SECONDS,
+    IngestJob,
+)
+from sfpubsub.spark.ingest.positions import TableReplayStore
+from sfpubsub.spark.ingest.sidecars import Sidecars
+from sfpubsub.spark.ingest.together import Member, Together
+from sfpubsub.spark.ingest.writer import EventWriter
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.sources import Source
+from sfpubsub.stores.schema_store import SchemaStore
+from sfpubsub.types import Health, ReplayId, StartPosition
+
+if TYPE_CHECKING:
+    from sfpubsub.client.client import PubSubClient
+
+# Seconds that the end waits for a write under way.
+_JOIN = 60.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the stream stands."""
+
+    is_anchored: bool = False
+    """Whether a position is durable, behind which nothing can be missed."""
+    is_caught_up: bool = False
+    """Whether the service has nothing more, and all that came is in the raw table."""
+    written: int = 0
+    """Events taken so far; grows with each write."""
+    gaps: tuple[str, ...] = ()
+    """Names of positions that were given up, in this process or before. The stream stands again
+    behind each of them."""
+    health: Health | None = None
+
+
+class MirrorStream:
+    """One source's way into the raw table. A context manager; not thread-safe but for `stop`.
+
+    Args:
+        spark: Any classic session.
+        table: The raw table.
+        source: A topic or a managed subscription.
+        connect: Opens a client; its schemas are looked up in the store that it is given.
+        start: Where a new table begins to read a topic.
+        fallback: What to do when the service refuses the table's position; None to fail.
+        org_id: Id of the org, 18 characters.
+        job_settings: For `IngestJob`.
+        on_health: Called some times a second.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: Destination,
+        source: Source,
+        connect: Callable[[SchemaStore], PubSubClient],
+        *,
+        start: StartPosition,
+        fallback: str | None = None,
+        org_id: str | None = None,
+        job_settings: Mapping[str, Any] | None = None,
+        on_health: Callable[[Health], object] | None = None,
+    ) -> None:
+        self._spark = spark
+        self._table = table
+        self._source = source
+        self._connect = connect
+        self._start = start
+        self._fallback = fallback
+        self._org_id = org_id
+        self._settings = dict(job_settings or {})
+        self._on_health = on_health
+        self._opened = ExitStack()
+        self._thread = threading.Thread(target=self._run, name=f"mirror {source.name}", daemon=True)
+        self._job: IngestJob | None = None
+        self._error: BaseException | None = None
+        self._health: Health | None = None
+        self._at_gap: tuple[int, ReplayId | None] = (0, None)
+        self._gaps: tuple[str, ...] | None = None
+        self._was_anchored = False
+
+    def __enter__(self) -> MirrorStream:
+        with ExitStack() as unless_done:
+            self._open(unless_done)
+            self._opened = unless_done.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN)
+        self._opened.close()
+
+    def begin(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon: what was received is written and acked first. Safe in signal handlers."""
+        if self._job is not None:
+            self._job.stop()
+
+    def standing(self) -> Standing:
+        """Return where it stands.
+
+        Raises:
+            BaseException: What the stream has failed with.
+        """
+        if self._error is not None:
+            raise self._error
+        health, job = self._health, self._job
+        if health is None or job is None:
+            return Standing()
+        position = self._position(health)
+        self._was_anchored = self._was_anchored or position is not None
+        gaps = self._gaps_behind(health, position)
+        received = job.progress.received
+        idle = health.caught_up and not health.pending_count and health.delivered == received
+        return Standing(self._was_anchored, idle, received, gaps, health)
+
+    def _position(self, health: Health) -> ReplayId | None:
+        """Return the position from which another process would go on; None if there is none."""
+        if self._source.keeps_position:
+            return self._writer.positions.get(self._source.name)
+        return health.committed
+
+    def _gaps_behind(self, health: Health, position: ReplayId | None) -> tuple[str, ...]:
+        """Return the gaps behind which a position is durable."""
+        seen, at = self._at_gap
+        if len(health.gaps) > seen:
+            self._at_gap, self._gaps = (len(health.gaps), position), None
+            return ()
+        if seen:
+            is_behind = position is not None and position != at
+        else:  # those of an earlier process are behind us once the table's position is accepted
+            is_behind = health.last_position is not None
+        if self._gaps is None and is_behind:
+            self._gaps = tuple(self._sidecars.gap_names())
+        return self._gaps or ()
+
+    def _open(self, opened: ExitStack) -> None:
+        self._sidecars = sidecars = Sidecars(self._spark, self._table)
+        schemas = _Lookup()
+        client = opened.enter_context(self._connect(schemas))
+        keeps = self._source.keeps_position
+        if keeps:
+            client.get_topic(self._source.name)  # a wrong name must not leave a table behind
+        self._writer = EventWriter(
+            self._spark,
+            self._table.address,
+            format=self._table.format,
+            subscription=None if keeps else self._source.name,
+            topic=self._source.name if keeps else None,
+            org_id=self._org_id,
+            # A row that cannot be decoded is what tells the mirror of it.
+            on_undecodable="keep",
+        )
+        opened.callback(self._writer.close)
+        sidecars.open()
+        opened.callback(sidecars.close)
+        schemas.store = sidecars.schemas
+        batch = int(self._settings.get("batch_events", DEFAULT_BATCH_EVENTS))
+        together = Together(
+            self._writer,
+            max_events=batch,
+            max_bytes=int(self._settings.get("batch_bytes", DEFAULT_BATCH_BYTES)),
+        )
+        self._member = together.member(self._source)
+        self._subscription = self._subscribe(client, max(Limits.max_unacked, 2 * batch + WINDOW))
+        opened.callback(self._subscription.close)
+        settings = {"batch_seconds": DEFAULT_BATCH_SECONDS, **self._settings}
+        self._job = IngestJob(
+            self._subscription,
+            self._member,
+            beside=sidecars,
+            on_look=self._look,
+            **settings,
+        )
+
+    def _subscribe(self, client: PubSubClient, unacked: int) -> Any:
+        if not self._source.keeps_position:
+            return client.subscribe_managed(self._source.name, ack="manual", max_unacked=unacked)
+        return client.subscribe(
+            self._source.name,
+            replay=_AnchoredStore(self._member, self._start),
+            replay_fallback=self._fallback,
+            ack="manual",
+            max_unacked=unacked,
+        )
+
+    def _look(self, health: Health) -> None:
+        self._health = health
+        if self._on_health is not None:
+            self._on_health(health)
+
+    def _run(self) -> None:
+        job = self._job
+        if job is None:
+            raise AssertionError("a stream is opened before it begins")
+        try:
+            with self._subscription:
+                job.run()
+            job.settle()
+        except BaseException as error:  # noqa: BLE001  # raised by `check`
+            self._error = error
+        finally:
+            try:
+                self._member.leave()
+            except Exception as error:  # noqa: BLE001  # raised by `check`
+                self._error = self._error or error
+
+
+class _AnchoredStore(TableReplayStore):
+    """The table's position; the first one is made durable at once, as the mirror waits for it."""
+
+    def __init__(self, member: Member, start: StartPosition) -> None:
+        super().__init__(member)
+        self._member = member
+        self._start = start
+
+    def get(self, topic: str) -> StartPosition:
+        """See `TableReplayStore`."""
+        if self._member.positions.get(topic) is None:
+            return self._start
+        return super().get(topic)
+
+    def set(self, topic: str, replay_id: ReplayId) -> None:
+        """See `TableReplayStore`."""
+        is_first = self._member.positions.get(topic) is None
+        super().set(topic, replay_id)
+        if is_first:
+            self._member.flush()
+
+
+class _Lookup(SchemaStore):
+    """The schemas beside the raw table, once it is there. The job keeps them, before each row."""
+
+    def __init__(self) -> None:
+        self.store: SchemaStore | None = None
+
+    def get(self, schema_id: str) -> str | None:
+        """See `SchemaStore`."""
+        return None if self.store is None else self.store.get(schema_id)
+
+    def put(self, schema_id: str, schema_json: str) -> None:
+        """See `SchemaStore`."""

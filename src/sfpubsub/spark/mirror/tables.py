@@ -1,0 +1,370 @@
+"""What each step of the engine does to the tables of a mirror.
+
+A step lays the events of some raw batches, merges pieces of a read, or asks for reads. Of each step
+the queue's new entries are durable first, then each object's table, then the entries that are done
+with are removed. Decides nothing about records (merging.py). Invariant: a table that has a step
+holds what all steps up to it say; a step that is done again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from sfpubsub.avro.typed_rows import Plan
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.spark.mirror.folding import Merging
+from sfpubsub.spark.mirror.log import ReadLog
+from sfpubsub.spark.mirror.mirrored_object import Describe, MirroredObject
+from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
+from sfpubsub.spark.mirror.queue import ENTRIES, MirrorQueue, entry_of, entry_row
+from sfpubsub.spark.mirror.reads import Entry, Read
+from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.tables.current import about_all_of, entity_of, unreadable_of
+from sfpubsub.spark.tables.folding import CUE
+from sfpubsub.spark.tables.identity import event_names
+from sfpubsub.spark.tables.queue import QUEUE_NAME
+from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
+from sfpubsub.spark.tables.steps import Step
+from sfpubsub.spark.tables.target import Target
+
+Deletes = Literal["mark", "remove"]
+
+# Rows of deleted records that are known to be right: what `remove` removes.
+_DELETED = "_is_deleted AND NOT _reread"
+
+# Columns of what the rule has made that the queue gets.
+_CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
+
+
+@dataclass
+class _Laid:
+    """What a step's events do to one object."""
+
+    of: MirroredObject
+    merging: Merging
+    rows: DataFrame
+    about_all: Sequence[ObjectCue]
+    merged: DataFrame
+
+
+class MirrorTables:
+    """The tables of a mirror. A `sfpubsub.spark.tables.steps.Follower`; not thread-safe.
+
+    Args:
+        target: Where they are.
+        describe: Asks the org what an object is.
+        deletes: What becomes of the row of a deleted record.
+
+    Raises:
+        ConfigurationError: The target's format cannot replace rows, or has other tables.
+    """
+
+    def __init__(self, target: Target, describe: Describe, deletes: Deletes) -> None:
+        target.check_merge("the tables of a mirror")
+        if target.table(QUEUE_NAME).exists() and not _is_mirrors(target):
+            raise ConfigurationError(
+                f"{target.place} has current tables that are no mirror's: name another target"
+            )
+        self._target = target
+        self._describe = describe
+        self._deletes = deletes
+        self.queue = MirrorQueue(target)
+        self.queue.make()
+        self._objects: dict[str, MirroredObject] = {}
+        self._logs: dict[str, ReadLog] = {}
+        self._newest: dict[str, Read] = {}
+
+    @property
+    def objects(self) -> Mapping[str, MirroredObject]:
+        """The objects, by name."""
+        return self._objects
+
+    def add(self, entity: str, newest: Read | None) -> None:
+        """Take an object as well.
+
+        Args:
+            entity: The object.
+            newest: The read of all of it that was merged last.
+        """
+        if newest is not None:
+            self._newest[entity] = newest
+        if entity not in self._objects:
+            (event_type,) = event_names([entity]) - {entity}
+            self._objects[entity] = MirroredObject(self._target, entity, event_type, self._describe)
+
+    def follow(self, step: Step) -> None:
+        """See `Follower`."""
+        kind = step.plan.kind
+        if kind in ("rows", "again"):
+            self._lay(step)
+        elif kind == "beside":
+            note = note_of(step.plan.note)
+            if isinstance(note, Merge):
+                self._merge(note, step)
+            elif isinstance(note, Ask):
+                self._ask(note, step.plan.number)
+            else:
+                self._sweep(note, step.plan.number)
+        elif kind in ("restored", "rebuild"):
+            raise ConfigurationError(
+                f"the raw table of {self._target.place} was set back, which a mirror cannot "
+                f"follow: name another target, and the objects are read anew"
+            )
+
+    # Events.
+
+    def _lay(self, step: Step) -> None:
+        number = step.plan.number
+        unreadable = unreadable_of(self._target, step)
+        cues: list[dict[str, Any]] = []
+        concerned: list[tuple[MirroredObject, str]] = []
+        for name in dict.fromkeys([*step.plan.types, *unreadable]):
+            entity = entity_of(name)
+            if entity is None or entity not in self._objects:
+                continue
+            found = self._objects[entity]
+            if not self._target.table(name).exists():  # none of its events could be decoded
+                cues += [_row_about(entity, each, number) for each in unreadable[name]]
+            elif not self._has(found, number):
+                concerned.append((found, name))
+        with ExitStack() as cached:
+            laid = self._laid(step, concerned, unreadable)
+            for each in laid:
+                each.merged.persist()
+                cached.callback(each.merged.unpersist)
+            self.queue.add([*cues, *self._cues_of(laid, step)], number)
+            for each in laid:
+                self._take(each.of, self._rows_of(each), number)
+
+    def _laid(
+        self,
+        step: Step,
+        concerned: Sequence[tuple[MirroredObject, str]],
+        unreadable: Mapping[str, Sequence[ObjectCue]],
+    ) -> list[_Laid]:
+        about_all = about_all_of([step.rows(name) for _, name in concerned])
+        found = []
+        for (each, name), cues in zip(concerned, about_all, strict=True):
+            plan = step.decoding(name)
+            each.take_events(plan)
+            rows = step.rows(name)
+            marks = [*unreadable.get(name, ()), *cues]
+            marks.sort(key=lambda about: about.cue.ingest_seq)
+            merging = each.merging(plan, about_all=marks, newest=self._newest.get(each.entity))
+            parts = [each.changes(rows, plan), each.before(_ids_of(rows))]
+            found.append(_Laid(each, merging, rows, marks, each.merged(parts, merging)))
+        return found
+
+    def _cues_of(self, laid: Sequence[_Laid], step: Step) -> list[dict[str, Any]]:
+        number = step.plan.number
+        rows = []
+        for each in laid:
+            rows += _cue_rows(each.of.entity, each.merged, number)
+            rows += [_row_about(each.of.entity, about, number) for about in each.about_all]
+            if step.plan.kind == "again":  # a read may have overtaken them, without a trace
+                again = each.rows.selectExpr("explode(record_ids) AS record_id", "ingest_seq")
+                again = again.groupBy("record_id").agg(f.max("ingest_seq").alias("seq"))
+                for row in again.collect():
+                    cue = Cue(Reason.ASKED, None, None, row["seq"])
+                    rows.append(
+                        entry_row(each.of.entity, row["record_id"], cue, number, asked=True)
+                    )
+        return rows
+
+    def _rows_of(self, laid: _Laid) -> DataFrame:
+        rows = laid.of.current(laid.merged)
+        if not laid.about_all:
+            return rows
+        reasons = [
+            f.when(f.startswith("record_id", f.lit(each.prefix)), f.lit(str(each.cue.reason)))
+            for each in laid.about_all
+        ]
+        return rows.unionByName(laid.of.marked(f.coalesce(*reasons), _ids_of(laid.rows)))
+
+    # Reads.
+
+    def _merge(self, note: Merge, step: Step) -> None:
+        found, number = self._objects[note.entity], step.plan.number
+        if not self._has(found, number):
+            plan = step.decoding(found.event_type) if found.typed.exists() else None
+            queued = self.queue.of(note.entity, number)
+            about_all = [each for each in map(entry_of, queued) if each.is_about_all]
+            merging = found.merging(plan, read=note.read, entries=about_all, newest=note.newest)
+            one = [row for row in queued if not entry_of(row).is_about_all]
+            with ExitStack() as cached:
+                make = self._absent if note.is_last else self._returned
+                merged = make(note, found, merging, one, plan).persist()
+                cached.callback(merged.unpersist)
+                self.queue.add(_cue_rows(note.entity, merged, number), number)
+                self._take(found, found.current(merged), number)
+        self._heal(note, number)
+
+    def _returned(
+        self,
+        note: Merge,
+        found: MirroredObject,
+        merging: Merging,
+        entries: Sequence[Mapping[str, Any]],
+        plan: Plan | None,
+    ) -> DataFrame:
+        """Return what becomes of the records in some pieces.
+
+        Those of which nothing else is known are not asked about one by one, but for reads by id.
+        """
+        read = self.log(note.entity).rows(note.first, note.last)
+        ids = read.select("record_id")
+        parts = []
+        if found.table.step():
+            parts.append(found.before(ids))
+        if entries:
+            parts.append(_among(found.entries(self._frame(entries)), ids))
+        if plan is not None and note.laid > note.read.as_of.ingest_seq:
+            since = f.col("ingest_seq") > note.read.as_of.ingest_seq
+            parts.append(_among(found.changes(found.typed.read().where(since), plan), ids))
+        rows = found.found(read)
+        if note.kind == "ids" or any(each.record_id for each in merging.entries):
+            return found.merged([*parts, rows], merging)
+        if not parts:
+            return found.alone(rows, merging)
+        known = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
+        merged = found.merged([*parts, _among(rows, known)], merging)
+        others = rows.join(f.broadcast(known), "record_id", "left_anti")
+        return merged.unionByName(found.alone(others, merging))
+
+    def _absent(
+        self,
+        note: Merge,
+        found: MirroredObject,
+        merging: Merging,
+        entries: Sequence[Mapping[str, Any]],
+        _plan: Plan | None,
+    ) -> DataFrame:
+        """Return what becomes of the records that a read of the object did not return."""
+        as_of = note.read.as_of
+        before = (
+            f"`_read` IS NULL OR `_read`.ingest_seq < {as_of.ingest_seq} OR "
+            f"(`_read`.ingest_seq = {as_of.ingest_seq} AND `_read`.step < {as_of.asked})"
+        )
+        gone = found.table.read().where(before).where(f"NOT ({_DELETED})")
+        parts = [found.absent(gone, note.read.until), found.rows(gone)]
+        if entries:
+            parts.append(
+                found.entries(self._frame(entries)).join(
+                    gone.select("record_id"), "record_id", "left_semi"
+                )
+            )
+        return found.merged(parts, merging)
+
+    def _frame(self, entries: Sequence[Mapping[str, Any]]) -> DataFrame:
+        rows = pa.Table.from_pylist([dict(row) for row in entries], ENTRIES)
+        return frame_of_rows(self._target.spark, rows)
+
+    def _heal(self, note: Merge, number: int) -> None:
+        if note.is_last:
+            self.queue.remove(note.entity, note.read.as_of, number)
+            self._newest[note.entity] = note.read
+        elif note.kind == "ids":
+            rows = self.log(note.entity).rows(note.first, note.last).select("record_id").collect()
+            ids = [row["record_id"] for row in rows]
+            self.queue.remove(note.entity, note.read.as_of, number, ids)
+
+    def log(self, entity: str) -> ReadLog:
+        """Return the log of an object's reads, for reading."""
+        return self._logs.setdefault(entity, ReadLog(self._target, entity))
+
+    # What is asked for.
+
+    def _ask(self, note: Ask, number: int) -> None:
+        found = self._objects[note.entity]
+        cue = Cue(note.reason, None, None, note.laid)
+        ids = (None,) if note.record_ids is None else note.record_ids
+        rows = [entry_row(note.entity, each, cue, number, asked=True) for each in ids]
+        self.queue.add(rows, number)
+        doubt = Entry(None, cue).casts_doubt and note.record_ids is None
+        if doubt and found.table.exists() and not self._has(found, number):
+            self._take(found, found.marked(f.lit(str(note.reason))), number)
+
+    def _sweep(self, note: Sweep, number: int) -> None:
+        """Put the records into the queue that the table has and the org does not, or vice versa."""
+        found = self._objects[note.entity]
+        swept = self.log(note.entity).rows(note.first, note.last).select("record_id")
+        live = found.table.read().where("NOT _is_deleted").select("record_id")
+        differing = live.join(swept, "record_id", "left_anti").unionAll(
+            swept.join(live, "record_id", "left_anti")
+        )
+        cue = Cue(Reason.SWEEP, None, None, note.laid)
+        rows = [
+            entry_row(note.entity, row["record_id"], cue, number, asked=True)
+            for row in differing.distinct().collect()
+        ]
+        self.queue.add(rows, number)
+
+    # Tables.
+
+    def _has(self, found: MirroredObject, number: int) -> bool:
+        """Whether a table has a step. It takes two numbers a step, as the queue does."""
+        return found.table.step() >= 2 * number + 1
+
+    def _take(self, found: MirroredObject, rows: DataFrame, number: int) -> None:
+        if self._deletes == "mark":
+            self._put(found, rows, 2 * number + 1)
+            return
+        if found.table.step() < 2 * number:
+            self._put(found, rows, 2 * number)
+        found.table.delete(_DELETED, 2 * number + 1)
+
+    def _put(self, found: MirroredObject, rows: DataFrame, number: int) -> None:
+        if rows.isEmpty():  # a commit with nothing in it costs less than a merge of nothing
+            found.table.append([], number)
+        else:
+            found.table.merge(rows, ["record_id"], number)
+
+
+def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
+    """Return the rows of some records."""
+    return rows.join(f.broadcast(ids), "record_id", "left_semi")
+
+
+def _is_mirrors(target: Target) -> bool:
+    from sfpubsub.spark.tables.queue import Queue
+
+    return Queue(target).is_of_mirror()
+
+
+def _ids_of(rows: DataFrame) -> DataFrame:
+    """Return the ids of the records that typed rows are about."""
+    one = rows.where("change_type <> 'GAP_OVERFLOW'")
+    return one.selectExpr("explode(record_ids) AS record_id").distinct()
+
+
+def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any]]:
+    """Return the queue's rows of what the rule has made."""
+    rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow().to_pylist()
+    return [
+        entry_row(
+            entity,
+            row["record_id"],
+            Cue(
+                Reason(row["_reread_reason"]),
+                row["_change_type"],
+                row["_commit_timestamp"],
+                row["_ingest_seq"],
+            ),
+            number,
+        )
+        for row in rows
+    ]
+
+
+def _row_about(entity: str, about: ObjectCue, number: int) -> dict[str, Any]:
+    """Return the queue's row for a cue about many records."""
+    record_id = f"{about.prefix}*" if about.prefix else None
+    return entry_row(entity, record_id, about.cue, number)

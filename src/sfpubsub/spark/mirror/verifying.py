@@ -1,0 +1,332 @@
+"""Compares a mirrored table with the org, row by row, and says why a row may differ.
+
+Reads both and changes neither; may run beside the mirror. Nothing here decides what a table should
+hold: what the org answers is taken as it is, in the types of the columns. Memory is bounded but for
+the ids of an object's records, of which there is a list unless only a sample is compared.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.rest import ObjectDescription, OrgReader
+from sfpubsub.rest.reader import MOST_IDS
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.described import Column
+from sfpubsub.spark.mirror.values import of_json
+from sfpubsub.spark.raw.frames import arrow_schema
+from sfpubsub.spark.tables.queue import QUEUE_NAME
+from sfpubsub.spark.tables.reading import read_typed
+from sfpubsub.spark.tables.records import none_if_empty
+
+# Rows of the table in memory at a time: some 100 MB of a wide object.
+_PART_ROWS = 50_000
+
+# When a record was changed last, the more exact one first. Not all objects have both.
+_CHANGED = ("SystemModstamp", "LastModifiedDate")
+
+# Ids of one query for deleted records: an id takes 21 characters of a URL of 16,384.
+_ASKED_AT_ONCE = 200
+
+
+class Why(enum.StrEnum):
+    """Why a row may differ from the org, although the mirror is well."""
+
+    QUEUED = "queued"
+    """An entry of the re-read queue is open for it: the mirror knows, and will read it."""
+    RECENT = "recent"
+    """It has changed within the margin, or since the newest event that the table has."""
+    UNTOLD = "untold"
+    """Only fields differ that no event tells of, such as formulas: the next refresh brings them."""
+    PURGED = "purged"
+    """The org does not have the record, not even as a deleted one: the next sweep finds that."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One record on which the org and the table do not agree."""
+
+    record_id: str
+    fields: Mapping[str, tuple[Any, Any]]
+    """By column: what the org has, and what the table has. Empty where one lacks the record."""
+    in_org: bool
+    in_table: bool
+    why: Why | None
+    """None: nothing explains it."""
+
+
+@dataclass
+class Verification:
+    """Compares one object. Use `differences` once; the counts are whole when it has ended.
+
+    Args:
+        spark: A session with the format's jars.
+        reader: Reads the org, as the mirror's user.
+        target: The mirror's.
+        entity: The object.
+        format: Of the tables.
+        sample: Compare so many records, chosen at random; None for all.
+        margin: Seconds by which answers may lag behind events.
+        clock: Seconds since 1970 UTC.
+    """
+
+    spark: SparkSession
+    reader: OrgReader
+    target: str | os.PathLike[str]
+    entity: str
+    format: str = "delta"
+    sample: int | None = None
+    margin: float = 300.0
+    clock: Callable[[], float] = time.time
+    compared: int = 0
+    """Records of the table that were read from the org."""
+    equal: int = 0
+    differing: dict[str, int] = field(default_factory=dict)
+    """Differences by `Why`; those that nothing explains as ``unexplained``."""
+
+    def differences(self) -> Iterator[Difference]:
+        """Yield what differs.
+
+        Raises:
+            ConfigurationError: There is no such table.
+            SfPubSubError: The org could not be read; see `OrgReader`.
+        """
+        sides = _Sides.of(self)
+        swept = None if self.sample is not None else _ids(self.reader, sides.entity)
+        for rows in self._rows(sides):
+            found = sides.rows_of_org(list(rows))
+            for record_id, row in rows.items():
+                self.compared += 1
+                if swept is not None:
+                    swept.discard(record_id)
+                yield from self._told(sides.compared(record_id, row, found[record_id]))
+        # What is left, the table did not have as a live record when it was read.
+        for ids in _chunks(sorted(swept or ()), MOST_IDS):
+            for record_id, there in sides.rows_of_org(ids).items():
+                if there is not None:
+                    yield from self._told(sides.missing(record_id, there))
+
+    def _told(self, found: Difference | None) -> Iterator[Difference]:
+        if found is None:
+            self.equal += 1
+            return
+        why = found.why or "unexplained"
+        self.differing[why] = self.differing.get(why, 0) + 1
+        yield found
+
+    def _rows(self, sides: _Sides) -> Iterator[dict[str, dict[str, Any]]]:
+        """Yield the table's live records, or a sample, as many at a time as one read returns."""
+        count = sides.live().count()
+        if self.sample is not None:
+            chosen = sides.live().orderBy(f.rand()).limit(self.sample)
+            # Once, and by their ids: a frame with a random order is another one each time.
+            ids = [row["record_id"] for row in chosen.select("record_id").collect()]
+            for part in _chunks(ids, MOST_IDS):
+                yield sides.rows_of(sides.live().where(f.col("record_id").isin(part)))
+            return
+        parts = -(-count // _PART_ROWS)
+        for number in range(parts):
+            hashed = f.pmod(f.xxhash64("record_id"), f.lit(parts))
+            rows = sides.rows_of(sides.live().where(hashed == number))
+            for part in _chunks(list(rows), MOST_IDS):
+                yield {record_id: rows[record_id] for record_id in part}
+
+
+@dataclass
+class _Sides:
+    """One object as the table and the org have it, and what is known of the mirror's state."""
+
+    reader: OrgReader
+    entity: str
+    columns: Columns
+    names: Sequence[str]
+    changed: str | None
+    untold: frozenset[str]
+    open_entries: tuple[str | None, ...]
+    recent_since: datetime
+    _open: Callable[[], DataFrame]
+    _is_marked: dict[str, bool] = field(default_factory=dict)
+    _deleted: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, asked: Verification) -> _Sides:
+        description = asked.reader.describe(asked.entity)
+
+        def opened(name: str) -> DataFrame:
+            return read_typed(asked.spark, asked.target, name, format=asked.format)
+
+        table = opened(description.name)
+        schema = _schema(table)
+        columns = Columns.of(description, Columns.of_table(description.name, schema))
+        columns = Columns(
+            columns.entity, tuple(each for each in columns.columns if each.name in schema.names)
+        )
+        margin = datetime.fromtimestamp(asked.clock() - asked.margin, UTC)
+        newest = table.agg(f.max("_commit_timestamp").alias("at")).toArrow()["at"][0].as_py()
+        return cls(
+            asked.reader,
+            description.name,
+            columns,
+            [each.name for each in columns.columns if each.described],
+            _changed(description),
+            _untold(columns, _event_names(opened, description.name)),
+            _open_entries(opened, description.name),
+            margin if newest is None else min(margin, newest + timedelta(milliseconds=1)),
+            lambda: opened(description.name),
+        )
+
+    def live(self) -> DataFrame:
+        """Return the table's records that are not deleted, as they are now."""
+        return self._open().where("NOT _is_deleted")
+
+    def rows_of(self, frame: DataFrame) -> dict[str, dict[str, Any]]:
+        """Return rows of the table, by record."""
+        table = frame.select("record_id", "_reread", *(f"`{name}`" for name in self.names))
+        rows = {}
+        for row in table.toArrow().to_pylist():
+            record_id = row.pop("record_id")
+            self._is_marked[record_id] = row.pop("_reread")
+            rows[record_id] = row
+        return rows
+
+    def rows_of_org(self, ids: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+        """Return records as the org has them; None for one that it does not return."""
+        wanted = [*self.columns.selected, *([self.changed] if self.changed else [])]
+        answer = self.reader.retrieve(self.entity, ids, wanted)
+        there = {record_id: row for record_id, row in answer.items() if row is not None}
+        table = of_json(self.columns, list(there.values()))
+        values = dict(zip(there, table.to_pylist(), strict=True))
+        found: dict[str, dict[str, Any] | None] = dict.fromkeys(ids)
+        for record_id, row in there.items():
+            changed = row.get(self.changed) if self.changed else None
+            found[record_id] = {**values[record_id], _AT: changed}
+        for part in _chunks([each for each in ids if each not in there], _ASKED_AT_ONCE):
+            self._look_for_deleted(part)
+        return found
+
+    def _look_for_deleted(self, ids: Sequence[str]) -> None:
+        """Note which of some records are in the Recycle Bin, and since when."""
+        fields = ", ".join(["Id", *([self.changed] if self.changed else [])])
+        listed = ", ".join(f"'{each}'" for each in ids)
+        soql = f"SELECT {fields} FROM {self.entity} WHERE Id IN ({listed})"  # noqa: S608  # SOQL
+        for page in self.reader.query(soql, all_rows=True):
+            for row in page.rows:
+                self._deleted[row["Id"]] = row.get(self.changed) if self.changed else None
+
+    def compared(
+        self, record_id: str, row: Mapping[str, Any], found: Mapping[str, Any] | None
+    ) -> Difference | None:
+        """Return what differs of a record that the table has; None for nothing."""
+        if found is None:
+            why = self._queued(record_id) or self._gone(record_id)
+            return Difference(record_id, {}, in_org=False, in_table=True, why=why)
+        differing = {
+            name: (found[name], row[name])
+            for name in self.names
+            if _plain(found[name]) != _plain(row[name])
+        }
+        if not differing:
+            return None
+        why = self._queued(record_id)
+        if why is None and differing.keys() <= self.untold:
+            why = Why.UNTOLD
+        if why is None and self._is_recent(found[_AT]):
+            why = Why.RECENT
+        return Difference(record_id, differing, in_org=True, in_table=True, why=why)
+
+    def missing(self, record_id: str, found: Mapping[str, Any]) -> Difference:
+        """Return the difference of a record that the table does not have."""
+        why = self._queued(record_id)
+        if why is None and self._is_recent(found[_AT]):
+            why = Why.RECENT
+        return Difference(record_id, {}, in_org=True, in_table=False, why=why)
+
+    def _queued(self, record_id: str) -> Why | None:
+        concerned = self._is_marked.get(record_id, False) or any(
+            each is None
+            or record_id == each
+            or (each.endswith("*") and record_id.startswith(each.rstrip("*")))
+            for each in self.open_entries
+        )
+        return Why.QUEUED if concerned else None
+
+    def _is_recent(self, changed: Any) -> bool:
+        if not isinstance(changed, str):
+            return False
+        return datetime.fromisoformat(changed) >= self.recent_since
+
+    def _gone(self, record_id: str) -> Why | None:
+        """Return why the org does not return a record: deleted just now, or purged."""
+        if record_id not in self._deleted:
+            return Why.PURGED
+        return Why.RECENT if self._is_recent(self._deleted[record_id]) else None
+
+
+# Where the time of the last change is, in a row of the org; no column is called so.
+_AT = "_changed_at"
+
+
+def _schema(table: DataFrame) -> pa.Schema:
+    """Return the columns of a table that hold fields."""
+    if "record_id" not in table.columns or "_reread" not in table.columns:
+        raise ConfigurationError("the table is not a mirror's: it has no record_id and _reread")
+    schema = arrow_schema(table.schema)
+    return pa.schema(
+        [each for each in schema if each.name != "record_id" and not each.name.startswith("_")]
+    )
+
+
+def _changed(description: ObjectDescription) -> str | None:
+    return next((name for name in _CHANGED if description.field(name)), None)
+
+
+def _event_names(opened: Callable[[str], DataFrame], entity: str) -> frozenset[str] | None:
+    """Return the names that the columns of an object's events have; None where there are none."""
+    stem = entity.removesuffix("c") if entity.endswith("__c") else entity
+    try:
+        names = opened(f"{stem}ChangeEvent").columns
+    except ConfigurationError:
+        return None
+    return frozenset(name.rstrip("_").lower() for name in names)
+
+
+def _untold(columns: Columns, told: frozenset[str] | None) -> frozenset[str]:
+    def is_untold(column: Column) -> bool:
+        return column.calculated or (told is not None and column.field.lower() not in told)
+
+    return frozenset(each.name for each in columns.columns if is_untold(each))
+
+
+def _open_entries(opened: Callable[[str], DataFrame], entity: str) -> tuple[str | None, ...]:
+    rows = opened(QUEUE_NAME).where(f.col("entity_name") == entity).select("record_id")
+    return tuple(row["record_id"] for row in rows.distinct().collect())
+
+
+def _ids(reader: OrgReader, entity: str) -> set[str]:
+    soql = f"SELECT Id FROM {entity}"  # noqa: S608  # SOQL, and a name that was described
+    return {row["Id"] for page in reader.query(soql) for row in page.rows}
+
+
+def _chunks(ids: Sequence[str], size: int) -> Iterator[list[str]]:
+    rest = iter(ids)
+    while part := list(islice(rest, size)):
+        yield part
+
+
+def _plain(value: Any) -> Any:
+    """Return a compound value without members that are not set."""
+    if isinstance(value, dict):
+        return none_if_empty({name: each for name, each in value.items() if each is not None})
+    return value

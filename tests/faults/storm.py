@@ -1,0 +1,323 @@
+"""The storm: random changes of an org that ``sfpubsub mirror run`` mirrors, while everything fails.
+
+``python -m tests.faults.storm DIRECTORY --changes N --blows K --seed S``: an emulator in this
+process, a writer over REST, and the mirror as a process that is killed and started again. Meanwhile
+streams break, sessions expire, events say less than they should, come late or are gone, and the
+org moves. At the end the writer stops, the mirror catches up, and each table must equal the org:
+what that holds is read from the emulator's own database, the tables by Spark and a plain reader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sfpubsub.emulator.faults.plan import Fault
+from sfpubsub.emulator.org.settings import Settings
+from sfpubsub.emulator.server import EmulatorServer
+from tests.faults.killer import DEADLINE, RunError
+from tests.faults.matrix import Job
+from tests.faults.storm_org import (
+    CHANNEL,
+    CREDENTIALS,
+    OBJECTS,
+    OVERFLOW,
+    REST_LAG,
+    Rows,
+    event_of,
+    seed_of,
+    truth_of,
+)
+from tests.faults.storm_writer import Writer
+
+# Seconds by which the mirror is told that answers may lag; they lag by `REST_LAG`. All times of a
+# storm are these, in the place of minutes.
+MARGIN = 1.0
+
+OPTIONS = ("--topic", CHANNEL, "--margin", str(MARGIN), "--batch-seconds", "2")
+
+# A storm has no time for a refresh or a sweep in its midst; the last run makes both.
+IN_THE_MIDST = ("--refresh-formulas", "0", "--sweep", "0")
+AT_THE_END = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
+
+# Seconds of the longest life of a mirror before a blow: twice what it needs to start.
+LONGEST_LIFE = 25.0
+
+# Seconds in which the last run must catch up; a machine that is busy with much else takes minutes.
+PATIENCE = 3600.0
+
+# What can happen to the mirror, and what to its org and its streams, with how much of it.
+KILLS = ("driver", "jvm", "both")
+FAULTS: dict[str, dict[str, Any]] = {
+    "drop": {"kind": "drop_stream"},
+    "reset": {"kind": "drop_stream", "status": "RESET"},
+    "gap": {"kind": "gap_event", "times": 3},
+    "late": {"kind": "delay_event", "seconds": 2.0, "times": 3},
+    "expire": {"kind": "expire_token"},
+    "move": {"kind": "move_org"},
+    "lost": {"kind": "reset_stream"},
+}
+BLOWS = (*KILLS, *FAULTS)
+
+# Faults that wait for a change of an object, and happen for sure once there are some.
+OF_CHANGES = ("gap", "late")
+
+
+@dataclass
+class Report:
+    """What was done, and what is wrong."""
+
+    format: str
+    seed: int
+    changes: int
+    records: int
+    made: dict[str, int]
+    blows: dict[str, int]
+    happened: dict[str, int]
+    seconds: float
+    wrong: dict[str, str] = field(default_factory=dict)
+    """By object and reader: what the table has that the org has not, or the other way round."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.wrong
+
+
+def blows_of(count: int, rng: random.Random, among: Sequence[str] = BLOWS) -> list[str]:
+    """Every kind as often as there are blows for, in random order."""
+    found: list[str] = []
+    while len(found) < count:
+        kinds = list(among)
+        rng.shuffle(kinds)
+        found += kinds
+    return found[:count]
+
+
+def run(
+    directory: Path,
+    blows: Sequence[str],
+    readers: dict[str, Callable[[Path], Rows]],
+    *,
+    changes: int,
+    records: int,
+    seed: int,
+    format_: str = "delta",
+    python: str = sys.executable,
+    life: float = LONGEST_LIFE,
+    say: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Let a storm pass, and compare.
+
+    Args:
+        directory: An empty one; the tables are in ``lake``.
+        blows: What happens, in this order, between changes.
+        readers: Each reads a table, by its name.
+        changes: That the writer makes, spread over the whole storm.
+        records: In the org before.
+        seed: Of the changes and the moments.
+        format_: Of the tables.
+        python: An interpreter with the PySpark of the format.
+        life: Seconds of the longest time between two blows.
+        say: Is told each blow.
+
+    Raises:
+        RunError: The mirror ended by itself, or does not end.
+    """
+    began, rng = time.monotonic(), random.Random(seed)
+    settings = Settings(rest_lag_s=REST_LAG, overflow_changes=OVERFLOW, keepalive_s=1.0)
+    emulator = EmulatorServer(directory / "org", seed=seed_of(directory), settings=settings)
+    with emulator:
+        writer = Writer(emulator, seed, pace=life * (len(blows) + 1) / max(changes, 1) / 4)
+        writer.fill(records)
+        mirror = _Mirror(directory, emulator, format_, python)
+        writer.start()
+        try:
+            for number, blow in enumerate(blows, start=1):
+                writer.raise_goal(changes * number // (len(blows) + 1))
+                mirror.live(rng.uniform(0.0, life))
+                if blow in KILLS:
+                    mirror.kill(blow)
+                else:
+                    emulator.faults.add(fault_of(blow, rng))
+                say(f"blow {number}/{len(blows)}: {blow}, after {writer.changes} changes")
+            writer.raise_goal(changes)
+            writer.finish(DEADLINE)
+            mirror.kill("both")  # whatever it is at: the last one begins where a storm left it
+            mirror.finish()
+        finally:
+            mirror.end()
+        happened: Counter[str] = Counter()
+        for row in emulator.faults.report():
+            happened[row["kind"]] += row["happened"]
+        report = Report(
+            format_, seed, writer.changes, records, dict(writer.made), dict(Counter(blows)),
+            dict(happened), round(time.monotonic() - began, 1),
+        )  # fmt: skip
+        truth = truth_of(emulator)
+    for name, wanted in truth.items():
+        for reader, read in readers.items():
+            if text := difference(wanted, read(directory / "lake" / name)):
+                report.wrong[f"{name} by {reader}"] = text
+    return report
+
+
+def fault_of(blow: str, rng: random.Random) -> Fault:
+    """Return what happens to the org or its streams by one of `FAULTS`."""
+    given = FAULTS[blow]
+    if blow in OF_CHANGES:
+        given = {**given, "target": f"/data/{event_of(rng.choice(OBJECTS))}"}
+    return Fault(**given)
+
+
+def difference(wanted: Rows, found: Rows) -> str:
+    """What is wrong with the rows of an object, for people; empty if nothing is."""
+    missing, more = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    other = {
+        record_id: sorted(
+            name
+            for name in wanted[record_id].keys() | found[record_id].keys()
+            if wanted[record_id].get(name) != found[record_id].get(name)
+        )
+        for record_id in wanted.keys() & found.keys()
+        if wanted[record_id] != found[record_id]
+    }
+    if not (missing or more or other):
+        return ""
+    shown = [
+        (record_id, [(n, wanted[record_id].get(n), found[record_id].get(n)) for n in names[:2]])
+        for record_id, names in sorted(other.items())[:3]
+    ]
+    return (
+        f"{len(missing)} missing {sorted(missing)[:3]}, {len(more)} too many {sorted(more)[:3]}, "
+        f"{len(other)} different {shown}"
+    )
+
+
+class _Mirror:
+    """``sfpubsub mirror run``, which is started again when it was killed."""
+
+    def __init__(
+        self, directory: Path, emulator: EmulatorServer, format_: str, python: str
+    ) -> None:
+        self._log = directory / "mirror.log"
+        self._python = python
+        self._environment = {
+            "SFPUBSUB_ENDPOINT": emulator.grpc_target,
+            "SFPUBSUB_INSECURE": "1",
+            "SFPUBSUB_AUTH": "client-credentials",
+            "SFPUBSUB_LOGIN_URL": emulator.http_url,
+            **{f"SFPUBSUB_{name.upper()}": value for name, value in CREDENTIALS.items()},
+        }
+        lake = ["--to", str(directory / "lake"), "--format", format_]
+        self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *lake, *OPTIONS]
+        self._start(*IN_THE_MIDST)
+
+    def live(self, seconds: float) -> None:
+        """Let it live for a time; it may be anywhere when that is over."""
+        try:
+            self._job.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+        raise self._unwanted("by itself")
+
+    def kill(self, whom: str) -> None:
+        """Kill the driver, Spark's JVM or both, and start again."""
+        pid = self._job.process.pid
+        if whom == "jvm" and (java := _child(pid)) is not None:
+            os.kill(java, signal.SIGKILL)
+            try:
+                self._job.process.wait(DEADLINE)
+            except subprocess.TimeoutExpired:
+                raise self._unwanted("not, without its JVM") from None
+            if self._job.process.returncode == 0:
+                raise self._unwanted("well, without its JVM")
+        elif whom == "driver":
+            self._job.process.kill()
+        else:
+            os.killpg(pid, signal.SIGKILL)
+        self._job.process.communicate()
+        self._start(*IN_THE_MIDST)
+
+    def finish(self) -> None:
+        """Let it catch up, refresh formulas, sweep, and end."""
+        self.end()
+        self._start(*AT_THE_END)
+        try:
+            output, _ = self._job.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise self._unwanted("not") from None
+        if self._job.process.returncode != 0:
+            raise self._unwanted(f"after {output}")
+
+    def end(self) -> None:
+        """Make sure that nothing of it is left."""
+        if self._job.process.poll() is None:
+            os.killpg(self._job.process.pid, signal.SIGKILL)
+            self._job.process.communicate()
+
+    def _start(self, *more: str) -> None:
+        self._job = Job(self._python, [*self._command, *more], self._environment, self._log)
+
+    def _unwanted(self, how: str) -> RunError:
+        status = self._job.process.poll()
+        return RunError(f"mirror ended {how}, with {status}:\n{self._job.log_tail()}")
+
+
+def _child(pid: int) -> int | None:
+    """Return the JVM that a process has started; None as long as there is none."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+        except OSError:  # it has ended
+            continue
+        if name == "java" and int(rest.split()[1]) == pid:
+            return int(path.parent.name)
+    return None
+
+
+def main() -> None:
+    from sfpubsub.spark.runtime.session import spark_session
+    from tests.faults.storm_tables import readers_of
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--format", choices=["delta", "iceberg"], default="delta")
+    parser.add_argument("--changes", type=int, default=5_000)
+    parser.add_argument("--records", type=int, default=10_000)
+    parser.add_argument("--blows", type=int, default=20)
+    parser.add_argument("--among", default=",".join(BLOWS), help="kinds of blows, with commas")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    print(f"seed {options.seed}", file=sys.stderr, flush=True)
+    rng = random.Random(options.seed)
+    # So that nothing outlives whoever ends this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    with spark_session(format=options.format) as spark:
+        report = run(
+            options.directory,
+            blows_of(options.blows, rng, options.among.split(",")),
+            readers_of(spark, options.format),
+            changes=options.changes,
+            records=options.records,
+            seed=options.seed,
+            format_=options.format,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    print(json.dumps({**vars(report), "ok": report.ok}))
+    sys.exit(0 if report.ok else 1)
+
+
+if __name__ == "__main__":
+    main()

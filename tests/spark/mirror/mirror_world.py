@@ -1,0 +1,155 @@
+"""An org, its mirror, and what both hold: the mirror comes and goes, its clock is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrameReader, SparkSession
+
+from sfpubsub.client.client import PubSubClient
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.rest import OrgReader
+from sfpubsub.spark.mirror.job import Mirror
+from sfpubsub.spark.mirror.settings import MirrorSettings
+from sfpubsub.spark.mirror.stream import MirrorStream
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.sources import Source
+from sfpubsub.types import StartPosition
+from tests.conftest import until
+from tests.rest.support import QUICK as QUICK_REST
+from tests.rest.support import Sessions
+
+# Seconds that a step may take where everything runs at once; a limit for failure.
+PATIENCE = 1200.0
+
+MARGIN = 300.0
+
+TOPIC = "/data/ChangeEvents"
+
+
+class World:
+    """An org of accounts, and their mirror in *path*.
+
+    The mirror's clock stands still, but that a margin passes whenever there is nothing to do.
+    """
+
+    def __init__(
+        self, spark: SparkSession, path: Path, emulator: EmulatorServer, table_format: str
+    ) -> None:
+        self.spark = spark
+        self.emulator = emulator
+        self.format = table_format
+        self.to = path / "lake"
+        self.raw = Destination.parse(self.to / "_raw", table_format)
+        self.objects: Sequence[str] = ["Account"]
+        self.settings: dict[str, Any] = {"sweep": 0.0, "refresh_formulas": 0.0}
+        self.now = 0.0
+        self.wall = 1_800_000_000.0
+        self.user = emulator.accounts.holder("")
+        self.said: list[str] = []
+        self.before: int | None = None
+        """Events from before the first start, which the mirror never sees."""
+        self.taken = 0
+        """Events that earlier runs took."""
+
+    @contextmanager
+    def mirror(self, **settings: Any) -> Iterator[Mirror]:
+        """Open the mirror, as a new process would."""
+        session = Sessions(self.emulator)
+
+        def connect(schemas: Any) -> PubSubClient:
+            target = self.emulator.grpc_target
+            return PubSubClient(session, endpoint=target, insecure="1", schema_store=schemas)
+
+        stream = MirrorStream(
+            self.spark,
+            self.raw,
+            Source("topic", TOPIC),
+            connect,
+            start=StartPosition.latest(),
+            fallback="earliest",
+            job_settings={"batch_seconds": 0.1},
+        )
+        with (
+            stream,
+            Mirror(
+                self.spark,
+                OrgReader(session, timings=QUICK_REST),
+                self.raw,
+                self.to,
+                self.objects,
+                format=self.format,
+                settings=MirrorSettings(margin=MARGIN, **{**self.settings, **settings}),
+                on_progress=self.said.append,
+                clock=lambda: self.now,
+                wall=lambda: self.wall,
+            ) as mirror,
+        ):
+            raw = self._read().load(self.raw.url)
+            self.taken = raw.count()
+            if self.before is None:
+                self.before = self.events()
+            stream.begin()
+            mirror.begin()
+            self.stream = stream
+            yield mirror
+
+    def until(self, mirror: Mirror, condition: Callable[[], bool]) -> None:
+        """Let the mirror work until something is so."""
+        until(lambda: self.advance(mirror) or condition(), "the condition", PATIENCE)
+
+    def settle(self, mirror: Mirror) -> None:
+        """Let the mirror do all that there is to do."""
+        until(lambda: self.advance(mirror) and self.is_through(), "the mirror", PATIENCE)
+
+    def advance(self, mirror: Mirror) -> bool:
+        """Let the mirror do one thing; say whether there was none, and let a margin pass then."""
+        standing = self.stream.standing()
+        if mirror.advance(standing):
+            return False
+        self.now += MARGIN
+        return mirror.is_settled(standing)
+
+    def is_through(self) -> bool:
+        """Whether every event came: the newest message may be an old keepalive."""
+        return self.events() == (self.before or 0) + self.taken + self.stream.standing().written
+
+    def events(self) -> int:
+        """Return how many events there are."""
+        topic = self.emulator.bus.topic(TOPIC)
+        return len(self.emulator.bus.read(topic, 0, 10**6)[0])
+
+    def _read(self) -> DataFrameReader:
+        # A session's catalog of Iceberg goes on seeing a table as it was.
+        return self.spark.newSession().read.format(self.format)
+
+    def create(self, count: int, **values: Any) -> list[str]:
+        """Create accounts."""
+        names = [{"Name": f"account {n}", "BillingCity": "Rome", **values} for n in range(count)]
+        return [self.emulator.records.create("Account", each, self.user) for each in names]
+
+    def update(self, record_id: str, **values: Any) -> None:
+        """Change an account."""
+        self.emulator.records.update("Account", record_id, values, self.user)
+
+    def rows(self, name: str = "Account") -> dict[str, dict[str, Any]]:
+        """Return the rows of a table, by record."""
+        place = f"file://{self.to}/{name}"
+        rows = self._read().load(place).toArrow().to_pylist()
+        return {row["record_id"]: row for row in rows}
+
+    def check(self) -> None:
+        """Compare the live accounts of the table with those of the org."""
+        fields = "Id, Name, Phone, BillingCity"
+        there = self.emulator.records.query(f"SELECT {fields} FROM Account", self.user).rows
+        truth = {row["Id"]: (row["Name"], row["Phone"], row["BillingCity"]) for row in there}
+        found = {}
+        for record_id, row in self.rows().items():
+            if not row["_is_deleted"]:
+                assert (row["_complete"], row["_reread"]) == (True, False), row
+                address = row["BillingAddress"] or {}
+                found[record_id] = (row["Name"], row["Phone"], address.get("City"))
+        assert found == truth

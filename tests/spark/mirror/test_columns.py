@@ -1,0 +1,323 @@
+"""The columns of a mirrored object: from a describe, from events, and as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.avro.arrow_types import TIME
+from sfpubsub.avro.columns import BATCH, ENVELOPE, columns_of, merge
+from sfpubsub.avro.typed_rows import Plan, decode_rows
+from sfpubsub.emulator.org.records.fields import SObject
+from sfpubsub.emulator.org.records.schemas import change_schema
+from sfpubsub.emulator.org.schemas import Schema
+from sfpubsub.rest import FieldDescription, ObjectDescription
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.raw.frames import spark_schema
+from sfpubsub.spark.runtime.session import frame_of_rows
+from tests.rest.support import reader_of
+
+STREET = {"BillingStreet": "Street", "BillingCity": "City", "BillingLatitude": "Latitude"}
+
+
+def field(name: str, kind: str = "string", **more: Any) -> FieldDescription:
+    """A field as a describe has it."""
+    given = {"label": name.removesuffix("__c").replace("_", " "), "type": kind, "scale": 0, **more}
+    others = {
+        "length": 0, "precision": 0, "digits": 0, "nillable": True, "createable": True,
+        "updateable": True, "calculated": False, "custom": name.endswith("__c"),
+        "compound_field_name": None, "relationship_name": None, "reference_to": (),
+        "picklist_values": (),
+    }  # fmt: skip
+    return FieldDescription(name=name, **{**others, **given})
+
+
+def account(*fields: FieldDescription, name: str = "Account") -> ObjectDescription:
+    """An object with an address beside the fields that are given."""
+    return ObjectDescription(
+        name, name, "001", False, True, True, True,
+        (
+            field("Id", "id"),
+            field("IsDeleted", "boolean"),
+            *fields,
+            *(
+                field(part, "double" if part.endswith("tude") else "string", precision=18,
+                      scale=15 if part.endswith("tude") else 0,
+                      compound_field_name="BillingAddress")
+                for part in STREET
+            ),
+            field("BillingAddress", "address", label="Billing Address"),
+            field("SystemModstamp", "datetime"),
+        ),
+    )  # fmt: skip
+
+
+def event_type(*fields: dict[str, Any], name: str = "Account") -> str:
+    """The schema of the change events of an object, as the emulator makes it."""
+    definition = {"name": name, "key_prefix": "001", "fields": list(fields)}
+    return change_schema(SObject(definition)).text
+
+
+def plan(*schemas: str) -> Plan:
+    """How a typed table decodes events of these schemas, which are merged in this order."""
+    columns = pa.schema([])
+    for text in schemas:
+        columns = merge(columns, columns_of(text))
+    return Plan({f"schema-{number}": text for number, text in enumerate(schemas)}, columns)
+
+
+KINDS = [
+    ("Name", field("Name", label="Account Name"), pa.string()),
+    ("Type", field("Type", "picklist"), pa.string()),
+    ("Tags__c", field("Tags__c", "multipicklist"), pa.string()),
+    ("OwnerId", field("OwnerId", "reference"), pa.string()),
+    ("Long__c", field("Long__c", "textarea", length=32_768), pa.string()),
+    ("Size", field("Size", "int", digits=8), pa.int64()),
+    ("Gift__c", field("Gift__c", "boolean"), pa.bool_()),
+    ("Due__c", field("Due__c", "date"), pa.date32()),
+    ("At__c", field("At__c", "datetime"), TIME),
+    ("Opens__c", field("Opens__c", "time"), pa.string()),
+    ("Price__c", field("Price__c", "currency", precision=18, scale=2), pa.decimal128(18, 2)),
+    ("Small__c", field("Small__c", "double", precision=3, scale=0), pa.decimal128(18, 0)),
+    ("Discount__c", field("Discount__c", "percent", precision=5, scale=3), pa.decimal128(18, 3)),
+]
+
+
+@pytest.mark.parametrize(("name", "described", "kind"), KINDS, ids=[each[0] for each in KINDS])
+def test_a_described_type_has_a_column_type(name: str, described: Any, kind: pa.DataType):
+    """Each type that a describe names has the column that says most: dates, exact decimals."""
+    columns = Columns.of(account(described))
+    column = columns.columns[0]
+    assert (column.name, column.type, column.asked) == (name, kind, (name,))
+    assert column.comment == f"{described.label} ({name})"
+    spark = spark_schema(columns.schema)
+    assert spark[name].metadata == {"comment": column.comment}  # what a table is made with
+
+
+def test_compound_fields_are_structs_of_their_parts_as_in_events():
+    """A read asks for the parts, and the struct's members are called as events call them."""
+    site = [field(f"Site__{part}__s", compound_field_name="Site__c") for part in ("City", "Street")]
+    columns = Columns.of(account(*site, field("Site__c", "address")))
+    billing = next(each for each in columns.columns if each.name == "BillingAddress")
+    assert billing.asked == tuple(STREET)
+    assert billing.parts == tuple(STREET.values())
+    assert billing.type.names == list(STREET.values())
+    assert billing.type.field("Latitude").type == pa.decimal128(18, 15)
+    custom = next(each for each in columns.columns if each.name == "Site__c")
+    assert custom.parts == ("City", "Street")
+    assert columns.selected[0] == "Id"
+    assert "BillingAddress" not in columns.selected
+    assert {"SystemModstamp", "IsDeleted"}.isdisjoint(columns.selected)
+
+
+def test_the_name_of_a_person_is_a_struct_and_that_of_a_company_a_text():
+    """Where an org has person accounts the name is one or the other, and the struct has both."""
+    own = field("Name", compound_field_name="Name")  # an org was seen to say so
+    parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]
+    assert Columns.of(account(own)).columns[0].type == pa.string()
+    contact = Columns.of(account(own, *parts)).columns[0]
+    assert contact.parts == ("FirstName", "LastName")
+    both = Columns.of(account(own, *parts, field("IsPersonAccount", "boolean"))).columns[0]
+    assert both.asked == ("Name", "FirstName", "LastName")
+    assert both.parts == ("Name", "FirstName", "LastName")
+
+
+def test_what_no_query_returns_has_no_column():
+    """Files, and compound values of odd kinds, are left out; a type that is new is a text."""
+    given = [field("Body", "base64"), field("Odd", "complexvalue"), field("New", "hologram")]
+    columns = Columns.of(account(*given))
+    assert [each.name for each in columns.columns] == ["New", "BillingAddress"]
+
+
+def test_columns_grow_and_never_change():
+    """A field that is added adds a column; one that is removed keeps its own, which is not asked
+    for; one whose scale has changed has a second one; one that comes back has its old one."""
+    price = field("Price__c", "currency", precision=18, scale=2)
+    first = Columns.of(account(price, field("Old__c")))
+    wider = replace(price, scale=4)
+    second = Columns.of(account(field("New__c"), wider), first)
+    assert second.schema.names == [
+        "Price__c", "Old__c", "BillingAddress", "New__c", "Price__c__decimal_18_4",
+    ]  # fmt: skip
+    assert second.schema.types[:3] == first.schema.types
+    assert second.selected == ("Id", *STREET, "New__c", "Price__c")
+    assert [each.described for each in second.columns] == [False, False, True, True, True]
+    third = Columns.of(account(price, field("OLD__C")), second)
+    assert third.schema.names == second.schema.names
+    assert {"Price__c", "OLD__C"} <= set(third.selected)
+    again = Columns.of(account(price, field("Old__c")), first)
+    assert again == first
+
+
+def test_a_compound_field_grows_within():
+    """A new part is a member at the end of the struct."""
+    first = Columns.of(account())
+    zip_code = field("BillingPostalCode", compound_field_name="BillingAddress")
+    second = Columns.of(account(zip_code), first)
+    assert second.columns[0].type.names == [*STREET.values(), "PostalCode"]
+    assert second.columns[0].parts == ("PostalCode", *STREET.values())
+
+
+def test_columns_are_kept_as_a_text():
+    """What is read back is what was written, second columns and structs included."""
+    first = Columns.of(account(*(each for _, each, _ in KINDS)))
+    price = field("Price__c", "currency", precision=18, scale=4)
+    grown = Columns.of(account(price), first).with_events(
+        plan(event_type({"name": "Loose__c", "type": "double"}))
+    )
+    assert Columns.from_json(grown.to_json()) == grown
+
+
+def test_events_find_their_columns():
+    """What a change event names is found: fields, parts, and of a changed type both columns."""
+    price = field("Price__c", "currency", precision=18, scale=2)
+    address = {"name": "BillingAddress", "type": "address"}
+    total = {"name": "Total__c", "type": "currency", "formula": "Price__c * 2"}
+    old = event_type(address, {"name": "Price__c", "type": "string"})
+    new = event_type(address, {"name": "Price__c", "type": "currency"}, total)
+    known = plan(old, new)
+    columns = Columns.of(account(price, field("Total__c", "currency", scale=2, calculated=True)))
+    grown = columns.with_events(known)
+    added = set(grown.schema.names) - set(columns.schema.names)
+    assert added == {
+        "Price__c__string", "OwnerId", "CreatedDate", "CreatedById", "LastModifiedDate",
+        "LastModifiedById",
+    }  # fmt: skip
+    fields = grown.fields(known)
+    names = grown.schema.names
+    assert {names[n] for n in fields.places["Price__c"]} == {"Price__c", "Price__c__string"}
+    ((number, (path,)),) = fields.parts["BillingAddress.City"].items()
+    assert (names[number], path) == ("BillingAddress", ("City",))
+    # Members that only events have are there, so that a part which events name is found.
+    assert "BillingAddress.StateCode" in fields
+    assert "StateCode" in grown.columns[names.index("BillingAddress")].type.names
+    assert [names[n] for n in fields.unnamed] == ["Total__c"]
+    assert grown.with_events(known) == grown
+    assert Columns.of(account(price), grown).with_events(known).schema.names == names
+
+
+EVENT = {
+    "Name": "Acme",
+    "BillingAddress": {"City": "Rome", "Latitude": 41.902782, "StateCode": "RM"},
+    "Size__c": 12,
+    "Price__c": 1234567.005,
+    "Due__c": 1_795_219_200_000,
+    "Before__c": -86_400_000,
+    "At__c": 1_795_243_500_250,
+    "Opens__c": 34_200_000,
+    "Gift__c": True,
+    "Note__c": "x",
+}
+ROW = {
+    "Name": "Acme",
+    "BillingAddress": {
+        "Street": None, "City": "Rome", "Latitude": Decimal("41.902782000000000"),
+        "StateCode": "RM",
+    },
+    "Size__c": 12,
+    "Price__c": Decimal("1234567.01"),
+    "Due__c": date(2026, 11, 21),
+    "Before__c": date(1969, 12, 31),
+    "At__c": datetime(2026, 11, 21, 6, 45, 0, 250_000, UTC),
+    "Opens__c": "09:30:00.000Z",
+    "Gift__c": True,
+    "Note__c": "x",
+}  # fmt: skip
+FIELDS = [
+    ("Name", "string"), ("BillingAddress", "address"), ("Size__c", "int"),
+    ("Price__c", "currency"), ("Due__c", "date"), ("Before__c", "date"), ("At__c", "datetime"),
+    ("Opens__c", "time"), ("Gift__c", "boolean"), ("Note__c", "string"),
+]  # fmt: skip
+
+
+def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, Any]]) -> Any:
+    """Rows of a typed table, decoded from what was encoded with the schemas of *known*."""
+    rows = []
+    for number, value in events:
+        text = known.schemas[f"schema-{number}"]
+        payload = Schema(text).encode(value, 0.0)
+        rows.append({"schema_id": f"schema-{number}", "payload": payload, "event_name": "e"})
+    schema = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("payload", pa.binary()), *BATCH])
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    found = [part for name, part in decode_rows([batch], {"AccountChangeEvent": known}) if name]
+    table = pa.Table.from_batches(found).select(known.columns.names)
+    return frame_of_rows(spark, table)
+
+
+def test_events_fill_the_columns_that_reads_fill(spark: SparkSession):
+    """An event's values, in Spark: dates, times of day, exact decimals, parts of compounds; each
+    in exactly the column's type, so that one table takes reads and events."""
+    avro = {"Name": {"avro": "Switchable_PersonName"}}
+    definitions = [{"name": name, "type": kind, **avro.get(name, {})} for name, kind in FIELDS]
+    known = plan(event_type(*definitions))
+    described = [
+        field(name, kind, scale=2 if kind == "currency" else 0)
+        for name, kind in FIELDS
+        if kind != "address"
+    ]
+    columns = Columns.of(account(*described)).with_events(known)
+    wanted = [name for name, _ in FIELDS]
+    texts = columns.from_events(known)
+    frame = typed_rows(spark, known, (0, EVENT), (0, {}))
+    frame = frame.selectExpr(*(f"{texts[name]} AS `{name}`" for name in wanted))
+    kinds = spark_schema(columns.schema)
+    for each in frame.schema.fields:
+        assert each.dataType.simpleString() == kinds[each.name].dataType.simpleString()
+    full, empty = frame.toArrow().to_pylist()
+    parts = full.pop("BillingAddress")
+    expected = dict(ROW)
+    assert {n: v for n, v in parts.items() if v is not None} == {
+        n: v for n, v in expected.pop("BillingAddress").items() if v is not None
+    }
+    assert full == expected
+    assert empty == dict.fromkeys(wanted)
+
+
+def test_an_event_of_an_older_type_fills_its_own_column(spark: SparkSession):
+    """A field that was a text and is a number: each event's value is in the column of its type."""
+    known = plan(
+        event_type({"name": "Size__c", "type": "string"}),
+        event_type({"name": "Size__c", "type": "double"}),
+    )
+    columns = Columns.of(account(field("Size__c", "double", scale=1))).with_events(known)
+    texts = columns.from_events(known)
+    names = ["Size__c", "Size__c__string"]
+    frame = typed_rows(spark, known, (0, {"Size__c": "big"}), (1, {"Size__c": 2.25}))
+    rows = frame.selectExpr(*(f"{texts[name]} AS `{name}`" for name in names)).collect()
+    assert [tuple(row) for row in rows] == [(None, "big"), (Decimal("2.3"), None)]
+
+
+def test_the_names_of_persons_and_companies_meet_in_one_column(spark: SparkSession):
+    """With person accounts an event's name is a text or has parts; the struct has either."""
+    parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]
+    known = plan(event_type({"name": "Name", "type": "string", "avro": "Switchable_PersonName"}))
+    described = account(field("Name"), *parts, field("IsPersonAccount", "boolean"))
+    columns = Columns.of(described).with_events(known)
+    person = {"Salutation": None, "FirstName": "Ada", "LastName": "Lovelace"}
+    frame = typed_rows(spark, known, (0, {"Name": "Acme"}), (0, {"Name": person}))
+    rows = frame.selectExpr(f"{columns.from_events(known)['Name']} AS Name").toArrow().to_pylist()
+    found = [{n: v for n, v in row["Name"].items() if v is not None} for row in rows]
+    assert found == [{"Name": "Acme"}, {"FirstName": "Ada", "LastName": "Lovelace"}]
+
+
+def test_an_org_is_described_and_its_events_fit(run_emulator: Callable[..., Any]):
+    """All objects of the emulator's org: what events name has columns, formulas are unnamed."""
+    emulator = run_emulator()
+    reader = reader_of(emulator)
+    for name in emulator.records.objects():
+        columns = Columns.of(reader.describe(name))
+        known = plan(change_schema(emulator.records.describe(name)).text)
+        grown = columns.with_events(known)
+        assert grown.schema.names == columns.schema.names, name
+        fields = grown.fields(known)
+        formulas = [each.name for each in grown.columns if each.calculated]
+        assert [grown.schema.names[n] for n in fields.unnamed] == formulas, name
+        soql = f"SELECT {', '.join(grown.selected)} FROM {name} LIMIT 1"
+        assert list(reader.query(soql)), name

@@ -1,0 +1,218 @@
+"""What the mirror job decides and converts without Spark: values, the next read, the budget."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from sfpubsub.avro.arrow_types import TIME
+from sfpubsub.errors import QuotaExceededError, RemoteProtocolError, StreamUnavailableError
+from sfpubsub.spark.mirror import values
+from sfpubsub.spark.mirror.agenda import Agenda, Patience
+from sfpubsub.spark.mirror.budget import DAY, Budget
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.described import Column
+from sfpubsub.spark.mirror.folding import Merging, read_from, row_without, struct_of
+from sfpubsub.spark.mirror.ledger import Account
+from sfpubsub.spark.mirror.log import Marker
+from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
+from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, next_read
+from sfpubsub.spark.mirror.reads import AsOf, Entry, Read
+from sfpubsub.spark.tables.records import Cue, Fields, Reason
+
+ADDRESS = pa.struct([("City", pa.string()), ("Latitude", pa.decimal128(18, 3))])
+COLUMNS = Columns(
+    "Account",
+    (
+        Column("Name", pa.string(), "Name", "", ("Name",)),
+        Column("Price__c", pa.decimal128(18, 2), "Price__c", "", ("Price__c",)),
+        Column("Count__c", pa.int64(), "Count__c", "", ("Count__c",)),
+        Column("Is__c", pa.bool_(), "Is__c", "", ("Is__c",)),
+        Column("Day__c", pa.date32(), "Day__c", "", ("Day__c",)),
+        Column("At__c", TIME, "At__c", "", ("At__c",)),
+        Column("SiteAddress", ADDRESS, "SiteAddress", "", ("SiteCity", "SiteLat"), ADDRESS.names),
+        Column("Gone__c", pa.string(), "Gone__c", "", described=False),
+    ),
+)
+AT = datetime(2026, 11, 22, 5, 12, 45, tzinfo=UTC)
+ROW = {
+    "record_id": "001000000000001AAA",
+    "Name": 'a "b",\nc',
+    "Price__c": Decimal("1.01"),
+    "Count__c": 12,
+    "Is__c": True,
+    "Day__c": date(2026, 11, 22),
+    "At__c": AT,
+    "SiteAddress": {"City": None, "Latitude": Decimal("0.125")},
+    "Gone__c": None,
+}
+EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False}
+
+
+def test_a_value_is_the_same_whichever_way_it_was_read():
+    """JSON of REST and CSV of Bulk become equal rows of the columns' types: nulls, quotes, line
+    ends, decimals with more digits than their column, parts of compound fields.
+    """
+    rows = [
+        {"Id": "001000000000001AAA", "Name": 'a "b",\nc', "Price__c": Decimal("1.005"),
+         "Count__c": 12, "Is__c": True, "Day__c": "2026-11-22",
+         "At__c": "2026-11-22T05:12:45.000+0000", "SiteCity": None, "SiteLat": Decimal("0.125")},
+        {"Id": "001000000000002AAA", "Is__c": False, "Name": ""},
+    ]  # fmt: skip
+    assert values.of_json(COLUMNS, rows).to_pylist() == [ROW, EMPTY]
+    names = COLUMNS.selected
+    text = (
+        '"001000000000001AAA","a ""b"",\nc","1.005","12","true","2026-11-22",'
+        '"2026-11-22T05:12:45.000Z","","1.25E-1"\n'
+        '"001000000000002AAA","","","","false","","","",""\n'
+    )
+    header = ",".join(f'"{name}"' for name in names) + "\n"
+    for has_header in (True, False):
+        file = io.BytesIO(((header if has_header else "") + text).encode())
+        blocks = list(values.of_csv(COLUMNS, file, names, has_header=has_header))
+        assert [row for block, _ in blocks for row in block.to_pylist()] == [ROW, EMPTY]
+
+
+def test_a_read_that_is_older_than_a_column_leaves_it_null():
+    """What a query did not select is null, and its flags are read beside the columns."""
+    file = io.BytesIO(b'"001000000000001AAA","x","true"\n')
+    names = ("Id", "Name", "IsDeleted")
+    ((rows, texts),) = values.of_csv(COLUMNS, file, names, has_header=False)
+    assert rows.to_pylist() == [
+        EMPTY | {"record_id": "001000000000001AAA", "Name": "x", "Is__c": None}
+    ]
+    assert values.flags_of(texts["IsDeleted"], 1).to_pylist() == [True]
+    assert not list(values.of_csv(COLUMNS, io.BytesIO(), names, has_header=False))
+
+
+def test_a_value_that_is_not_of_its_type_is_not_shown():
+    """A read with such a value fails, and the error has the field and not the value."""
+    with pytest.raises(RemoteProtocolError, match="Count__c") as caught:
+        values.of_json(COLUMNS, [{"Id": "001000000000001AAA", "Count__c": "secret"}])
+    assert "secret" not in str(caught.value)
+
+
+READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
+
+
+def test_what_is_kept_comes_back():
+    """Notes of plans, markers of pieces and the reads of rows survive the way to a table."""
+    merge = Merge("Account", "object", 1, 2, READ, None, is_last=True, laid=9, at=1.5, calls=3)
+    for note in (
+        merge,
+        replace(merge, newest=replace(READ, since=None, until=None)),
+        Ask("Account", None, Reason.GAP, 4, 2.0),
+        Ask("Account", ("001000000000001AAA",), Reason.ASKED, 4, 2.0),
+        Sweep("Account", 3, 4, 9, 3.0),
+    ):
+        assert note_of(note.to_note()) == note
+    marker = Marker(1, "object", AsOf(7, 3), until=AT, job="750", selected=("Id", "Name"))
+    assert Marker.from_json(marker.to_json()) == marker
+    assert read_from(struct_of(READ)) == READ
+    assert read_from(None) is None
+
+
+def entry(record_id: str | None, seq: int = 1, asked: int = 0) -> Entry:
+    return Entry(record_id, Cue(Reason.GAP, None, None, seq), asked)
+
+
+def test_a_read_is_begun_for_what_it_heals():
+    """Nothing is read before a margin has passed, nor for an entry that the read would not heal;
+    the whole object for an entry about many records, or for very many of one.
+    """
+    objects = ["Account", "Contact"]
+    entries = {"Contact": [entry("003A"), entry("003B", seq=9)]}
+    assert next_read(entries, objects, None) is None
+    assert next_read(entries, objects, AsOf(0, 0)) is None
+    assert next_read(entries, objects, AsOf(1, 0)) == Wanted("Contact", "ids", ("003A",))
+    entries["Account"] = [entry(None, asked=2)]
+    assert next_read(entries, objects, AsOf(1, 1)) == Wanted("Contact", "ids", ("003A",))
+    assert next_read(entries, objects, AsOf(1, 2)) == Wanted("Account", "object")
+    many = {"Account": [entry(f"001{n}") for n in range(MOST_IDS + 1)]}
+    assert next_read(many, objects, AsOf(1, 2)) == Wanted("Account", "object")
+
+
+def test_the_budget_is_of_24_hours():
+    """Calls count for a day, those of earlier processes too, and none begins beyond."""
+    budget = Budget(10, [(0.0, 4)])
+    assert budget.may_read(1.0, 5)
+    assert budget.count(1.0, 5) == 5
+    assert budget.count(2.0, 6) == 1
+    assert not budget.may_read(3.0, 6)
+    assert budget.may_read(DAY, 6)
+    assert budget.spent(DAY + 2, 6) == 0
+    assert Budget(None, [(0.0, 10**9)]).may_read(1.0, 5)
+
+
+def test_a_read_is_done_with_when_its_end_was_merged():
+    """An object's read needs one step more than its pieces: for what it did not return."""
+    account = Account()
+    last = Marker(1, "object", READ.as_of, is_last=True, piece=2)
+    merge = Merge("Account", "object", 1, 2, READ, None, is_last=False, laid=9, at=1.5)
+    account.take(merge)
+    assert (account.merged, account.newest, account.is_through(last)) == (2, None, False)
+    account.take(replace(merge, is_last=True))
+    assert (account.newest, account.read_at, account.is_through(last)) == (READ, 1.5, True)
+    assert Account().is_through(replace(last, kind="ids"))
+
+
+def test_a_row_of_which_nothing_else_is_known_is_as_the_rule_says():
+    """Its flags are those that the rule gives such a row: sound, or marked by an open entry."""
+    types = pa.schema([("Name", pa.string())])
+    merging = Merging(Fields(("Name",), {}, {}), types, read=replace(READ, until=None))
+
+    def made(merging: Merging) -> dict:
+        found = row_without(merging)
+        return {} if found is None else dict(zip(merging.output.names, found, strict=True))
+
+    row = made(merging)
+    assert (row["_complete"], row["_reread"], row["_ingest_seq"]) == (True, False, 7)
+    assert row["_read"]["step"] == 3
+    doubtful = made(replace(merging, entries=[entry(None, seq=8)]))
+    assert (doubtful["_reread"], doubtful["_reread_reason"]) == (True, "gap")
+    assert not made(replace(merging, newest=replace(READ, as_of=AsOf(8, 3))))
+
+
+def test_what_is_due_is_read_once_in_a_run_that_is_to_end():
+    """All of an object is read at first, when fields are new, and when its formulas are old; ids
+    are compared on a schedule. A run that is to end does what is due once.
+    """
+    account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
+    formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
+    with_formula = Columns("Account", (*COLUMNS.columns, formula))
+    assert agenda.reason(account, COLUMNS, 0.0) is Reason.ASKED
+    account.newest, account.read_at, account.selected = READ, 5.0, COLUMNS.selected
+    assert agenda.reason(account, COLUMNS, 100.0) is None
+    assert agenda.reason(account, with_formula, 6.0) is Reason.ASKED
+    account.selected = with_formula.selected
+    assert agenda.reason(account, with_formula, 14.0) is None
+    assert agenda.reason(account, with_formula, 15.0) is Reason.FORMULA
+    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 24.0) is None
+    assert agenda.to_sweep([("Contact", Account()), ("Account", account)], 25.0) == "Account"
+    agenda.end_after(5.0)
+    assert agenda.reason(account, with_formula, 15.0) is None
+    assert agenda.to_sweep([("Account", account)], 25.0) is None
+    never = Agenda(refresh_formulas=0.0, sweep=0.0)
+    assert never.reason(account, with_formula, 1e9) is None
+    assert never.to_sweep([("Account", account)], 1e9) is None
+
+
+def test_the_org_is_asked_again_less_and_less_often():
+    """After each failure it is waited longer, up to ten minutes, and that long at once where the
+    calls of the day are used up; a read that succeeds begins anew.
+    """
+    patience = Patience()
+    error = StreamUnavailableError("down")
+    assert patience.is_over(0.0)
+    waits = [patience.after(error, 0.0) for _ in range(8)]
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
+    assert not patience.is_over(599.0)
+    assert patience.is_over(600.0)
+    patience.reset()
+    assert patience.after(QuotaExceededError("used up", retryable=False), 0.0) == 600.0
+    assert patience.after(error, 0.0) == 20.0

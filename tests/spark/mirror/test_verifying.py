@@ -1,0 +1,206 @@
+"""A table compared with the org: what differs is found, and told with why that can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.cli.main import run
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.rest import OrgReader
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.mailbox import Mailbox
+from sfpubsub.spark.mirror.queue import MirrorQueue, entry_row
+from sfpubsub.spark.mirror.values import of_json
+from sfpubsub.spark.mirror.verifying import Difference, Verification, Why
+from sfpubsub.spark.runtime.session import frame_of_rows
+from sfpubsub.spark.tables import open_target
+from sfpubsub.spark.tables.folding import FLAGS
+from sfpubsub.spark.tables.records import Cue, Reason
+from sfpubsub.spark.tables.target import Place
+from tests.rest.support import reader_of
+from tests.spark.conftest import TABLE_FORMAT
+
+ORDERS = 30
+MARGIN = 300.0
+
+
+class Lake:
+    """A table of the org's orders as it was when it was written, and a queue."""
+
+    def __init__(self, spark: SparkSession, emulator: EmulatorServer, path: Path) -> None:
+        self.spark, self.path = spark, path
+        self.reader: OrgReader = reader_of(emulator)
+        columns = Columns.of(self.reader.describe("Order__c"))
+        soql = f"SELECT {', '.join(columns.selected)} FROM Order__c"
+        rows = [row for page in self.reader.query(soql) for row in page.rows]
+        self.ids = [row["Id"] for row in rows]
+        values = of_json(columns, rows).to_pylist()
+        flags = {**dict.fromkeys(FLAGS.names), "_is_deleted": False, "_reread": False}
+        flags["_commit_timestamp"] = datetime.now(UTC)
+        self.schema = pa.schema([("record_id", pa.string()), *columns.schema, *FLAGS])
+        self.rows = {row["record_id"]: {**row, **flags} for row in values}
+
+    def write(self, **entries: Reason) -> None:
+        """Write the rows, with an entry of the queue for each of some records."""
+        with open_target(self.spark, self.path, TABLE_FORMAT) as target:
+            table = target.table("Order__c")
+            table.make(self.schema, {}, merged=True)
+            rows = pa.Table.from_pylist(list(self.rows.values()), self.schema)
+            table.merge(frame_of_rows(target.spark, rows), ["record_id"], 1)
+            queue = MirrorQueue(target)
+            queue.make()
+            queue.add(
+                [
+                    entry_row("Order__c", record_id, Cue(reason, None, None, 7), 1)
+                    for record_id, reason in entries.items()
+                ],
+                1,
+            )
+
+    def differences(self, later: float = 2 * MARGIN, **options: Any) -> dict[str, Difference]:
+        """Compare, as if it was so many seconds later."""
+        self.verification = Verification(
+            self.spark, self.reader, self.path, "order__c", format=TABLE_FORMAT, margin=MARGIN,
+            clock=lambda: time.time() + later, **options,
+        )  # fmt: skip
+        return {each.record_id: each for each in self.verification.differences()}
+
+
+@pytest.fixture
+def emulator(run_emulator: Callable[..., EmulatorServer]) -> Iterator[EmulatorServer]:
+    emulator = run_emulator()
+    user = emulator.accounts.holder("")
+    with emulator.records.transaction(user) as changing:
+        for number in range(ORDERS):
+            changing.create("Order__c", {"Name": f"order {number}", "Quantity__c": number})
+    return emulator
+
+
+def test_every_difference_is_found_and_told_with_its_reason(
+    spark: SparkSession, emulator: EmulatorServer, tmp_path: Path
+):
+    """What is queued, what changed just now, formulas, what was purged, and what nothing explains;
+    and of a table that is right, nothing."""
+    lake = Lake(spark, emulator, tmp_path / "lake")
+    queued, formula, purged, wrong, unknown, stranger = lake.ids[:6]
+    lake.rows[queued]["Name"] = "old"
+    lake.rows[formula]["Total__c"] = None
+    lake.rows[formula]["Status__c"] = "Draft"
+    lake.rows[wrong]["Ship_On__c"] = datetime(2026, 1, 2, tzinfo=UTC).date()
+    del lake.rows[unknown]
+    lake.rows[stranger]["_is_deleted"] = True
+    user = emulator.accounts.holder("")
+    emulator.records.update("Order__c", formula, {"Price__c": 2.5}, user)
+    lake.rows[formula] |= {  # the mirror has the event of that
+        "Price__c": pa.scalar("2.5").cast(pa.decimal128(18, 2)).as_py(),
+        "LastModifiedDate": datetime.fromisoformat(
+            emulator.records.get("Order__c", formula)["LastModifiedDate"]
+        ),
+        "_commit_timestamp": datetime.now(UTC),
+    }
+    lake.write(**{queued: Reason.GAP})
+    recent, late, gone = lake.ids[6:9]
+    emulator.records.update("Order__c", recent, {"Name": "new"}, user)
+    emulator.records.delete("Order__c", gone, user)
+    emulator.records.purge(purged)
+    made = emulator.records.create("Order__c", {"Name": "made"}, user)
+    found = lake.differences()
+    assert {record_id: each.why for record_id, each in found.items()} == {
+        queued: Why.QUEUED,
+        formula: Why.UNTOLD,
+        recent: Why.RECENT,
+        gone: Why.RECENT,
+        made: Why.RECENT,
+        purged: Why.PURGED,
+        wrong: None,
+        unknown: None,
+        stranger: None,
+    }
+    assert found[formula].fields.keys() == {"Total__c"}
+    assert found[wrong].fields == {"Ship_On__c": (None, datetime(2026, 1, 2).date())}
+    assert (found[unknown].in_org, found[unknown].in_table) == (True, False)
+    assert (found[gone].in_org, found[gone].in_table) == (False, True)
+    assert late not in found
+    assert lake.verification.compared == ORDERS - 2
+    assert lake.verification.equal == ORDERS - 2 - 6
+    assert sum(lake.verification.differing.values()) == len(found)
+    # As of a moment within the margin, everything that the org changed is recent.
+    assert lake.differences(later=0.0)[unknown].why is Why.RECENT
+    sampled = lake.differences(sample=5)
+    assert lake.verification.compared == 5
+    assert sampled.keys() <= found.keys()
+
+
+@pytest.mark.slow  # starts a Java
+def test_the_command_tells_and_says_with_its_status_whether_all_is_explained(
+    emulator: EmulatorServer, spark: SparkSession, tmp_path: Path
+):
+    """A line a difference, a line of counts; 1 where something has no reason."""
+    lake = Lake(spark, emulator, tmp_path / "lake")
+    lake.rows[lake.ids[0]]["Name"] = "old"
+    lake.write()
+    done = subprocess.run(
+        [sys.executable, "-m", "sfpubsub", "mirror", "verify", "Order__c", "--to", str(lake.path),
+         "--format", TABLE_FORMAT, "--margin", "0"],
+        env={
+            **_plain_environment(), "SFPUBSUB_INSTANCE_URL": emulator.instance_url,
+            "SFPUBSUB_ACCESS_TOKEN": emulator.access_token,
+            "SFPUBSUB_TENANT_ID": emulator.tenant_id, "SFPUBSUB_ENDPOINT": emulator.grpc_target,
+            "SFPUBSUB_INSECURE": "1",
+        },
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    difference, counts = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 1, done.stderr
+    assert difference == {
+        "record_id": lake.ids[0], "in_org": True, "in_table": True, "why": None,
+        "fields": {"Name": {"org": "order 0", "table": "old"}},
+    }  # fmt: skip
+    assert counts["compared"] == ORDERS
+    assert counts["different"] == {"unexplained": 1}
+    assert counts["api_calls"] > 0
+    assert "30 records compared, 1 difference, 1 without a reason" in done.stderr
+
+
+def _plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("SFPUBSUB")}
+
+
+SIGNALS = [
+    (["--reread", "Account"], ("reread", "Account", None)),
+    (["--reread", "Account", "--where", "Name = 'x'"], ("reread", "Account", "Name = 'x'")),
+    (["--add", "Order__c"], ("add", "Order__c", None)),
+    (["--pause"], ("pause", None, None)),
+    (["--resume"], ("resume", None, None)),
+]
+
+
+@pytest.mark.parametrize(("given", "wanted"), SIGNALS)
+def test_a_signal_waits_in_the_target(given: list[str], wanted: Any, tmp_path: Path, capsys: Any):
+    """What the command is told is in the mailbox when it ends; a directory needs no Spark."""
+    assert run(["mirror", "signal", "--to", str(tmp_path), *given]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    (found,) = Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT)).waiting()
+    assert (found.kind, found.entity, found.where) == wanted
+    assert printed["id"] == found.id
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["--pause", "--resume"], ["--pause", "--where", "x"], ["--reread", "no; name"]]
+)
+def test_a_signal_that_says_nothing_or_two_things_is_refused(given: list[str], tmp_path: Path):
+    """Nothing is left in the mailbox then."""
+    assert run(["mirror", "signal", "--to", str(tmp_path), *given]) != 0
+    assert Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT)).waiting() == []
