@@ -208,6 +208,7 @@ class StormWorld(World):
         }
 
 
+@pytest.mark.slow  # until it has been measured where nothing else runs: 45 s are what it may take
 def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Path, seed: int):
     """500 changes by REST, while the mirror is left in the middle of what it does and begun anew,
     streams break, sessions expire, positions are lost, the org moves, and events are gaps or late:
