@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from processors import processor_seconds
 from pyspark.sql import DataFrame
 
 from sfpubsub.avro.columns import columns_of
@@ -154,23 +154,6 @@ class BenchmarkStep:
 
     def decoding(self, event_type: str) -> Plan:
         return PLAN
-
-
-def processor_seconds() -> float:
-    """What this process and all below it have used, as Linux counts it."""
-    used, parents = {}, {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        pid = int(entry.parent.name)
-        parents[pid] = int(fields[1])
-        used[pid] = sum(map(int, fields[11:15]))  # with children that have ended
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(used[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def take(target: Target, rows: pa.Table, number: int) -> tuple[float, float]:

@@ -99,8 +99,8 @@ _SETTINGS = {
     "delta": {"spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog"}
 }
 # How Delta writes its log on a disk of this machine. Its default starts ten processes (readlink,
-# chmod) for a commit, because Hadoop asks for links by command; this one starts one or two. Both
-# make a commit by a rename, which one process at a time may do: the leases of our tables see to it.
+# chmod) for a commit, because Hadoop asks for links by command; this one starts one. Both make a
+# commit by a rename, which one process at a time may do: the leases of our tables see to that.
 _LOG_STORES = ("spark.delta.logStore.", "delta.logStore.")
 _LOCAL_LOG_STORE = {"spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore"}
 _CLASSES = {
