@@ -12,11 +12,8 @@ if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi
 
-# Beside the downloads; without it Java starts slower, and that is all.
-python -m tests.java || echo "no archive of Java's classes was made" >&2 &
 prepare_iceberg
 scripts/gen_protos.sh --prepare
-wait
 printf '== set-up took %d s\n' $((SECONDS - began)) >&2
 began=$SECONDS
 
@@ -43,9 +40,10 @@ streaming() {
     tests/streaming/test_bayeux.py tests/streaming/test_protocol.py
 }
 iceberg() { scripts/test_iceberg.sh --smoke; }
+java() { python -m tests.java; } # for the tests below, whose Java starts sooner by it
 
 # Side by side; what each says is shown when it has ended, in this order.
-checks=(lint types generated core consumer streaming iceberg)
+checks=(java lint types generated core consumer streaming iceberg)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 declare -A pids

@@ -253,6 +253,19 @@ def test_a_step_that_another_writer_commits_first_is_refused(target, monkeypatch
     assert jobs(None).size() == before
 
 
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg's metadata has the number at once")
+def test_the_first_step_into_a_new_table_runs_no_job(target):
+    """Delta would compute the table's state, by three jobs for each table of a new target."""
+    table = target.table("Order_Event__e")
+    table.make(COLUMNS)
+    jobs = target.spark.sparkContext._jsc.sc().statusStore().jobsList
+    before = jobs(None).size()
+    table.append([parquet_of(rows(0))], 1)
+    assert table.step() == 1
+    assert jobs(None).size() == before
+    assert (target._open("Order_Event__e").step(), seqs(table)) == (1, [0])
+
+
 def test_a_change_of_one_table_lends_its_number_to_no_other(target):
     """A merge has its number in the session's settings. A table that another thread gives a column
     meanwhile does not take that number: it would leave out its own next steps, and not say so.

@@ -81,6 +81,7 @@ class DeltaTargetTable(LoggedTargetTable):
         self._in_catalog = target.place.in_catalog
         self._location = None if self._in_catalog else self._address
         self._exists = False
+        self._is_new = False
 
     def exists(self) -> bool:
         """See `TargetTable`."""
@@ -207,7 +208,7 @@ class DeltaTargetTable(LoggedTargetTable):
             made = made.property("delta.enableDeletionVectors", "true")
         schema = self._java_session.parseDataType(spark_schema(columns).json())
         made.addColumns(schema).execute()
-        self._exists = True
+        self._exists = self._is_new = True
 
     def _lacks(self, columns: pa.Schema) -> bool:
         """Whether the table lacks some of the columns, or parts of them."""
@@ -250,8 +251,11 @@ class DeltaTargetTable(LoggedTargetTable):
     def _step_of(self, snapshot: Any) -> int:
         """Return the number of our newest commit; from the checksum beside the log, if that has it.
 
-        Else, as before our first commit, Delta computes the table's state, by three jobs of Spark.
+        Else Delta computes the table's state, by three jobs of Spark; but nothing is to be found in
+        a table that was made a moment ago.
         """
+        if self._is_new and snapshot.version() == 0:
+            return 0
         checksum = snapshot.checksumOpt()
         known = checksum.get().setTransactions() if checksum.isDefined() else checksum
         if known.isDefined():
