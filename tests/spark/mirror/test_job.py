@@ -50,6 +50,7 @@ def test_a_table_equals_its_object(world: World):
         assert mirror.report.reads == 1
 
 
+@pytest.mark.slow  # over a minute
 def test_a_read_in_bulk_goes_on_behind_a_death(world: World):
     """What a process has read is not read again: the next one goes on with the job of the first,
     and lays the events over it that came meanwhile. A record that was purged without an event is
