@@ -6,8 +6,8 @@
 #   scripts/storm.sh [STORMS [SEED [FORMAT]]]     by default 20 storms, a new seed, delta
 #
 # STORMS of 5,000 changes over 10,000 records with 20 blows each, then one of 50,000 over 100,000
-# with 60. A storm of 5,000 takes some 15 minutes. Iceberg runs in an environment of its own. The
-# last line of each storm is its report as JSON.
+# with 60. Iceberg runs in an environment of its own. The last line of each storm is its report as
+# JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
