@@ -104,6 +104,14 @@ def test_another_file_system_needs_a_session():
         Mailbox(None, Place.parse("s3a://bucket/lake", "delta"))
 
 
+def test_signals_of_one_moment_stay_in_order(tmp_path: Path):
+    """The newest of a pause and a resume counts, however quickly one follows the other."""
+    box, signals = mailbox(tmp_path), [Signal("pause") for _ in range(50)]
+    for signal in reversed(signals):
+        box.put(signal)
+    assert box.waiting() == signals
+
+
 def test_a_file_system_of_spark_has_a_mailbox_as_well(spark: SparkSession, lake: Path):
     """The same through Spark's own files, which reach object stores."""
     box = Mailbox(spark, Place.parse("viewfs://lake/tables/mirrored", TABLE_FORMAT))

@@ -46,8 +46,9 @@ _MARKS = 200
 
 
 def _new_id() -> str:
-    # By their names signals are in order of arrival, as far as their senders' clocks agree.
-    return f"{time.time_ns() // 1_000_000:014d}-{uuid.uuid4().hex[:12]}"
+    # By their names signals are in order of arrival, as far as their senders' clocks agree. In
+    # nanoseconds, for a program may pause and resume within a millisecond.
+    return f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
 
 
 @dataclass(frozen=True)
