@@ -38,7 +38,7 @@ class OrgClient:
         StreamUnavailableError: No answer in time, or the org is down or overloaded. The request may
             have been carried out.
         RemoteProtocolError: The answer is not what Salesforce answers.
-        AuthenticationError: No session can be had.
+        AuthenticationError: Signing in failed.
 
     Args:
         sessions: Where the session comes from.

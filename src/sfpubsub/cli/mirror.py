@@ -18,9 +18,10 @@ from sfpubsub.cli.params import ManagedName, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.errors import MissingExtraError
+from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.mirror.tables import Deletes
+    from sfpubsub.spark.mirror.settings import Deletes
 
 # The channel of all objects that are selected for change data capture.
 _ALL_CHANGES = "/data/ChangeEvents"
@@ -50,22 +51,9 @@ def mirror() -> None:
 
 @mirror.command("run")
 @click.argument("objects", metavar="OBJECT...", nargs=-1, required=True)
-@click.option(
-    "--to",
-    "target",
-    metavar="TARGET",
-    required=True,
-    help="Where the tables are: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
-)
+@mirror_tools.target_option
 @click.option("--raw", metavar="TABLE", help="The raw table.  [default: _raw in TARGET]")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["delta", "iceberg"]),
-    default="delta",
-    show_default=True,
-    help="Format of all tables.",
-)
+@mirror_tools.format_option
 @click.option("--managed", type=ManagedName(), metavar="NAME", help="Managed subscription to read.")
 @click.option(
     "--topic", type=Topic(), metavar="TOPIC", help=f"Topic to read.  [default: {_ALL_CHANGES}]"
@@ -77,14 +65,7 @@ def mirror() -> None:
     show_default=True,
     help="With --topic: where a new raw table begins.",
 )
-@click.option(
-    "--margin",
-    type=Seconds(min=0),
-    metavar="S",
-    default=300.0,
-    show_default=True,
-    help="Seconds by which answers of the org may lag behind its events.",
-)
+@mirror_tools.margin_option
 @click.option("--once", is_flag=True, help="End when the tables equal the org.")
 @click.option(
     "--deletes",
@@ -97,7 +78,7 @@ def mirror() -> None:
     "--bulk-from",
     type=click.IntRange(min=0),
     metavar="N",
-    default=10_000,
+    default=DEFAULT_BULK_FROM,
     show_default=True,
     help="Read objects with at least N records in bulk.",
 )
@@ -105,7 +86,7 @@ def mirror() -> None:
     "--piece-rows",
     type=click.IntRange(min=1),
     metavar="N",
-    default=50_000,
+    default=DEFAULT_PIECE_ROWS,
     show_default=True,
     help="Rows that are read and merged at a time.",
 )

@@ -17,6 +17,7 @@ from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import MissingExtraError
+from sfpubsub.spark.mirror.settings import DEFAULT_MARGIN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,26 +25,34 @@ if TYPE_CHECKING:
     from sfpubsub.spark.mirror.mailbox import Kind
     from sfpubsub.spark.mirror.verifying import Difference
 
-_target = click.option(
+target_option = click.option(
     "--to",
     "target",
     metavar="TARGET",
     required=True,
-    help="The mirror's: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
+    help="Where the tables are: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
 )
-_format = click.option(
+format_option = click.option(
     "--format",
     "format_",
     type=click.Choice(["delta", "iceberg"]),
     default="delta",
     show_default=True,
-    help="Format of the mirror's tables.",
+    help="Format of all tables.",
+)
+margin_option = click.option(
+    "--margin",
+    type=Seconds(min=0),
+    metavar="S",
+    default=DEFAULT_MARGIN,
+    show_default=True,
+    help="Seconds by which answers of the org may lag behind its events.",
 )
 
 
 @click.command("signal")
-@_target
-@_format
+@target_option
+@format_option
 @click.option("--reread", metavar="OBJECT", help="Read records of OBJECT from the org again.")
 @click.option("--where", metavar="SOQL", help="With --reread: only those for which this is true.")
 @click.option("--add", metavar="OBJECT", help="Mirror OBJECT as well.")
@@ -99,22 +108,15 @@ def signal(
 
 @click.command("verify")
 @click.argument("entity", metavar="OBJECT")
-@_target
-@_format
+@target_option
+@format_option
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
     metavar="N",
     help="Compare N records of the table, chosen at random.  [default: all]",
 )
-@click.option(
-    "--margin",
-    type=Seconds(min=0),
-    metavar="S",
-    default=300.0,
-    show_default=True,
-    help="Seconds by which answers of the org may lag behind its events.",
-)
+@margin_option
 @spark_options
 @service_options
 def verify(

@@ -73,7 +73,7 @@ class OrgReader:
             says for how long, if the org did.
         RemoteProtocolError: The answer is not what Salesforce answers.
         LocalProtocolError: A name, id or number given is not valid.
-        AuthenticationError: No session can be had.
+        AuthenticationError: Signing in failed.
 
     Args:
         session: A ready session, or an object whose ``get_session`` supplies one.

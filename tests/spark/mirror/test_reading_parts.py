@@ -6,12 +6,18 @@ import io
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from sfpubsub.avro.arrow_types import TIME
-from sfpubsub.errors import QuotaExceededError, RemoteProtocolError, StreamUnavailableError
+from sfpubsub.errors import (
+    QuotaExceededError,
+    RemoteProtocolError,
+    StreamUnavailableError,
+    WriteError,
+)
 from sfpubsub.spark.mirror import values
 from sfpubsub.spark.mirror.agenda import Agenda, Patience
 from sfpubsub.spark.mirror.budget import DAY, Budget
@@ -23,7 +29,11 @@ from sfpubsub.spark.mirror.log import Marker
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
 from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, next_read
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read
+from sfpubsub.spark.mirror.stream import MirrorStream
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.tables.records import Cue, Fields, Reason
+from sfpubsub.types import StartPosition
 
 ADDRESS = pa.struct([("City", pa.string()), ("Latitude", pa.decimal128(18, 3))])
 COLUMNS = Columns(
@@ -216,3 +226,22 @@ def test_the_org_is_asked_again_less_and_less_often():
     patience.reset()
     assert patience.after(QuotaExceededError("used up", retryable=False), 0.0) == 600.0
     assert patience.after(error, 0.0) == 20.0
+
+
+def test_what_the_stream_fails_with_at_the_end_is_raised(tmp_path: Path):
+    """Nobody asks where a stream stands once it was told to stop: its last write fails aloud, but
+    does not take the place of what ended the mirror.
+    """
+
+    def stream() -> MirrorStream:
+        place = Destination.parse(tmp_path, "parquet")
+        made = MirrorStream(
+            None, place, Source("topic", "/data/X"), None, start=StartPosition.latest()
+        )
+        made._error = WriteError("the disk is full")
+        return made
+
+    with pytest.raises(WriteError, match="the disk is full"):
+        stream().__exit__(None, None, None)
+    mine = ValueError("mine")
+    assert stream().__exit__(ValueError, mine, None) is None

@@ -48,7 +48,6 @@ class Fetching:
         self._stopping = stopping
         self._background: Background[None] = Background("read the org", _PATIENCE)
         self._ready: deque[tuple[str, Marker]] = deque()  # appended to by the other thread
-        self._room = threading.Semaphore(_AHEAD)
         self._under_way: tuple[str, Future[None]] | None = None
         self._last: dict[str, Marker] = {}
 
@@ -110,13 +109,14 @@ class Fetching:
             for marker in read():
                 self._last[entity] = marker
                 self._ready.append((entity, marker))
-                while not self._room.acquire(timeout=_POLL):
+                while len(self._ready) >= _AHEAD:
                     self.check_stop()
+                    self._stopping.wait(_POLL)
 
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
-        """Return how the read ended, once; None while it is under way, and when there is none."""
+        """Return how the read ended, once; None while it is under way, or if no read was begun."""
         if self._under_way is None or not self._under_way[1].done():
             return None
         (entity, future), self._under_way = self._under_way, None
@@ -125,7 +125,4 @@ class Fetching:
 
     def take(self) -> tuple[str, Marker] | None:
         """Return the next piece that waits, with its object."""
-        if not self._ready:
-            return None
-        self._room.release()
-        return self._ready.popleft()
+        return self._ready.popleft() if self._ready else None

@@ -225,8 +225,7 @@ class Mirror:
             return False
 
     def _advance(self, standing: Standing) -> bool:
-        if self._answer_signals():
-            return True
+        self._answer_signals()
         if self._signals.is_paused:
             return False
         if self._hand.lay(standing.written):
@@ -265,19 +264,18 @@ class Mirror:
 
     # What is asked for.
 
-    def _answer_signals(self) -> bool:
+    def _answer_signals(self) -> None:
         """Do what people have asked of a mirror that runs."""
         if self._clock() < self._signals_at or self._hand.is_between:
-            return False
+            return
         self._signals_at = self._clock() + _SIGNALS_EVERY
         for signal in self._signals.new():
             self._say(f"told to {signal.kind} {signal.entity}")
             try:
                 self._answer(signal)
             except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
-                _log.warning("not told so that it can be done, and left out: %s", error)
+                _log.warning("what the mirror was told cannot be done, and is left out: %s", error)
             self._signals.done(signal)
-        return False
 
     def _answer(self, signal: Signal) -> None:
         name = signal.entity

@@ -153,7 +153,7 @@ class ReadLog:
         return self._table.columns()
 
     def clear(self, last: int) -> None:
-        """Remove all pieces up to one; cheap if there are none."""
+        """Remove all pieces up to one; cheap if they are gone already."""
         if last <= self._cleared or not self._table.exists():
             return
         if self._table.read().where(f.col("_piece") <= last).limit(1).count():

@@ -103,7 +103,7 @@ def merge_row(
         read: The read.
         row: What it returned.
         changes: All of the record's after the as-of that were laid already, in order of arrival.
-            If their raw rows are gone, the read is of no use and must be done again.
+            If their raw rows are gone, the read cannot be merged and must be done again.
         entries: The open ones that concern the record.
         newest: See `is_outdated`.
     """

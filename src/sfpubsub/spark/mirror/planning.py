@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from sfpubsub.spark.mirror.log import Kind
@@ -31,7 +30,6 @@ def next_read(
     entries: Mapping[str, Sequence[Entry]],
     objects: Sequence[str],
     as_of: AsOf | None,
-    resting: AbstractSet[str] = frozenset(),
 ) -> Wanted | None:
     """Return a read that heals something now; None to wait.
 
@@ -39,7 +37,6 @@ def next_read(
         entries: The open ones, by object.
         objects: In the order in which they are read.
         as_of: What a read that began now would be worth; None where a margin has yet to pass.
-        resting: Objects of which all records were read lately, so that only some are read now.
     """
     if as_of is None:
         return None
@@ -48,7 +45,7 @@ def next_read(
         open_entries = [each for each in entries.get(entity, ()) if heals(now, each)]
         about_all = any(each.is_about_all for each in open_entries)
         one = {each.record_id: None for each in open_entries if not each.is_about_all}
-        if (about_all or len(one) > MOST_IDS) and entity not in resting:
+        if about_all or len(one) > MOST_IDS:
             return Wanted(entity, "object")
         if one:
             ids = tuple(each for each in one if each is not None)[:IDS_AT_ONCE]

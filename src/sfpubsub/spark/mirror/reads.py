@@ -31,7 +31,7 @@ class AsOf:
     """What was durable at one moment. Later moments compare as greater or equal."""
 
     ingest_seq: int
-    """Of the newest raw row; -1 where there was none."""
+    """Of the newest raw row; -1 while the table was empty."""
     asked: int = 0
     """Of the newest entry of the queue that no event gave (`Entry.asked`)."""
 

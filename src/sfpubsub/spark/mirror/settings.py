@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from sfpubsub.spark.mirror.tables import Deletes
+Deletes = Literal["mark", "remove"]
 
 # Seconds by which answers of the org may lag behind its events. REST answers were seen to lag by
 # seconds; nobody promises anything, so it is a setting.

@@ -6,6 +6,7 @@ positions were lost. Decides nothing about events: `IngestJob` does.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -32,6 +33,8 @@ from sfpubsub.types import Health, ReplayId, StartPosition
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
+
+_log = logging.getLogger("sfpubsub.spark")
 
 # Seconds that the end waits for a write under way.
 _JOIN = 60.0
@@ -110,6 +113,8 @@ class MirrorStream:
         if self._thread.ident is not None:
             self._thread.join(_JOIN)
         self._opened.close()
+        if self._error is not None and not any(error):
+            raise self._error  # of the last write, which nobody asked about any more
 
     def begin(self) -> None:
         """Begin to read."""
@@ -221,13 +226,16 @@ class MirrorStream:
             with self._subscription:
                 job.run()
             job.settle()
-        except BaseException as error:  # noqa: BLE001  # raised by `check`
+        except BaseException as error:  # noqa: BLE001  # raised by `standing`, or at the end
             self._error = error
         finally:
             try:
                 self._member.leave()
-            except Exception as error:  # noqa: BLE001  # raised by `check`
-                self._error = self._error or error
+            except Exception as error:  # noqa: BLE001  # raised by `standing`, or at the end
+                if self._error is None:
+                    self._error = error
+                else:
+                    _log.warning("the raw table was not left in order: %s", error)
 
 
 class _AnchoredStore(TableReplayStore):

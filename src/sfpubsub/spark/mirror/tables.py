@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -26,16 +26,15 @@ from sfpubsub.spark.mirror.mirrored_object import Describe, MirroredObject
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
 from sfpubsub.spark.mirror.queue import ENTRIES, MirrorQueue, entry_of, entry_row
 from sfpubsub.spark.mirror.reads import Entry, Read
+from sfpubsub.spark.mirror.settings import Deletes
 from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables.current import about_all_of, entity_of, unreadable_of
 from sfpubsub.spark.tables.folding import CUE
 from sfpubsub.spark.tables.identity import event_names
-from sfpubsub.spark.tables.queue import QUEUE_NAME
+from sfpubsub.spark.tables.queue import QUEUE_NAME, Queue
 from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
 from sfpubsub.spark.tables.steps import Step
 from sfpubsub.spark.tables.target import Target
-
-Deletes = Literal["mark", "remove"]
 
 # Rows of deleted records that are known to be right: what `remove` removes.
 _DELETED = "_is_deleted AND NOT _reread"
@@ -69,7 +68,7 @@ class MirrorTables:
 
     def __init__(self, target: Target, describe: Describe, deletes: Deletes) -> None:
         target.check_merge("the tables of a mirror")
-        if target.table(QUEUE_NAME).exists() and not _is_mirrors(target):
+        if target.table(QUEUE_NAME).exists() and not Queue(target).is_of_mirror():
             raise ConfigurationError(
                 f"{target.place} has current tables that are no mirror's: name another target"
             )
@@ -331,12 +330,6 @@ class MirrorTables:
 def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
     """Return the rows of some records."""
     return rows.join(f.broadcast(ids), "record_id", "left_semi")
-
-
-def _is_mirrors(target: Target) -> bool:
-    from sfpubsub.spark.tables.queue import Queue
-
-    return Queue(target).is_of_mirror()
 
 
 def _ids_of(rows: DataFrame) -> DataFrame:
