@@ -1,4 +1,4 @@
-# The emulator as an image; see docs/testing.md. Not built by this project: it has had no daemon.
+# The emulator as an image; see docs/how-to/testing.md. Not built by this project: it has had no daemon.
 #
 #   docker build --tag sfpubsub-emulator .
 #   docker run --rm --publish 7011:7011 --publish 7012:7012 sfpubsub-emulator

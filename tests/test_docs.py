@@ -24,31 +24,27 @@ from . import java
 from .cli.test_cli import point_at
 from .client.test_managed import ACCOUNT, NAME, TOPIC, committed, orders
 from .conftest import PATIENCE, until
+from .pages import DOCS, ROOT, blocks, page
 
-ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
-    ROOT / "docs" / "client.md",
-    ROOT / "docs" / "publishing.md",
-    ROOT / "docs" / "handlers.md",
-    ROOT / "docs" / "values.md",
-    ROOT / "docs" / "change-events.md",
-    ROOT / "docs" / "arrow.md",
-    ROOT / "docs" / "quarantine.md",
-    ROOT / "docs" / "settings.md",
-    ROOT / "docs" / "signing-in.md",
-    ROOT / "docs" / "managed-subscriptions.md",
+    page("client"),
+    page("publishing"),
+    page("handlers"),
+    page("values"),
+    page("change-events"),
+    page("arrow"),
+    page("quarantine"),
+    page("settings"),
+    page("signing-in"),
+    page("managed-subscriptions"),
 ]
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-
-
 EXAMPLES = [
-    pytest.param(code, id=f"{page.name}-{number}")
-    for page in PAGES
-    for number, code in enumerate(blocks(page, "python"), 1)
+    pytest.param(code, id=f"{path.name}-{number}")
+    for path in PAGES
+    for number, code in enumerate(blocks(path, "python"), 1)
 ]
 
 
@@ -79,7 +75,7 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
         exec(compile(code, "example", "exec"), namespace)
 
 
-PROGRAMS = blocks(ROOT / "docs" / "programs.md", "python")
+PROGRAMS = blocks(page("programs"), "python")
 
 
 def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
@@ -176,7 +172,7 @@ def told_to_end(condition, namespace):
             signal.signal(signal.SIGTERM, before)
 
 
-EMULATOR_PAGE = ROOT / "docs" / "emulator.md"
+EMULATOR_PAGE = page("emulator")
 
 
 def test_the_emulators_change_events_are_published_and_read(
@@ -295,7 +291,7 @@ def test_the_readmes_settings_file_is_one(tmp_path, monkeypatch):
     assert Settings.load({"config": str(file)}).auth == "client-credentials"
 
 
-OPERATIONS = ROOT / "docs" / "operations.md"
+OPERATIONS = page("operations")
 
 
 def test_the_commands_of_the_operations_page_run(run_emulator, monkeypatch, tmp_path, capsys):
@@ -354,6 +350,6 @@ def test_the_readme_names_its_evidence():
 
 def test_every_page_that_is_linked_exists():
     """No dead link between our own pages."""
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

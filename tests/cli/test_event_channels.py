@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -23,6 +21,7 @@ from sfpubsub.tooling.usage import Usages
 
 from ..auth.servers import Reply, Request, https_host
 from ..client.test_managed import ACCOUNT, TOPIC, orders
+from ..pages import blocks, page
 from .test_cli import assert_one_line_error, point_at
 
 
@@ -129,16 +128,15 @@ def test_usage(emulator, capsys):
 
 
 def test_the_page_runs(emulator, capsys):
-    """Every command of docs/channels.md, in its order."""
+    """Every command of docs/how-to/channels.md, in its order."""
     avro = json.loads(
         emulator.bus.schema(emulator.bus.topic("/data/AccountChangeEvent").schema_id).text
     )
     emulator.bus.put_topic(
         "/data/ContactChangeEvent", Schema(json.dumps({**avro, "name": "ContactChangeEvent"}))
     )
-    page = (Path(__file__).parents[2] / "docs" / "channels.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines() if line]
+    shown = "".join(blocks(page("channels"), "sh"))
+    commands = [shlex.split(line)[1:] for line in shown.splitlines() if line]
     assert len(commands) > 8
     for command in commands:
         asks = command[:2] in (["channel", "remove"], ["channel", "delete"])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +16,7 @@ from sfpubsub.errors import SubscriptionStoppedError
 
 from ..client.test_managed import NAME, TOPIC, committed, orders
 from ..conftest import PATIENCE, until
+from ..pages import blocks, page
 from .test_cli import assert_one_line_error, point_at
 
 NEW = "New_Subscription"
@@ -210,8 +209,7 @@ def test_a_stop_ends_a_running_client(emulator, connect):
 
 def test_the_page_runs(emulator, capsys):
     """Every command line of the documentation, in its order."""
-    page = Path(__file__).parents[2] / "docs" / "managed-subscriptions.md"
-    (block,) = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = blocks(page("managed-subscriptions"), "sh")
     commands = [shlex.split(line)[1:] for line in block.splitlines()]
     assert len(commands) == 7
     for command in commands:

@@ -1,4 +1,4 @@
-"""docs/emulator.md: its examples run, and what it promises is what the code has."""
+"""docs/reference/emulator.md: its examples run, and what it promises is what the code has."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from sfpubsub.emulator.org.accounts import DEFAULT_APP, DEFAULT_USER
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 
+from ..pages import blocks, page
 from .web import token
 
-PAGE = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text(encoding="utf-8")
+PAGE = page("emulator").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-
-
-@pytest.mark.parametrize("code", [code for code in blocks("python") if "EmulatorServer" in code])
+@pytest.mark.parametrize(
+    "code", [code for code in blocks(page("emulator"), "python") if "EmulatorServer" in code]
+)
 def test_examples_run(code, tmp_path, monkeypatch):
     """Every Python block of a test's runs as it stands there; for others see tests/test_docs.py."""
     monkeypatch.chdir(tmp_path)
@@ -35,7 +34,7 @@ def test_examples_run(code, tmp_path, monkeypatch):
 
 def test_the_seed_starts(tmp_path):
     """The seed of the page is a good one, and its app can sign in."""
-    text, *_ = blocks("toml")
+    text, *_ = blocks(page("emulator"), "toml")
     seed = tmp_path / "seed.toml"
     seed.write_text(text, encoding="utf-8")
     assert seeds.load(seed).apps
@@ -46,8 +45,7 @@ def test_the_seed_starts(tmp_path):
 
 def test_the_seed_of_the_recipes_starts():
     """The settings that a recipe gives are ones."""
-    page = (Path(__file__).parents[2] / "docs" / "emulator-clients.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (text,) = blocks(page("emulator-clients"), "toml")
     assert Settings.from_mapping(tomllib.loads(text)["settings"]).headers_at_once
 
 
@@ -77,17 +75,16 @@ def test_admin_requests_are_documented():
                 assert f"`{method} {route.path.pattern}`" in PAGE
 
 
-DOCS = Path(__file__).parents[2] / "docs"
-RECORDS = (DOCS / "emulator-records.md").read_text(encoding="utf-8")
-EVIDENCE = (DOCS / "emulator-evidence.md").read_text(encoding="utf-8")
+RECORDS = page("emulator-records").read_text(encoding="utf-8")
+EVIDENCE = page("emulator-evidence").read_text(encoding="utf-8")
 
 
 def test_the_page_of_records_holds(tmp_path, monkeypatch):
     """Its example runs, and its object is one."""
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"^```python\n(.*?)^```", RECORDS, re.DOTALL | re.MULTILINE)
+    (code,) = blocks(page("emulator-records"), "python")
     exec(compile(code, "example", "exec"), {"__name__": "example"})
-    (text,) = re.findall(r"^```toml\n(.*?)^```", RECORDS, re.DOTALL | re.MULTILINE)
+    (text,) = blocks(page("emulator-records"), "toml")
     seed = tmp_path / "seed.toml"
     seed.write_text(text, encoding="utf-8")
     (ticket,) = seeds.load(seed).objects

@@ -15,6 +15,7 @@ from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
+from ..pages import page
 from .support import MANAGED, ORDERS, commit, until
 
 
@@ -293,8 +294,8 @@ def test_every_kind_is_tested():
 
 
 def test_every_kind_is_documented():
-    """The table of docs/emulator.md has each kind with its parameters, and no other."""
-    page = Path(__file__).parents[2] / "docs" / "emulator.md"
-    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    """The table of docs/reference/emulator.md has each kind with its parameters, and no other."""
+    text = page("emulator").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|", text, re.MULTILINE)
     written = {name: set(re.findall(r"`(\w+)`", params)) for name, params in rows if name in KINDS}
     assert written == {name: set(kind.params) for name, kind in KINDS.items()}

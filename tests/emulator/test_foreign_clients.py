@@ -80,7 +80,7 @@ def test_jsforce(emulator):
 @needs_java
 def test_camel(tmp_path):
     """Camel's salesforce component signs in, subscribes and publishes over TLS, with the emulator's
-    authority in its truststore; the recipe of docs/emulator-clients.md."""
+    authority in its truststore; the recipe of docs/how-to/emulator-clients.md."""
     copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
     home = fetched("camel.xml", "mvn", "-q", "-B", "-f", "camel.xml", *copy, of=HERE / "foreign")
     trust = {"trustStore": str(tmp_path / "trust.jks"), "trustStorePassword": "changeit"}

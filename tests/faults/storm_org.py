@@ -20,7 +20,7 @@ from sfpubsub.emulator.server import EmulatorServer
 OBJECTS = ("Account", "Contact", "Order__c")
 CHANNEL = "/data/ChangeEvents"
 
-# The app of an org whose seed names none (docs/emulator.md).
+# The app of an org whose seed names none (docs/reference/emulator.md).
 CREDENTIALS = {"client_id": "emulator", "client_secret": "emulator-secret"}
 
 # Records by id, and their values by column, as a current table is to have them.

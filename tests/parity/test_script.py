@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ..pages import page
 from .conftest import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +43,8 @@ def test_it_refuses_without_its_settings(settings, said):
 
 def test_the_evidence_names_each_test():
     """Every behaviour that both must have has its source on the page, and no other is there."""
-    page = (ROOT / "docs" / "emulator-evidence.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`parity/(\w+)::(\w+)`", page))
+    text = page("emulator-evidence").read_text(encoding="utf-8")
+    named = set(re.findall(r"`parity/(\w+)::(\w+)`", text))
     there = {
         (file, name)
         for file in ("pubsub", "rest")

@@ -1,9 +1,8 @@
-"""docs/testing-python.md and its neighbours: their suites run as they stand there."""
+"""docs/how-to/testing-python.md and its neighbours: their suites run as they stand there."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from ..conftest import PATIENCE
+from ..pages import blocks, page
 
 ROOT = Path(__file__).parents[2]
 pytest_plugins = ["pytester"]
-
-
-def blocks(page: str, language: str) -> list[str]:
-    text = (ROOT / "docs" / f"testing-{page}.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def tool(name: str) -> str:
@@ -48,7 +43,7 @@ def run(directory: Path, *command: str) -> str:
 
 def test_the_suite_in_python(pytester):
     """Its tests pass."""
-    (code,) = blocks("python", "python")
+    (code,) = blocks(page("testing-python"), "python")
     pytester.makepyfile(test_page=code)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
     result.assert_outcomes(passed=code.count("def test_"))
@@ -58,7 +53,7 @@ def test_the_suite_in_python(pytester):
 def test_the_suite_in_node(tmp_path):
     """It starts an emulator, publishes, and ends it."""
     node = tool("node")
-    helper, suite = blocks("node", "js")
+    helper, suite = blocks(page("testing-node"), "js")
     (tmp_path / "emulator.mjs").write_text(helper)
     (tmp_path / "suite.test.mjs").write_text(suite)
     assert "# pass 1\n" in run(tmp_path, node, "--test", "--test-reporter=tap", "suite.test.mjs")
@@ -68,6 +63,6 @@ def test_the_suite_in_node(tmp_path):
 def test_the_class_in_java(tmp_path):
     """It compiles without a library, starts an emulator, publishes, and ends it."""
     tool("javac")
-    (code,) = blocks("java", "java")
+    (code,) = blocks(page("testing-java"), "java")
     (tmp_path / "Emulator.java").write_text(code)
     assert '"replay_id"' in run(tmp_path, tool("java"), "Emulator.java")

@@ -12,12 +12,12 @@ from sfpubsub.client.subscription import Subscription
 from tests.cli.test_cli import point_at
 from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until
-from tests.test_docs import ROOT, blocks
+from tests.pages import blocks, page
 
 
 def test_the_program_of_the_page_runs(spark, run_emulator, tmp_path, monkeypatch):
     """The loop of the page writes what comes; here it is ended once the rows are there."""
-    *_, code = blocks(ROOT / "docs" / "spark.md", "python")
+    *_, code = blocks(page("spark"), "python")
     table = tmp_path / "orders"
     code = code.replace("/data/orders", str(table))
     emulator = run_emulator()

@@ -5,29 +5,24 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from sfpubsub.cli.main import cli
 
 from ..cli.test_cli import point_at
+from ..pages import ROOT, blocks, page
 from .conftest import TOPIC, records
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "streaming.md", DOCS / "migrating-from-aiosfstream.md"]
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+PAGES = [page("streaming"), page("migrating-from-aiosfstream")]
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(code, id=f"{page.stem}-{number}")
-        for page in PAGES
-        for number, code in enumerate(blocks(page, "python"), 1)
+        pytest.param(code, id=f"{path.stem}-{number}")
+        for path in PAGES
+        for number, code in enumerate(blocks(path, "python"), 1)
     ],
 )
 def test_a_python_example_runs(code, emulator, monkeypatch, tmp_path):
@@ -74,4 +69,4 @@ def test_the_evidence_exists():
     found = re.findall(r"`(tests/[\w/]+\.py)`", PAGES[0].read_text())
     assert found
     for path in found:
-        assert (DOCS.parent / path).is_file(), path
+        assert (ROOT / path).is_file(), path

@@ -87,7 +87,7 @@ class Report:
 
 
 def summary_line(stream: Stream, destination: Destination) -> str:
-    """Return what one source did, as JSON; docs/ingest.md explains the keys."""
+    """Return what one source did, as JSON; docs/how-to/ingest.md explains the keys."""
     progress, source = stream.job.progress, stream.source
     health = stream.subscription.health()
     record: dict[str, Any] = {

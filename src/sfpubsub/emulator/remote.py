@@ -1,6 +1,6 @@
 """An emulator in another process, by its HTTP port: for commands, test suites and programs.
 
-Knows the requests of the admin endpoint and no more; what they do is in docs/emulator.md.
+Knows the requests of the admin endpoint and no more; what they do is in docs/reference/emulator.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_URL = "http://127.0.0.1:7012"
 _PATIENCE_S = 30.0
 """Longest wait for an answer; they come within milliseconds."""
 
-# The app of an org whose seed names none (docs/emulator.md); it opens an emulator, nothing else.
+# The app of an org whose seed names none (docs/reference/emulator.md); it opens an emulator, nothing else.
 _DEFAULT_APP = {
     "grant_type": "client_credentials",
     "client_id": "emulator",
@@ -93,7 +93,7 @@ class RemoteEmulator:
 
         Args:
             topic: A topic with a schema; not a channel.
-            events: Values by field name; what may be left out is in docs/emulator.md.
+            events: Values by field name; what may be left out is in docs/reference/emulator.md.
 
         Returns:
             `event_id` and `replay_id` (hex) of each, in order.

@@ -1,4 +1,4 @@
-"""A Salesforce org for the tests of a pytest suite; see docs/testing-python.md.
+"""A Salesforce org for the tests of a pytest suite; see docs/how-to/testing-python.md.
 
 pytest loads this module in every run where sfpubsub is installed, so it imports nothing that costs
 time until a fixture is used.

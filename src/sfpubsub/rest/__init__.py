@@ -2,7 +2,7 @@
 
 It changes nothing in the org but the query jobs that it makes, opens no stream, and decides
 nothing about what a row means for a table. Built from Salesforce's documentation
-(docs/emulator-evidence.md has the sources).
+(docs/reference/emulator-evidence.md has the sources).
 """
 
 from sfpubsub.rest.describing import (

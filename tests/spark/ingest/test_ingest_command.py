@@ -32,6 +32,7 @@ from sfpubsub.spark.raw.sources import Source
 from tests.cli.test_cli import environment
 from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until
+from tests.pages import page
 from tests.spark.fakes import Clock, FakeSubscription
 from tests.streaming.conftest import numbered
 
@@ -429,7 +430,7 @@ def _must_not_start(*arguments, **options):
 
 # The page.
 
-PAGE = (Path(ROOT) / "docs" / "ingest.md").read_text()
+PAGE = page("ingest").read_text()
 
 
 def test_the_command_lines_of_the_page_parse():

@@ -19,9 +19,9 @@ from sfpubsub.spark.raw.sidecar_files import read_sidecar
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.types import Gap, RawEvent
+from tests.pages import blocks, page
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.sample_events import MANAGED, SCHEMA_JSON, TOPIC, raw_event, replay_id
-from tests.test_docs import ROOT, blocks
 
 NAMES = ("schemas", "quarantine", "gaps", "commits")
 
@@ -236,7 +236,7 @@ def test_there_are_four_of_them(spark, tmp_path: Path):
 def test_the_program_of_the_page_runs(spark, local, tmp_path: Path, monkeypatch, capsys):
     """It shows all four tables."""
     local.keep_gaps([GAP])
-    program, *_ = blocks(ROOT / "docs" / "ingest.md", "python")
+    program, *_ = blocks(page("ingest"), "python")
     session = contextlib.nullcontext(spark)
     monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: session, raising=False)
     exec(compile(program.replace("/data/orders", str(tmp_path / "orders")), "page", "exec"), {})

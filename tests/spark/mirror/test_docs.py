@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT, blocks, free_ports, terminal  # noqa: F401  # a fixture
+from tests.pages import blocks, page
+from tests.test_docs import free_ports, terminal  # noqa: F401  # a fixture
 
-PAGE = ROOT / "docs" / "mirror.md"
+PAGE = page("mirror")
 
 # Longest that a block of the second terminal may take, in seconds: it starts Spark twice, which
 # takes a busy machine minutes.

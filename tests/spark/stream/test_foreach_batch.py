@@ -21,8 +21,8 @@ from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.stream import options
 from tests.conftest import until
+from tests.pages import blocks, page
 from tests.spark.source_world import TOPIC, orders, settings_file
-from tests.test_docs import ROOT, blocks
 
 
 class Streams:
@@ -278,7 +278,7 @@ def test_it_is_for_streaming_queries_only(streams: Streams):
 
 def test_the_query_of_the_page_runs(streams: Streams, monkeypatch):
     """The example of the documentation, as it stands there."""
-    (code,) = blocks(ROOT / "docs" / "streaming-source.md", "python")
+    (code,) = blocks(page("streaming-source"), "python")
     for path, own in {
         "/etc/sfpubsub.toml": streams.settings,
         "/data/orders_checkpoint": streams.directory / "checkpoint",
@@ -295,8 +295,8 @@ def test_the_query_of_the_page_runs(streams: Streams, monkeypatch):
 
 def test_the_page_names_every_option():
     """And no other; with the defaults that hold."""
-    page = (ROOT / "docs" / "streaming-source.md").read_text()
-    table = page.split("## Options")[1].split("## ")[0]
+    text = page("streaming-source").read_text()
+    table = text.split("## Options")[1].split("## ")[0]
     named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
     assert tuple(named) == options.NAMES
     assert f"| {options.DEFAULT_MAX_EVENTS:,} |" in table

@@ -19,7 +19,7 @@ from sfpubsub.avro.json import to_json
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.tables.changes import change_headers, field_changes, latest_state
 from sfpubsub.stores.schema_store import FileSchemaStore
-from tests.test_docs import ROOT, blocks
+from tests.pages import blocks, page
 
 NULL_TEXT = ["null", "string"]
 
@@ -512,8 +512,8 @@ def test_the_histories_have_everything():
 
 
 def test_the_program_of_the_page_runs(spark, tmp_path, monkeypatch, capsys):
-    """docs/tables.md, on a table with its schemas beside it."""
-    code, *more = blocks(ROOT / "docs" / "tables.md", "python")
+    """docs/reference/tables.md, on a table with its schemas beside it."""
+    code, *more = blocks(page("tables"), "python")
     assert not more
     created = event(header("CREATE", ["001A"]), Name="Acme", Phone="1")
     raw, _ = tables(spark, [created, event(header("GAP_UPDATE", ["001A"], (2, 1)))])

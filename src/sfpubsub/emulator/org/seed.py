@@ -16,7 +16,7 @@
     [[objects]]                         # whose records can be changed over REST
     name = "Order__c"
     key_prefix = "a00"                  # what the ids of its records begin with
-    fields = [{name = "Name", type = "string"}]  # and more: docs/emulator-records.md
+    fields = [{name = "Name", type = "string"}]  # and more: docs/reference/emulator-records.md
 
     [[channels]]                        # a topic made of other topics
     name = "/data/ChangeEvents"
