@@ -63,7 +63,18 @@ class OrgReader:
     """Reads an org over HTTP. Thread-safe.
 
     What passes is waited for and asked again, `RestTimings.attempts` times at most: no answer,
-    429, 5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW, too many calls at once. Every method raises:
+    429, 5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW, too many calls at once. What every
+    method can raise is listed here, and not again with each.
+
+    Args:
+        session: A ready session, or an object whose ``get_session`` supplies one.
+        http: Makes the requests, by its CA file and proxy; one with its defaults when None.
+        api_version: Such as ``60.0``.
+        timings: Bounds, delays and the number of attempts.
+        sleep: Pauses for so many seconds; may raise to give up.
+
+    Raises:
+        ConfigurationError: *api_version* is not valid, or too old; on construction.
         SessionExpiredError: The session was refused, and the one after it as well.
         PermissionDeniedError: The user may not do this.
         QuotaExceededError: The org's calls of the day are used up (``retryable`` is false), or too
@@ -74,16 +85,6 @@ class OrgReader:
         RemoteProtocolError: The answer is not what Salesforce answers.
         LocalProtocolError: A name, id or number given is not valid.
         AuthenticationError: Signing in failed.
-
-    Args:
-        session: A ready session, or an object whose ``get_session`` supplies one.
-        http: Makes the requests, by its CA file and proxy; one with its defaults when None.
-        api_version: Such as ``60.0``.
-        timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for so many seconds; may raise to give up.
-
-    Raises:
-        ConfigurationError: *api_version* is not valid, or too old.
     """
 
     def __init__(
