@@ -13,17 +13,20 @@
 """
 
 from sfpubsub.emulator.faults import Fault, FaultPlan
+from sfpubsub.emulator.org.batch import Draft, Published
 from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
 from sfpubsub.emulator.remote import RemoteEmulator
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.transports.memory import MemoryCall, MemoryTransport
 
 __all__ = [
+    "Draft",
     "EmulatorServer",
     "EmulatorSettings",
     "Fault",
     "FaultPlan",
     "MemoryCall",
     "MemoryTransport",
+    "Published",
     "RemoteEmulator",
 ]

@@ -128,8 +128,9 @@ def emulator(
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
-    Prints one JSON line when it is ready, with what a client needs to connect. Ends cleanly on
-    SIGTERM and Ctrl-C; killed any other way it loses nothing that it has acknowledged.
+    Prints one JSON line when it is ready, with what a client needs to connect; client.toml in the
+    data directory has the same as a settings file, for --config. Ends cleanly on SIGTERM and
+    Ctrl-C; killed any other way it loses nothing that it has acknowledged.
 
     With a command it starts nothing and talks to an emulator that is running.
     """
@@ -159,6 +160,7 @@ def emulator(
             seed=seed,
         )
         with server, _told_in(ready_file, json.dumps(_ready(server))):
+            _write_privately(server.data_dir / "client.toml", _client_settings(server))
             if until_stdin_closes:
                 threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
             click.echo(json.dumps(_ready(server)))
@@ -195,19 +197,44 @@ def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
     if ready_file is None:
         yield
         return
-    beside = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-    try:
-        # 0o600: it holds an access token.
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(handle, "w") as file:
-            file.write(line + "\n")
-        beside.replace(ready_file)
-    except OSError as error:
-        _fail(f"the ready file {ready_file} cannot be written ({error.strerror}): choose another")
+    _write_privately(ready_file, line + "\n")
     try:
         yield
     finally:
         ready_file.unlink(missing_ok=True)
+
+
+def _write_privately(path: Path, text: str) -> None:
+    """Write a file that holds a secret, for its owner alone; whoever sees it sees all of it."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w") as file:
+            file.write(text)
+        beside.replace(path)
+    except OSError as error:
+        _fail(f"{path} cannot be written ({error.strerror}): choose another place for it")
+
+
+def _client_settings(server: EmulatorServer) -> str:
+    """Return a settings file of a client: it signs in with the default app, if the org has it."""
+    from sfpubsub.emulator.org.accounts import DEFAULT_APP
+
+    settings = {"endpoint": server.grpc_target}
+    if server.ca_file is None:
+        settings["insecure"] = "1"
+    else:
+        settings["ca_file"] = str(server.ca_file)
+    client_id, secret = DEFAULT_APP["client_id"], DEFAULT_APP["client_secret"]
+    app = server.accounts.app(client_id)
+    if app is not None and app.client_secret == secret:
+        settings |= {"auth": "client-credentials", "login_url": server.http_url}
+        settings |= {"client_id": client_id, "client_secret": secret}
+    else:
+        settings |= {"auth": "token", "access_token": server.access_token}
+        settings |= {"instance_url": server.instance_url, "tenant_id": server.tenant_id}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    return "\n".join(["# Of an emulator, which writes it at each start.", *lines, ""])
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:
