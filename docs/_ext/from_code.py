@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import drawings
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-import drawings
 from sfpubsub.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +35,15 @@ def commands() -> str:
     """Return the reference of the command line: what --help says of each command."""
     context = click.Context(cli, info_name="sfpubsub")
     found = [_command(cli, context, 2)]
-    for name in sorted(COMMANDS):
-        command = cli.get_command(context, name)
-        assert command is not None
-        found.append(_command(command, click.Context(command, context, name), 2))
+    found += [_inner(cli, context, name, 2) for name in sorted(COMMANDS)]
     return "\n\n".join(found)
+
+
+def _inner(group: click.Group, context: click.Context, name: str, level: int) -> str:
+    command = group.get_command(context, name)
+    if command is None:
+        raise LookupError(f"{context.command_path} lists {name} and has no such command")
+    return _command(command, click.Context(command, context, name), level)
 
 
 def _command(command: click.Command, context: click.Context, level: int) -> str:
@@ -57,10 +61,8 @@ def _command(command: click.Command, context: click.Context, level: int) -> str:
     if rows:
         parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
     if isinstance(command, click.Group) and command is not cli:
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            parts.append(_command(inner, click.Context(inner, context, name), level + 1))
+        names = command.list_commands(context)
+        parts += [_inner(command, context, name, level + 1) for name in names]
     return "\n\n".join(part for part in parts if part)
 
 

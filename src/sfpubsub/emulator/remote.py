@@ -23,7 +23,8 @@ DEFAULT_URL = "http://127.0.0.1:7012"
 _PATIENCE_S = 30.0
 """Longest wait for an answer; they come within milliseconds."""
 
-# The app of an org whose seed names none (docs/reference/emulator.md); it opens an emulator, nothing else.
+# The app of an org whose seed names none (docs/reference/emulator.md); it opens an emulator and
+# nothing else.
 _DEFAULT_APP = {
     "grant_type": "client_credentials",
     "client_id": "emulator",

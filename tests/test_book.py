@@ -1,0 +1,125 @@
+"""The book says what the code does: the reference is whole, and its tables are the code's."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections import Counter
+
+import grpc
+import pytest
+
+import sfpubsub
+from sfpubsub import errors
+from sfpubsub.protocol.events import FailureKind
+from sfpubsub.transports.status import BY_CODE, BY_STATUS
+
+from .pages import DOCS, ROOT, page
+
+LISTS = re.compile(r"^```\{python-api\} (\S+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+# What can be imported from these is public.
+PUBLIC = ("sfpubsub", "sfpubsub.rest", "sfpubsub.spark", "sfpubsub.streaming", "sfpubsub.testing")
+PUBLIC += ("sfpubsub.tooling",)
+
+
+def listed() -> list[str]:
+    """Return every name that the reference documents, with its module."""
+    return [
+        f"{module}.{name}"
+        for path in sorted((DOCS / "reference").glob("python*.md"))
+        for module, names in LISTS.findall(path.read_text(encoding="utf-8"))
+        for name in names.split()
+    ]
+
+
+def found(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_every_public_name_is_in_the_reference():
+    """Each is documented on one page, under one of the modules that have it."""
+    names = listed()
+    assert [name for name, times in Counter(names).items() if times > 1] == []
+    things = [found(name) for name in names]
+    missing = {
+        f"{module}.{name}"
+        for module in PUBLIC
+        for name in importlib.import_module(module).__all__
+        if not name.startswith("__")
+        and not any(found(f"{module}.{name}") is thing for thing in things)
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("name", [name for name in listed() if inspect.isclass(found(name))])
+def test_what_the_reference_lists_has_docstrings(name):
+    """Autodoc leaves out what has none: every public method of a listed class has one."""
+    documented = found(name)
+    assert inspect.getdoc(documented), name
+    bare = [
+        member
+        for base in documented.__mro__
+        if base.__module__.startswith("sfpubsub.")
+        for member, value in vars(base).items()
+        if not member.startswith("_")
+        and (inspect.isfunction(value) or isinstance(value, (property, classmethod)))
+        and not inspect.getdoc(getattr(documented, member))
+    ]
+    assert bare == []
+
+
+def test_every_error_is_public():
+    """Whatever can be raised can be caught by its name."""
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, errors.SfPubSubError)
+    }
+    assert raised <= set(sfpubsub.__all__)
+
+
+# What the page says of each kind; TURNED_AWAY is for failures without an error code.
+WORDS = {
+    FailureKind.RETRY: "retries",
+    FailureKind.REAUTHENTICATE: "signs in again",
+    FailureKind.STOP: "stops",
+    FailureKind.POSITION_REJECTED: "stops, or goes on at `replay_fallback`",
+    FailureKind.SLOT_HELD: "waits for the slot",
+}
+
+
+def test_the_page_of_error_codes_is_the_table_of_the_code():
+    """A row for each code, with what is done and the error that is raised."""
+    rows = re.findall(
+        r"^\| `([a-z.]+)` \| [^|]+ \| ([^|]+): `(\w+)` \| [^|]+ \|$",
+        page("errors").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert rows == [(code, WORDS[rule.kind], rule.error.__name__) for code, rule in BY_CODE.items()]
+
+
+def test_the_page_of_error_codes_has_each_status():
+    """In the row that says what is done with it."""
+    text = page("errors").read_text(encoding="utf-8")
+    _, _, table = text.partition("## Failures without an error code")
+    row_of = {
+        status: does
+        for statuses, does in re.findall(r"^\| ([A-Z_, ]+) \| ([^|]+) \|$", table, re.MULTILINE)
+        for status in statuses.split(", ")
+    }
+    assert row_of.keys() == {status.name for status in grpc.StatusCode} - {"OK"}
+    for status, rule in BY_STATUS.items():
+        word = WORDS.get(rule.kind, "retries within `connection_timeout`")
+        assert row_of[status.name].startswith(word), status
+
+
+def test_the_evidence_of_promises_exists():
+    """The tests and scripts that pages point to are there."""
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for named in re.findall(
+            r"`((?:tests|scripts|benchmarks)/[\w/]+\.(?:py|sh))`", path.read_text()
+        ):
+            assert (ROOT / named).is_file(), f"{path.name}: {named}"
