@@ -27,6 +27,8 @@ from .conftest import PATIENCE, until
 from .pages import DOCS, ROOT, blocks, page
 
 PAGES = [
+    page("install"),
+    page("migrating"),
     ROOT / "README.md",
     page("client"),
     page("publishing"),
@@ -216,30 +218,6 @@ def test_the_emulators_settings_file_is_whole(run_emulator, monkeypatch, tmp_pat
 
 README = ROOT / "README.md"
 
-# Longest that the tour's second terminal may take, in seconds: it starts Spark twice, which takes a
-# busy machine half a minute each.
-TOUR = 240.0
-
-
-def test_the_readmes_tour_ends_with_rows(tmp_path, free_ports):
-    """Both terminals, copied as they stand: every command does its work, and the rows are there."""
-    _, first, second, show, *_ = blocks(README, "sh")
-    (expected,) = [text for text in blocks(README, "text") if text.startswith("A-1")]
-    with terminal(first, tmp_path, free_ports) as emulator:
-        assert json.loads(emulator.stdout.readline())["grpc"].endswith(f":{free_ports['7011']}")
-        with terminal(f"set -e\n{second}{show}", tmp_path, free_ports) as tour:
-            out, err = tour.communicate(timeout=TOUR)
-    assert tour.returncode == 0, err
-    assert out.endswith(expected)
-    assert "Traceback" not in err
-    printed = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    assert [line["payload"]["Order_Number__c"] for line in printed if "payload" in line] == [
-        "A-1",
-        "A-2",
-    ]
-    assert [line["rows"] for line in printed if "rows" in line] == [2, {"Order_Event__e": 2}]
-    assert f"ingest of {NAME} into {tmp_path}/home/sfpubsub-tour/orders" in out
-
 
 @pytest.fixture
 def free_ports() -> dict[str, str]:
@@ -330,7 +308,7 @@ def test_the_command_lines_of_the_readme_parse():
         line.partition("#")[0].strip()
         for block in blocks(ROOT / "README.md", "sh")
         for line in block.splitlines()
-        if line.startswith("sfpubsub ")
+        if line.startswith("sfpubsub ") and not line.endswith("&")
     ]
     assert len(lines) >= 6
     for line in lines:
@@ -340,12 +318,6 @@ def test_the_command_lines_of_the_readme_parse():
             assert found is not None
             if "--file" not in arguments:  # parsing it would open the file
                 found.make_context(command, arguments, parent=context).close()
-
-
-def test_the_readme_names_its_evidence():
-    """The tests that the promises point to exist."""
-    for path in re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "README.md").read_text()):
-        assert (ROOT / path).is_file(), path
 
 
 def test_every_page_that_is_linked_exists():
