@@ -31,6 +31,7 @@ INTERRUPTED = 130
 # Module of each command, and the line that --help shows.
 COMMANDS = {
     "channel": ("sfpubsub.cli.event_channels", "Administer channels of events."),
+    "completion": ("sfpubsub.cli.completion", "Complete commands and options by Tab."),
     "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
     "upgrade": ("sfpubsub.cli.upgrade", "Give an older raw table the columns of a new one."),
     "derive": ("sfpubsub.cli.tables", "Another name of tables."),

@@ -1,0 +1,85 @@
+"""`sfpubsub completion`: Tab completes commands and options in the shell.
+
+Click makes the script; this puts it where the shell looks for one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+
+# By which the shell asks the command; click calls it so for a program of this name.
+VARIABLE = "_SFPUBSUB_COMPLETE"
+
+SHELLS = ("bash", "zsh", "fish")
+
+shell_option = click.option(
+    "--shell",
+    type=click.Choice(SHELLS),
+    help="By default the one that the variable SHELL names.",
+)
+
+
+@click.group()
+def completion() -> None:
+    """Complete commands and options by Tab."""
+
+
+@completion.command()
+@shell_option
+def show(shell: str | None) -> None:
+    """Print the script, to be kept where you like."""
+    click.echo(_script(shell or _own_shell()))
+
+
+@completion.command()
+@shell_option
+def install(shell: str | None) -> None:
+    """Write the script to where the shell looks for it, in your home, and say where that is.
+
+    It holds for shells that are opened after it. Written again, it is replaced.
+    """
+    shell = shell or _own_shell()
+    path = _place(shell)
+    script = _script(shell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script + "\n", encoding="utf-8")
+    click.echo(str(path))
+    if shell == "zsh":
+        click.echo(
+            f"put this into ~/.zshrc, before compinit: fpath=({path.parent} $fpath)", err=True
+        )
+    elif shell == "bash":
+        click.echo("it needs the package bash-completion, which most systems have", err=True)
+
+
+def _own_shell() -> str:
+    name = Path(os.environ.get("SHELL", "")).name
+    if name not in SHELLS:
+        raise click.UsageError(
+            f"the shell {name or '(SHELL is not set)'} is not known: give --shell "
+            + ", ".join(SHELLS)
+        )
+    return name
+
+
+def _place(shell: str) -> Path:
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    if shell == "bash":
+        return data / "bash-completion" / "completions" / "sfpubsub"
+    if shell == "zsh":
+        return data / "zsh" / "site-functions" / "_sfpubsub"
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return config / "fish" / "completions" / "sfpubsub.fish"
+
+
+def _script(shell: str) -> str:
+    from sfpubsub.cli.main import cli
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.ClickException(f"this version of click knows no completion for {shell}")
+    return found(cli, {}, "sfpubsub", VARIABLE).source()
