@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Builds the sdist, and the wheel from it, checks what a package index would show, and installs the
+# wheel into empty environments: on each Python of this machine that the project supports, with the
+# newest versions of what it requires and with the lowest that each requirement allows; without dev
+# packages and without PySpark. In each a program subscribes to an emulator of its own.
+#
+#   scripts/package.sh [DIRECTORY]      dist by default; it must not hold another build
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/environment.sh
+. scripts/environment.sh
+prepare all,dev
+dist=${1:-dist}
+if [ -n "$(ls -A "$dist" 2>/dev/null)" ]; then
+  echo "$dist is not empty: remove it, or name another directory" >&2
+  exit 1
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+python -m venv "$work/tools"
+install "$work/tools" build twine
+"$work/tools/bin/python" -m build --outdir "$dist" . >"$work/log" 2>&1 || {
+  cat "$work/log" >&2
+  exit 1
+}
+"$work/tools/bin/python" -m twine check --strict "$dist"/*
+
+wheel=$(ls "$PWD"/"$dist"/*.whl 2>/dev/null || ls "$dist"/*.whl)
+tried=0
+for minor in 11 12 13 14; do
+  python=$(uv python find --no-python-downloads "3.$minor" 2>/dev/null) || {
+    echo "python3.$minor: not on this machine" >&2
+    continue
+  }
+  # uv finds the one of the active environment too, whose packages must not be seen.
+  python=$("$python" -c 'import sys; print(sys._base_executable)')
+  for resolution in highest lowest-direct; do
+    venv=$work/$minor-$resolution
+    uv venv --quiet --python "$python" "$venv"
+    uv pip install --quiet --python "$venv/bin/python" --resolution "$resolution" "$wheel"
+    "$venv/bin/python" scripts/smoke.py
+    uv pip install --quiet --python "$venv/bin/python" --resolution "$resolution" \
+      "$wheel[arrow,emulator,jwt]"
+    "$venv/bin/python" scripts/smoke.py emulator
+    echo "python3.$minor, $resolution: good" >&2
+    tried=$((tried + 1))
+  done
+done
+[ "$tried" -gt 0 ]

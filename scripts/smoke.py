@@ -1,0 +1,80 @@
+"""Whether an installed sfpubsub works; run by scripts/package.sh with an environment's own Python.
+
+Without an argument nothing but the package and what it requires is there. With ``emulator`` the
+extras arrow, emulator and jwt are: then an event is published, subscribed to and decoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import pkgutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+TOPIC = "/event/Order_Event__e"
+
+# Modules of these need extras, or are for pytest.
+EXTRAS = ("sfpubsub.spark", "sfpubsub.emulator", "sfpubsub.testing", "sfpubsub.pytest_plugin")
+EXTRAS += ("sfpubsub.__main__",)
+
+
+def run(*arguments: str) -> str:
+    """Return what the installed command prints."""
+    command = Path(sys.executable).with_name("sfpubsub")
+    return subprocess.run(
+        [command, *arguments], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+def check_bare() -> None:
+    """Import every module that needs no extra, and start the command."""
+    import sfpubsub
+
+    assert sfpubsub.__version__ == version("sfpubsub")
+    assert files("sfpubsub").joinpath("py.typed").is_file()
+    assert files("sfpubsub_grpc").joinpath("pubsub_api_pb2.pyi").is_file()
+    for name in sfpubsub.__all__:
+        assert getattr(sfpubsub, name) is not None
+    for module in pkgutil.walk_packages(sfpubsub.__path__, "sfpubsub."):
+        if not module.name.startswith(EXTRAS):
+            with contextlib.suppress(sfpubsub.MissingExtraError):  # it says which one
+                importlib.import_module(module.name)
+    assert run("--version").endswith(f"{sfpubsub.__version__}\n")
+    assert "subscribe" in run("--help")
+    for name in ("pyspark", "pytest", "pyarrow"):
+        assert importlib.util.find_spec(name) is None, name
+
+
+def check_emulator() -> None:
+    """Subscribe to an emulator in this process; decode to Arrow; sign with a key's library."""
+    import jwt
+
+    from sfpubsub import PubSubClient, Session
+    from sfpubsub.avro.arrow import record_batches
+    from sfpubsub.testing import EmulatorServer
+
+    assert jwt.__version__
+    with tempfile.TemporaryDirectory() as directory, EmulatorServer(directory) as emulator:
+        emulator.publish(TOPIC, [{"Order_Number__c": "1"}])
+        session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
+        with (
+            PubSubClient(session, endpoint=emulator.grpc_target, insecure="1") as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            batch = subscription.next_batch(timeout=60)
+            assert batch is not None
+            assert [event.value["Order_Number__c"] for event in batch] == ["1"]
+            (rows,) = record_batches(batch)
+            assert rows.column("value").to_pylist()[0]["Order_Number__c"] == "1"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    check_emulator() if sys.argv[1:] == ["emulator"] else check_bare()
