@@ -210,7 +210,7 @@ class PublishError(SfPubSubError):
         self, message: str, *, results: list[PublishResult] | None = None, **details: Any
     ) -> None:
         super().__init__(message, **details)
-        self.results = results or []
+        self.results: list[PublishResult] = results or []
 
 
 class HandlerError(SfPubSubError):

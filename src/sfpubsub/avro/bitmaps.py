@@ -54,7 +54,7 @@ class ChangeSchema:
         self.schema_id = schema_id
         try:
             schema = json.loads(schema_json)
-            self.name = str(schema["name"]).rpartition(".")[2]
+            self.name: str = str(schema["name"]).rpartition(".")[2]
             found = list(_fields_and_parts(schema))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise SchemaError(f"schema {schema_id} is not an Avro record schema") from error

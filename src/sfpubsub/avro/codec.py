@@ -63,11 +63,11 @@ class Codec:
             raise SchemaError(f"schema {schema_id} is not an Avro record")
         self._schema = schema
         self.fields: tuple[str, ...] = tuple(field["name"] for field in schema["fields"])
-        self.name = str(schema["name"]).rpartition(".")[2]
+        self.name: str = str(schema["name"]).rpartition(".")[2]
         """The event's API name, such as ``Order_Event__e`` or ``AccountChangeEvent``."""
-        self.is_change_event = self.fields[:1] == (CHANGE_EVENT_HEADER,)
+        self.is_change_event: bool = self.fields[:1] == (CHANGE_EVENT_HEADER,)
         """Whether events of this schema are change data capture events."""
-        self.topic = f"/{'data' if self.is_change_event else 'event'}/{self.name}"
+        self.topic: str = f"/{'data' if self.is_change_event else 'event'}/{self.name}"
         """The event type's own topic; channels may carry it as well."""
         self._encoder = Encoder(schema, self._named, self.name)
         # Made by the first payload: a publisher needs none. Two threads may both make one.

@@ -121,7 +121,7 @@ class Table:
         self._rows: list[Row] = []
         self._schemas: dict[str, str] = {}
         self._bytes = 0
-        self.duplicates = 0
+        self.duplicates: int = 0
         """Events that the table had already."""
 
     @property

@@ -28,12 +28,12 @@ class Event:
     __slots__ = ("_batch", "_change", "_value", "codec", "delivery_seq", "raw")
 
     def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:
-        self.raw = raw
+        self.raw: RawEvent = raw
         """As it was received."""
-        self.codec = codec
+        self.codec: Codec = codec
         """Decodes payloads of the event's schema; holds the schema and its name."""
         self._batch = batch
-        self.delivery_seq = delivery_seq
+        self.delivery_seq: int = delivery_seq
         """Order of arrival within this subscription object; replay ids have no order."""
         self._value: dict[str, Any] | None = None
         self._change: ChangeEvent | None = None

@@ -68,7 +68,7 @@ class Connection:
             options.endpoint,
             lambda: self._sessions.get().headers,
         )
-        self.schemas = SchemaCache(self.get_schema, store=options.schema_store)
+        self.schemas: SchemaCache = SchemaCache(self.get_schema, store=options.schema_store)
         self._topics = Topics(self.get_topic)
         self._alarm = AlarmClock(time.monotonic)
         self._lock = threading.Lock()  # guards the two below

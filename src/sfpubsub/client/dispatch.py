@@ -113,14 +113,14 @@ class Job(Generic[T]):
     __slots__ = ("blockers", "error", "event", "keys", "order", "pauses", "retry_until", "tries")
 
     def __init__(self, order: int, event: T) -> None:
-        self.order = order  # of arrival
-        self.event = event
+        self.order: int = order  # of arrival
+        self.event: T = event
         self.keys: dict[Hashable, bool] = {}  # key -> whether it is shared
-        self.blockers = 0  # turns that it waits for
-        self.tries = 0
+        self.blockers: int = 0  # turns that it waits for
+        self.tries: int = 0
         self.error: BaseException | None = None  # of its last try
         self.pauses: Backoff | None = None  # from its first failure on
-        self.retry_until = 0.0
+        self.retry_until: float = 0.0
 
 
 class Start(NamedTuple, Generic[T]):

@@ -117,7 +117,7 @@ class Outbound(Generic[ReceiptT]):
         self._last = 0
         self._failures: list[PublishResult] = []
         self._failed = 0
-        self.driver = make_driver(self)
+        self.driver: PublishDriver = make_driver(self)
 
     # Values to events.
 

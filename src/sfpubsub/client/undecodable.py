@@ -118,9 +118,9 @@ class Screen:
         self._policy = on_undecodable
         self._ack = ack
         self._datetimes = datetimes
-        self.quarantined = 0
+        self.quarantined: int = 0
         """Events put into the quarantine."""
-        self.skipped = 0
+        self.skipped: int = 0
         """Events passed over without being kept."""
 
     @property

@@ -49,7 +49,7 @@ class RemoteEmulator:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise EmulatorProblem(f"{url!r} is not the URL of an emulator: give http://host:port")
-        self.http_url = url.rstrip("/")
+        self.http_url: str = url.rstrip("/")
         self._token = access_token
         try:
             self._trust = ssl.create_default_context(cafile=str(ca_file)) if ca_file else None

@@ -130,10 +130,10 @@ class EmulatorServer:
     ) -> None:
         if seed is not None and not isinstance(seed, seeds.Seed):
             seed = seeds.load(Path(seed))
-        self.data_dir = Path(data_dir).absolute()
-        self.faults = faults if faults is not None else FaultPlan()
-        self.clock = clock if clock is not None else Clock()
-        self.settings = settings or Settings.from_mapping(seed.settings if seed else {})
+        self.data_dir: Path = Path(data_dir).absolute()
+        self.faults: FaultPlan = faults if faults is not None else FaultPlan()
+        self.clock: Clock = clock if clock is not None else Clock()
+        self.settings: Settings = settings or Settings.from_mapping(seed.settings if seed else {})
         self._addresses = Addresses(host, advertise)
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
@@ -165,16 +165,18 @@ class EmulatorServer:
         self._api_calls = ApiCalls(self.settings.daily_api_requests)
         self._sessions = Sessions(store, self.clock, self.settings)
         self._sessions.on_end(lambda: self.bus.bells.ring_all())
-        self.accounts = Accounts(store)
-        self.bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
+        self.accounts: Accounts = Accounts(store)
+        self.bus: Bus = Bus(store, self.clock, self.settings, self._sessions.tenant)
         channels = Channels(store, self.bus, self.clock, self.settings)
-        self.cometd = Cometd(
+        self.cometd: Cometd = Cometd(
             channels, CometdSessions(self.bus, channels, self.clock, self.settings)
         )
-        self.managed = ManagedSubscriptions(store, self.bus, self.clock, self.settings, self.faults)
+        self.managed: ManagedSubscriptions = ManagedSubscriptions(
+            store, self.bus, self.clock, self.settings, self.faults
+        )
         late = LateEvents(store, self.bus, self.clock)
         self._closing.callback(late.stop)
-        self.records = Records(
+        self.records: Records = Records(
             store,
             self.bus,
             self.clock,
@@ -192,9 +194,9 @@ class EmulatorServer:
         self._commits = CommitHistory(
             {item.subscription_id: item.committed for item in self.managed.all()}
         )
-        self.jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk")
+        self.jobs: Jobs = Jobs(store, self.records, self.clock, self.data_dir / "bulk")
         self._closing.callback(self.jobs.stop)
-        self.event_channels = EventChannels(store, self.bus)
+        self.event_channels: EventChannels = EventChannels(store, self.bus)
         self.event_channels.adopt()
         self.event_channels.feed(self.records)
         self.faults.carry_out_by(actor(self.bus, self.managed, self._sessions, self.records))

@@ -47,11 +47,11 @@ class Alarms:
         self._outgoing = outgoing
         self._retries = retries
         self._standing = standing
-        self.heard_at = 0.0
+        self.heard_at: float = 0.0
         """When the last message came, or the stream was opened."""
-        self.reopen_at = 0.0
+        self.reopen_at: float = 0.0
         """When a stream may be opened again."""
-        self.close_by = 0.0
+        self.close_by: float = 0.0
         """When draining has to end, then closing."""
         self.full_since: float | None = None
         """Since when too many events are unacked, without an ack."""

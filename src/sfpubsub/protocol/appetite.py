@@ -23,9 +23,9 @@ class Appetite:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._size: float | None = None  # of an event, in bytes
-        self.waiting_count = 0
+        self.waiting_count: int = 0
         """Events received and not yet read by the application."""
-        self.waiting_bytes = 0
+        self.waiting_bytes: int = 0
         """Payload bytes of those."""
 
     def seen(self, events: Sequence[RawEvent], size: int) -> None:

@@ -55,7 +55,7 @@ class Commits:
         self.unanswered: Sent | None = None
         self._late: dict[str, Sent] = {}  # given up on this stream; an answer may still come
         self.maybe: list[Sent] = []
-        self.refused = 0
+        self.refused: int = 0
         """Orders up to here were refused, and not sent again since."""
         self._last_sent = 0.0
         self._next_at = 0.0  # when a new position may go

@@ -27,12 +27,12 @@ class Intake:
         self._ledger = ledger
         self._resume = resume
         self._next_seq = 1
-        self.delivered = 0
-        self.redelivered = 0
+        self.delivered: int = 0
+        self.redelivered: int = 0
         self.last_position: ReplayId | None = None
-        self.caught_up = False
+        self.caught_up: bool = False
         """Whether the newest message of this stream was a keepalive."""
-        self.redelivering = True
+        self.redelivering: bool = True
         """Whether known events may still come: they come before all others."""
 
     def new_stream(self) -> None:

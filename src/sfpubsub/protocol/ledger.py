@@ -43,11 +43,11 @@ class Ledger:
         self._newest_done: Entry | None = None
         self._done_to = 0  # order of the newest entry that ever was done
         self._candidate: Entry | None = None
-        self.unacked = 0
+        self.unacked: int = 0
         """Events delivered and not acked, wherever they stand."""
-        self.done_events = 0
+        self.done_events: int = 0
         """Events of the acked prefix: their position is not known to be committed."""
-        self.confirmed_events = 0
+        self.confirmed_events: int = 0
         """Events that `confirm` has forgotten: each was acked, and its position is safe."""
 
     # What arrives.

@@ -15,11 +15,11 @@ class Outgoing:
     """The sending side of one subscription. Not thread-safe; the driver serialises."""
 
     def __init__(self) -> None:
-        self.window = Window()
+        self.window: Window = Window()
         self._stream = 0
-        self.last_credit = 0.0
+        self.last_credit: float = 0.0
         """When credit was last sent: only so long after that a message is due."""
-        self.last_figure = 0.0
+        self.last_figure: float = 0.0
         """When the last message came that was more than a commit's answer."""
 
     def open(self, stream: int, now: float, room: int) -> int:

@@ -43,12 +43,12 @@ class Run:
     )
 
     def __init__(self, first_order: int, first_seq: int, keys: list[EventKey]) -> None:
-        self.first_order = first_order
-        self.first_seq = first_seq
-        self.keys = keys
+        self.first_order: int = first_order
+        self.first_seq: int = first_seq
+        self.keys: list[EventKey] = keys
         self.keepalive: Entry | None = None
-        self.confirmed = 0  # events at the front that are forgotten
-        self.done = 0  # events at the front that belong to the acked prefix of the ledger
+        self.confirmed: int = 0  # events at the front that are forgotten
+        self.done: int = 0  # events at the front that belong to the acked prefix of the ledger
         self.newest_done: Entry | None = None
         self._acked = 0  # events at the front that are acked
         self._early: set[int] | None = None  # places behind that which are acked as well

@@ -32,6 +32,7 @@ pair raises and leaves the state as it was.
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from sfpubsub.errors import LocalProtocolError
 
@@ -39,8 +40,9 @@ from sfpubsub.errors import LocalProtocolError
 class State(enum.Enum):
     """Where a subscription is in its life."""
 
-    # Several look-ups by state for each response; the one of Enum is written in Python.
-    __hash__ = object.__hash__
+    if not TYPE_CHECKING:  # type checkers know that of Enum
+        # Several look-ups by state for each response; the one of Enum is written in Python.
+        __hash__ = object.__hash__
 
     NEW = "new"
     OPENING = "opening"
@@ -57,7 +59,8 @@ class State(enum.Enum):
 class Signal(enum.Enum):
     """What moves it on."""
 
-    __hash__ = object.__hash__  # as for State
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__  # as for State
 
     START = "start"
     RESPONSE = "response"

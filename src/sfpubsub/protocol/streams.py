@@ -63,8 +63,8 @@ class Streams:
         connection_timeout: float | None = None,
     ) -> None:
         self.name = name
-        self.managed = start is None
-        self.state = State.NEW
+        self.managed: bool = start is None
+        self.state: State = State.NEW
         self._timings = timings or Timings()
         self._ledger = Ledger()
         self._outgoing = Outgoing()

@@ -59,7 +59,7 @@ class Unanswered:
         self._queued_size = 0
         self._flying: dict[str, list[Entry]] = {}
         self._requests: dict[Request, None] = {}  # in the order sent
-        self.size = 0
+        self.size: int = 0
         """Bytes of all that is not settled."""
         self._recoding: set[int] = set()
 

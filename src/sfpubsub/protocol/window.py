@@ -25,7 +25,7 @@ class Window:
     """The credit of one stream at a time. Not thread-safe; the driver serialises."""
 
     def __init__(self) -> None:
-        self.outstanding = 0
+        self.outstanding: int = 0
         """Events that we may still receive."""
         self._dry = False  # the service's last word was "nothing pending", and nothing went since
         self._probing = False  # a reserve was sent last, and no response came since

@@ -71,7 +71,7 @@ class Asker:
                 f"API version {api_version!r} is not {_OLDEST} or later, which reading in bulk "
                 f"needs"
             )
-        self.data = f"/services/data/v{api_version}/"
+        self.data: str = f"/services/data/v{api_version}/"
         self.timings = timings
         self.sleep = sleep
         self._org = OrgClient(sessions, http.bounded(timings.request, MAX_JSON))

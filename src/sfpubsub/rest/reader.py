@@ -96,13 +96,13 @@ class OrgReader:
         timings: RestTimings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.sessions = CurrentSession(session)
+        self.sessions: CurrentSession = CurrentSession(session)
         """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
         self._asker = Asker(
             self.sessions, http or HttpClient(), api_version, timings or RestTimings(), sleep
         )
         self._data = self._asker.data
-        self.jobs = QueryJobs(self._asker)
+        self.jobs: QueryJobs = QueryJobs(self._asker)
         """The query jobs of the Bulk API."""
 
     @property

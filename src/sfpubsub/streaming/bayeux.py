@@ -75,7 +75,7 @@ class Call:
     """What a caller waits for: an opening, a subscribe or an unsubscribe."""
 
     error: SfPubSubError | None = None
-    is_done = False
+    is_done: bool = False
 
     def settle(self, error: SfPubSubError | None = None) -> None:
         """Say that it is done, or why it cannot be."""

@@ -55,13 +55,13 @@ class BayeuxError(errors.StreamError):
     def __init__(self, response: Message) -> None:
         said = response.get("error")
         self.response = response
-        self.error = said if isinstance(said, str) else ""
+        self.error: str = said if isinstance(said, str) else ""
         """Such as ``403::Unknown client``; its three digits are the ``error_code``."""
         found = _ERROR.fullmatch(self.error)
         super().__init__(self.error or "no reason given", error_code=found[1] if found else None)
-        self.error_args = found[2].split(",") if found and found[2] else []
+        self.error_args: Any = found[2].split(",") if found and found[2] else []
         """What stands between its colons."""
-        self.error_message = found[3] if found else self.error
+        self.error_message: Any = found[3] if found else self.error
         """What stands behind them."""
 
     @property

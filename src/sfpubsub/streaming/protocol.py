@@ -72,7 +72,9 @@ class StreamingProtocol:
         """What waits for the application, which takes from the left."""
         self.max_pending_count = max_pending_count
         self._out: list[Command] = []
-        self.channels = Subscriptions(dumps, fallback, order or count(1), self.items, self._out)
+        self.channels: Subscriptions = Subscriptions(
+            dumps, fallback, order or count(1), self.items, self._out
+        )
         self._pace, self._dumps, self._chance = pace, dumps, chance
         self._now = 0.0  # of the input that is being taken
         self._opener: Call | None = None

@@ -74,7 +74,7 @@ class Tooling:
                 f"API version {api_version!r} is not {API_VERSION} or later, which managed "
                 f"subscriptions need"
             )
-        self.sessions = CurrentSession(session)
+        self.sessions: CurrentSession = CurrentSession(session)
         """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
         self._org = OrgClient(self.sessions, http or HttpClient())
         self._queries = Queries(self._org, api_version)

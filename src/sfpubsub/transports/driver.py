@@ -76,7 +76,7 @@ class StreamDriver(CallDriver[OpenStream]):
         self._transport = transport
         self._target = target
         self._on_gap = on_gap
-        self.has_begun = False
+        self.has_begun: bool = False
         """Whether `start` was called."""
         self._tickets = Tickets()
 

@@ -34,11 +34,11 @@ class Mailbox:
         self._waiting: list[threading.Lock] = []
         self._arrivals: deque[Arrival] = deque()
         self._listener: Callable[[], None] | None = None
-        self.count = 0
+        self.count: int = 0
         """Changes with everything that somebody may be waiting for."""
         self.finish: Finish | None = None
         """How the subscription ended; None while it has not."""
-        self.discarded = False
+        self.discarded: bool = False
         """Whether what was not taken is gone. That is for good: it comes before the end."""
 
     # For the driver.

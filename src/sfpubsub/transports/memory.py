@@ -25,7 +25,7 @@ class MemoryCall(StreamCall):
     def __init__(self, target: Target, opening: OpenStream) -> None:
         self.target = target
         self.opening = opening
-        self.cancelled = False
+        self.cancelled: bool = False
         self._to_client: queue.SimpleQueue[Response | Failure | None] = queue.SimpleQueue()
         self._to_service: queue.SimpleQueue[SendRequest | None] = queue.SimpleQueue()
 
@@ -97,8 +97,8 @@ class MemoryTransport(Transport):
     def __init__(
         self, schemas: Mapping[str, str] | None = None, topics: Mapping[str, str] | None = None
     ) -> None:
-        self.schemas = dict(schemas or {})
-        self.topics = dict(topics or {})
+        self.schemas: dict[str, str] = dict(schemas or {})
+        self.topics: dict[str, str] = dict(topics or {})
         self.published: list[tuple[str, tuple[ProducerEvent, ...]]] = []
         self._calls: queue.SimpleQueue[MemoryCall] = queue.SimpleQueue()
 

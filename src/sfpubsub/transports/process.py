@@ -21,7 +21,7 @@ class Home:
     """The process that made this object."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self._forks = _forks
 
     @property

@@ -213,7 +213,7 @@ class Refused(Exception):  # noqa: N818 - the service's own word for what it doe
     ) -> None:
         self.suffix = suffix
         self.status = status
-        self.text = text or FAILURES[suffix].text.format_map(_Names(names))
+        self.text: str = text or FAILURES[suffix].text.format_map(_Names(names))
         super().__init__(self.text)
 
 

@@ -83,7 +83,7 @@ class Batch:
         self._carriers = carriers
         self._mint = ids.mint
         self._store = store
-        self.tip = tip
+        self.tip: int = tip
         self.at = at
         self.added: dict[str, tuple[Topic, int]] = {}
 

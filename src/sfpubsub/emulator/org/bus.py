@@ -40,7 +40,7 @@ class Bus(Positions):
     def __init__(self, store: Store, clock: Clock, settings: Settings, tenant: str) -> None:
         super().__init__(store, clock, settings)
         self.tenant = tenant
-        self.tally = Tally()
+        self.tally: Tally = Tally()
         # Guarded by the lock of the positions, as is the order of events.
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it

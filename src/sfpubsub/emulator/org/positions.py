@@ -36,9 +36,9 @@ class Positions:
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
-        self.bells = Bells()
-        self.ids = ReplayIds(settings.replay_id_bytes)
-        self.moves = 0
+        self.bells: Bells = Bells()
+        self.ids: ReplayIds = ReplayIds(settings.replay_id_bytes)
+        self.moves: int = 0
         self.moved_by: Fault | None = None
         self._store = store
         self._clock = clock

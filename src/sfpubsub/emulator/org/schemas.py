@@ -66,9 +66,9 @@ class Schema:
         if not is_record:
             raise SchemaProblem("schema of an event must be a record")
         digest = hashlib.md5(canonical.encode(), usedforsecurity=False).digest()
-        self.schema_id = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        self.schema_id: str = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         self.text = text
-        self.name = str(value["name"]).rpartition(".")[2]
+        self.name: str = str(value["name"]).rpartition(".")[2]
         self._fields = {str(item["name"]) for item in fields}
         self._parsed = parsed
 

@@ -42,6 +42,8 @@ class SignInRefused(Exception):  # noqa: N818 - an answer, not a bug
     """
 
     def __init__(self, key: str) -> None:
+        self.error: str
+        self.description: str
         self.error, self.description = SIGN_IN_ERRORS[key]
         super().__init__(self.description)
 

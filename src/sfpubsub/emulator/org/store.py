@@ -118,7 +118,7 @@ class Store:
             self._db.executescript(_TABLES)
             version = int(self.meta("layout", str(_LAYOUT)))
             self.set_meta("layout", str(version))
-            self.blocks = BlockFile(path.with_name("blocks.sqlite3"))
+            self.blocks: BlockFile = BlockFile(path.with_name("blocks.sqlite3"))
         except (sqlite3.Error, ValueError) as error:
             self._db.close()
             raise StoreProblem(f"{path}: {error}") from error

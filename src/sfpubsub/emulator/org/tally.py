@@ -28,8 +28,8 @@ class Count:
 
     def __init__(self) -> None:
         self.published = 0
-        self.delivered = 0
-        self.redelivered = 0
+        self.delivered: int = 0
+        self.redelivered: int = 0
         self.commits_accepted = 0
         self.commits_refused = 0
         self.keepalives = 0
@@ -75,7 +75,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.usage = Usage()
+        self.usage: Usage = Usage()
         self._lock = threading.Lock()  # guards the making of counts
         self._topics: dict[str, Count] = {}
         self._managed: dict[str, Count] = {}

@@ -171,7 +171,7 @@ class IngestJob:
         self._looked = 0.0
         self._kept_gaps = 0
         self._unconfirmed = Unconfirmed(subscription.name)
-        self.progress = Progress()
+        self.progress: Progress = Progress()
         """What was done so far."""
 
     def stop(self) -> None:

@@ -108,7 +108,7 @@ class EventWriter:
         table_properties: Mapping[str, str] | None = None,
     ) -> None:
         place = Destination.parse(path, format, staging)
-        self.sources = Source.several(subscription, topic, channel)
+        self.sources: tuple[Source, ...] = Source.several(subscription, topic, channel)
         """Whose events it takes."""
         self._source_of = {source.name: source for source in self.sources}
         self._undecodable = Undecodable(on_undecodable, quarantine)

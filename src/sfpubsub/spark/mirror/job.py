@@ -95,7 +95,7 @@ class Mirror:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.settings = settings or MirrorSettings()
+        self.settings: MirrorSettings = settings or MirrorSettings()
         self._reader = reader
         self._say = on_progress or (lambda _: None)
         self._clock, self._wall = clock, wall
@@ -155,7 +155,7 @@ class Mirror:
         )
 
     def _follower(self, target: Target) -> Follower:
-        self.tables = MirrorTables(target, self._describe, self.settings.deletes)
+        self.tables: MirrorTables = MirrorTables(target, self._describe, self.settings.deletes)
         return self.tables
 
     def _open(self, name: str) -> None:

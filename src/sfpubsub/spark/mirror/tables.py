@@ -75,7 +75,7 @@ class MirrorTables:
         self._target = target
         self._describe = describe
         self._deletes = deletes
-        self.queue = MirrorQueue(target)
+        self.queue: MirrorQueue = MirrorQueue(target)
         self.queue.make()
         self._objects: dict[str, MirroredObject] = {}
         self._logs: dict[str, ReadLog] = {}

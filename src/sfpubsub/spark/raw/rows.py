@@ -152,7 +152,7 @@ class EventRows:
         """The schemas of all rows, as JSON texts by id; empty for a missing one."""
         self.position: ReplayId | None = None
         """Where their source resumes behind them: the last one's, unless somebody knows better."""
-        self.bytes = 0
+        self.bytes: int = 0
         """Of payload."""
         self._pieces: list[pa.Table] = []
         self._rows: list[Row] = []

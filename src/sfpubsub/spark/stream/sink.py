@@ -108,8 +108,8 @@ class Published(WriterCommitMessage):
     """What a task has published."""
 
     def __init__(self, counts: PublishCounts) -> None:
-        self.accepted = counts.accepted
-        self.sent_again = counts.sent_again
+        self.accepted: int = counts.accepted
+        self.sent_again: int = counts.sent_again
 
 
 class EventSink(DataSourceWriter):

@@ -134,7 +134,7 @@ class EventTables:
         check_raw_table(source)
         with ExitStack() as unless_done:
             check_apart(source, to, format)
-            self.target = unless_done.enter_context(open_target(spark, to, format))
+            self.target: Target = unless_done.enter_context(open_target(spark, to, format))
             self._raw = RawBatches(self.target.spark, source)
             self._steps = steps_of(self.target)
             self._newest = self._steps.newest()

@@ -78,7 +78,7 @@ class CometdSessions:
         self._settings = settings
         self._lock = threading.Lock()  # guards the two below
         self._sessions: dict[str, Session] = {}
-        self.is_stopped = False
+        self.is_stopped: bool = False
         """Whether the emulator is being stopped: held connects break."""
 
     def make(self, token: str, user_id: str, cookie: str) -> Session:

@@ -51,7 +51,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a bug
     """
 
     def __init__(self, key: str, *, reconnect: str = "", reason: str = "", **names: object) -> None:
-        self.text = TEXTS[key].format(**names) if key in TEXTS else key
+        self.text: str = TEXTS[key].format(**names) if key in TEXTS else key
         self.reconnect = reconnect
         self.reason = reason
         super().__init__(self.text)

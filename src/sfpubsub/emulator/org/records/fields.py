@@ -189,17 +189,19 @@ class SObject:
     """
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
-        self.definition = dict(definition)
-        self.name = str(definition.get("name", ""))
+        self.definition: dict[str, Any] = dict(definition)
+        self.name: str = str(definition.get("name", ""))
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not a name of an object")
-        self.label = str(definition.get("label", self.name.removesuffix("__c").replace("_", " ")))
-        self.plural = str(definition.get("plural", f"{self.label}s"))
-        self.key_prefix = str(definition.get("key_prefix", ""))
+        self.label: str = str(
+            definition.get("label", self.name.removesuffix("__c").replace("_", " "))
+        )
+        self.plural: str = str(definition.get("plural", f"{self.label}s"))
+        self.key_prefix: str = str(definition.get("key_prefix", ""))
         if not _PREFIX.fullmatch(self.key_prefix):
             raise ValueError(f"{self.name}: key_prefix must be three letters or digits")
-        self.change_events = bool(definition.get("change_events", True))
-        self.fields = tuple(_fields(self.name, definition.get("fields", ())))
+        self.change_events: bool = bool(definition.get("change_events", True))
+        self.fields: tuple[Field, ...] = tuple(_fields(self.name, definition.get("fields", ())))
         names = [field.name.lower() for field in self.fields]
         twice = {name for name in names if names.count(name) > 1}
         if twice:

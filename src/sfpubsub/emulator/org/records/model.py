@@ -66,7 +66,7 @@ class Records(Reading):
     ) -> None:
         super().__init__(store, Past(store, clock, settings.rest_lag_s))
         self._bus = bus
-        self.publishing = Publishing(store, bus, settings, faults, channels, late)
+        self.publishing: Publishing = Publishing(store, bus, settings, faults, channels, late)
         self._settings = settings
         self._faults = faults
         self._accounts = accounts

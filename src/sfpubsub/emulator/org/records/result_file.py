@@ -35,7 +35,7 @@ class ResultFile:
         self._places = path.with_suffix(f"{path.suffix}.places")
         self._between = f'"{delimiter}"'
         self._ending = f'"{ending}'
-        self.header = self.line(columns)
+        self.header: bytes = self.line(columns)
 
     def line(self, texts: Sequence[str]) -> bytes:
         """A line of the file."""
