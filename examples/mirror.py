@@ -1,0 +1,31 @@
+"""Mirror an object, then read its table without Spark.
+
+    python examples/mirror.py Account ./lake
+
+The first run reads all records; each later one brings the table up to the org and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+from sfpubsub.cli.main import run
+
+
+def main() -> None:
+    """Bring the table up to the org, and print the live records on which it can be relied."""
+    name, target = sys.argv[1:]
+    code = run(["mirror", "run", name, "--to", target, "--once", "--margin", "1"])
+    if code:
+        sys.exit(code)
+    sql = 'SELECT record_id, "Name" FROM t WHERE NOT _is_deleted AND _complete AND NOT _reread'
+    rows = QueryBuilder().register("t", DeltaTable(f"{target}/{name}")).execute(sql)
+    for row in pa.table(rows.read_all()).sort_by("Name").to_pylist():
+        print(row["record_id"], row["Name"])
+
+
+if __name__ == "__main__":
+    main()

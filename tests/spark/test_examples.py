@@ -1,0 +1,63 @@
+"""The examples that need Spark run on the suite's session, as they stand there."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from contextlib import nullcontext
+
+import pyarrow.dataset as ds
+import pytest
+
+import sfpubsub.spark
+from tests.cli.test_cli import point_at
+from tests.client.test_managed import TOPIC, orders
+from tests.pages import ROOT
+
+
+def run_example(monkeypatch, name: str, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+
+
+def test_ingest_job(spark, run_emulator, tmp_path, monkeypatch):
+    """ingest_job.py: each event is a row, also after a second run."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: nullcontext(spark), raising=False)
+    published = []
+    for number in (3, 2):
+        published += emulator.publish(TOPIC, orders(number))
+        run_example(monkeypatch, "ingest_job.py", TOPIC, str(tmp_path / "orders"))
+    rows = ds.dataset(tmp_path / "orders").to_table(columns=["event_id"]).column("event_id")
+    assert rows.to_pylist() == [event.event_id for event in published]
+
+
+def test_streaming_query(spark, run_emulator, tmp_path, monkeypatch):
+    """streaming_query.py: the sums of the cities."""
+    if not hasattr(spark, "dataSource"):
+        pytest.skip("this PySpark has no sources in Python")
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: nullcontext(spark), raising=False)
+    amounts = [("Rome", 1.5), ("Oslo", 1.0), ("Rome", 2.5)]
+    emulator.publish(TOPIC, [{"City__c": city, "Amount__c": amount} for city, amount in amounts])
+    where = [str(tmp_path / name) for name in ("totals", "checkpoint")]
+    run_example(monkeypatch, "streaming_query.py", TOPIC, *where)
+    rows = ds.dataset(tmp_path / "totals").to_table(columns=["City__c", "amount"]).to_pylist()
+    assert {row["City__c"]: row["amount"] for row in rows} == {"Rome": 4.0, "Oslo": 1.0}
+
+
+@pytest.mark.slow  # starts Spark with Delta
+def test_mirror(run_emulator, tmp_path, monkeypatch, capsys):
+    """mirror.py: the records of the org."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    user = emulator.accounts.holder("user@example.com")
+    for name in ("Acme", "Widgets"):
+        emulator.records.create("Account", {"Name": name}, user)
+    run_example(monkeypatch, "mirror.py", "Account", str(tmp_path / "lake"))
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+        "Acme",
+        "Widgets",
+    ]

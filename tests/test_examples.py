@@ -1,0 +1,110 @@
+"""The programs in examples/ run against the emulator as they stand there.
+
+Those that need a session of Spark are run in tests/spark/test_examples.py.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .cli.test_cli import point_at
+from .client.test_managed import ACCOUNT, NAME, TOPIC, committed
+from .conftest import PATIENCE, until
+from .pages import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+# Each with the test that runs it.
+RUN_HERE = {"consume.py", "consume_async.py", "managed_workers.py", "notebook.ipynb"}
+RUN_ELSEWHERE = {
+    "ingest_job.py": "tests/spark/test_examples.py",
+    "mirror.py": "tests/spark/test_examples.py",
+    "outbox.py": "tests/faults/test_kill_publish.py",
+    "streaming_query.py": "tests/spark/test_examples.py",
+}
+
+
+@pytest.fixture
+def orders_service(run_emulator, monkeypatch):
+    """An emulator with three orders, that programs are pointed at."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    emulator.published = emulator.publish(
+        TOPIC,
+        [
+            {"Order_Number__c": "1", "City__c": "Rome", "Amount__c": 1.5},
+            {"Order_Number__c": "2", "City__c": "Oslo", "Amount__c": None},
+            {"Order_Number__c": "3", "City__c": "Rome", "Amount__c": 2.5},
+        ],
+    )
+    emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
+    return emulator
+
+
+def start(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, EXAMPLES / name, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_every_example_is_run():
+    """By a test that names it."""
+    files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    assert files == RUN_HERE | RUN_ELSEWHERE.keys()
+    for name, test in RUN_ELSEWHERE.items():
+        assert name.removesuffix(".py") in (ROOT / test).read_text(encoding="utf-8"), name
+
+
+def test_consume_goes_on_where_it_was(orders_service, tmp_path):
+    """Ended by SIGTERM after three events, it prints only the fourth the next time."""
+    for published in (3, 1):
+        with start("consume.py", TOPIC, tmp_path / "positions.json") as program:
+            lines = [program.stdout.readline() for _ in range(published)]
+            program.send_signal(signal.SIGTERM)
+            out, err = program.communicate(timeout=PATIENCE)
+        assert (program.returncode, out, err) == (0, "", "")
+        numbers = [json.loads(line)["Order_Number__c"] for line in lines]
+        assert numbers == (["1", "2", "3"] if published == 3 else ["4"])
+        orders_service.publish(TOPIC, [{"Order_Number__c": "4"}])
+
+
+def test_consume_async_reads_all_topics(orders_service):
+    """Each is followed, on one connection."""
+    with start("consume_async.py", TOPIC, "/data/AccountChangeEvent") as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, err) == (0, "")
+    assert out.splitlines()[-1] == f"{{'{TOPIC}': 3, '/data/AccountChangeEvent': 1}}"
+
+
+def test_managed_workers_set_aside_what_fails(orders_service, tmp_path):
+    """Two orders are handled, the one without an amount is kept, and all are committed."""
+    *_, last = orders_service.published
+    with start("managed_workers.py", NAME, tmp_path / "failed") as program:
+        until(lambda: committed(orders_service) == last.replay_id)
+        program.send_signal(signal.SIGTERM)
+        out, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, err
+    assert sorted(out.splitlines()) == ["1 1.5", "3 2.5", "handled 2, set aside 1"]
+
+
+def test_the_notebook_runs(orders_service):
+    """Its cells, one after the other, end with the sums of the cities."""
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        assert not cell.get("outputs")
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "notebook", "exec"), names)
+    assert names["frame"].groupby("City__c")["Amount__c"].sum().to_dict() == {
+        "Oslo": 0.0,
+        "Rome": 4.0,
+    }
