@@ -19,6 +19,7 @@ scripts/test_iceberg.sh -m "slow or not slow" tests/spark/raw/test_logged.py \
   tests/spark/raw/test_iceberg.py tests/spark/ingest/test_stopped_writer.py \
   tests/spark/tables/test_targets.py tests/spark/tables/test_engine.py
 scripts/test_s3.sh
+scripts/package.sh "$(mktemp -d)"
 PYTHON=python scripts/kill_source.sh "${1:-30}"
 python -m tests.faults.soak --seconds "${2:-600}"
 python -m tests.faults.many sync --seconds "${3:-300}"
