@@ -7,7 +7,9 @@ command before it prints, where ``…`` stands for anything. Only the emulator's
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,3 +137,24 @@ def test_five_commands_lead_from_a_clone_to_a_table():
     assert first[-1].shown == "CREATE Acme Rome\n"
     _, five, *_ = blocks(ROOT / "README.md", "sh")
     assert five == "".join(step.command for step in first)
+
+
+@pytest.mark.slow  # makes an environment with Spark in it
+def test_a_real_clone_needs_the_five_commands_and_no_other(tmp_path, free_ports):  # noqa: F811
+    """Set up by the first of them, in a clone that has nothing but what is committed."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    text = f"export SFPUBSUB_EMULATOR_URL=http://127.0.0.1:{free_ports['7012']}\n"
+    text += script(steps(page("first-table"))[:5], tmp_path, free_ports)
+    done = subprocess.run(
+        ["bash", "-c", f"exec 2>&1\n{text}"],
+        cwd=clone,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("SFPUBSUB_", "VIRTUAL_ENV"))},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    *_, shown, _ = done.stdout.split(f"\n{MARK}\n")
+    assert shown.strip() == "CREATE Acme Rome"
