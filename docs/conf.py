@@ -37,12 +37,11 @@ python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-smartquotes = False  # of two hyphens it would make a dash, also in the name of an option
-
 html_theme = "furo"
 html_title = f"sfpubsub {release}"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["drawings.css"]
 html_theme_options = {"navigation_with_keys": True}

@@ -78,7 +78,8 @@ def _prose(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return words as Markdown shows them: what is in backquotes stays, other signs are words."""
+    """Return words as Markdown shows them: options are code, other signs are words."""
+    text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)(?!`)", r"`\1`", text)
     return "".join(
         part if part.startswith("`") else re.sub(r"([<>*_\[\]])", r"\\\1", part)
         for part in re.split(r"(`[^`]*`)", text)
