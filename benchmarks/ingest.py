@@ -1,6 +1,6 @@
 """How fast events get from a service into a raw table, beside two references: one JSON line.
 
-    python benchmarks/ingest.py [--events 200000] [--batch 10000] [--rounds 5] [--schema NAME]
+    python -m benchmarks ingest [--events 200000] [--batch 10000] [--rounds 5] [--schema NAME]
 
 ``ingest`` is the whole path: `IngestJob`, `EventWriter` and client take events from an emulator
 that holds them already, a process of its own on loopback without TLS, and write them into a new

@@ -28,17 +28,16 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+from benchmarks.processes import module
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.schema_cache import schema_id_of
+from sfpubsub.spark import PubSubDataSource, spark_session
+from sfpubsub.spark.stream.feed import ReceivedEvent
+from sfpubsub.spark.stream.options import SourceOptions
+from sfpubsub.spark.stream.reader import EventStreamReader
+from sfpubsub.types import RawEvent, ReplayId
 
-from sfpubsub.avro.codec import Codec  # noqa: E402
-from sfpubsub.avro.schema_cache import schema_id_of  # noqa: E402
-from sfpubsub.spark import PubSubDataSource, spark_session  # noqa: E402
-from sfpubsub.spark.stream.feed import ReceivedEvent  # noqa: E402
-from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
-from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
-from sfpubsub.types import RawEvent, ReplayId  # noqa: E402
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 TOPIC = "/event/Order_Event__e"
 EVENTS = 100_000  # of a trigger
@@ -258,8 +257,9 @@ def main() -> None:
         serve()
         return
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, __file__, "--serve"]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        server = subprocess.Popen(
+            module("source", "--serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         try:
             settings = Path(directory, "settings.toml")
             settings.touch(mode=0o600)
