@@ -32,6 +32,7 @@ OTHERS = {
     "emulator": "what the emulator carries",
     "import": "import sfpubsub beside import grpc",
     "ingest": "from the service to a raw table, beside the writer alone (Spark)",
+    "mirror": "a first read in bulk, and a step of changes over it (Spark, Delta)",
     "source": "the streaming source beside the same source fed from memory (Spark)",
     "sources": "twenty sources with small batches: one commit for all, or one each (Spark)",
     "streaming": "the client of the Streaming API beside a bare long-polling loop",

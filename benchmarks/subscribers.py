@@ -36,9 +36,9 @@ def read_values(batch: Any) -> None:
 def read_facts(batch: Any) -> None:
     for event in batch:
         event.value  # noqa: B018
-        change = event.change_event
-        if change is not None:
-            change.changed_fields  # noqa: B018  # a property, which reads bitmaps
+        facts = event if hasattr(event, "changed_fields") else event.change_event
+        if facts is not None:  # a platform event has none
+            facts.changed_fields  # noqa: B018  # a property, which reads bitmaps
 
 
 def read_json(batch: Any) -> None:
