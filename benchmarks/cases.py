@@ -10,14 +10,14 @@ from benchmarks.runs import Run
 REFERENCES = ("bare", "good", "npm")
 PLAIN = "dicts"  # the way that other ways of ours are compared with
 
-# Events of a run: so many that it takes about a second with dicts, by events in a response.
-EVENTS = {100: 20_000, 10: 10_000, 1: 4_000}
+# Events of a run: so many that it takes about half a second with dicts, by events in a response.
+EVENTS = {100: 12_000, 10: 8_000, 1: 4_000}
 # Times as many for ways that are so much faster, and for one that is compiled while it runs.
-FASTER = {100: {"bare": 5, "raw": 3, "arrow": 3}, 10: {"bare": 3, "npm": 2}, 1: {"npm": 3}}
+FASTER = {100: {"bare": 6, "raw": 3, "arrow": 3}, 10: {"bare": 3, "npm": 2}, 1: {"npm": 2}}
 # Where it is measured how long events take, by events in a response: responses a second, so few
 # that nobody has much to do, and how many of them.
 PACE = {100: 20, 10: 100, 1: 400}
-PACED = {100: 20, 10: 50, 1: 100}
+PACED = {100: 12, 10: 30, 1: 100}
 
 
 @dataclass(frozen=True)

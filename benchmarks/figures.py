@@ -162,7 +162,8 @@ def verdicts(case: str, found: Sequence[Row]) -> list[Verdict]:
                 wanted = target.native if row.variant == "native" else target.pure
                 ratio = row.ratios[target.to]
                 result.append(Verdict(case, what, row.variant, target.today, wanted, ratio))
-    return result + [_of_memory(case, row) for row in found if row.growth and case == "memory"]
+    ours = [row for row in found if row.variant != "reference"]
+    return result + [_of_memory(case, row) for row in ours if row.growth and case == "memory"]
 
 
 def _is_of(target: Target, row: Row) -> bool:
