@@ -21,22 +21,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import fastavro
 import pyarrow as pa
+from tests.avro.schemas import payload, schema_text, values
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.avro.schemas import payload, schema_text, values  # noqa: E402
-
-from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches  # noqa: E402
-from sfpubsub.avro.arrow_values import has_native, values_of  # noqa: E402
-from sfpubsub.avro.codec import Codec  # noqa: E402
-from sfpubsub.client.batch import EventBatch  # noqa: E402
-from sfpubsub.types import RawEvent, ReplayId, dedupe_key  # noqa: E402
+from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches
+from sfpubsub.avro.arrow_values import has_native, values_of
+from sfpubsub.avro.codec import Codec
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
 ROUNDS = 15  # enough for a stable median on a busy machine
 EVENTS = 1_000

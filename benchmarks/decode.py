@@ -1,6 +1,6 @@
 """How fast payloads become dicts, as a ratio to fastavro in the same run: one JSON line.
 
-    python benchmarks/decode.py [--events 1000] [--repeats 21]
+    python -m benchmarks decode [--events 1000] [--repeats 21]
 
 ``pe`` is a platform event of 10 fields; ``acct`` an Account change event of 58 fields with header,
 two addresses and a union of three branches, a quarter of them CREATEs. Both are from the corpus of
@@ -17,16 +17,11 @@ import json
 import operator
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import fastavro
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from tests.avro.schemas import schema_text, values
 
 from sfpubsub.avro.codec import Codec

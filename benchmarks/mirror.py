@@ -7,7 +7,7 @@ Prints one JSON line. Two cores; all of one run.
 the peak of this process's memory. ``step``: 10,000 updates laid by one step of the mirror over all
 these rows, against a bare MERGE of the same rows into a copy of the table.
 
-Usage: python benchmarks/mirror.py [RECORDS]; a million by default.
+Usage: python -m benchmarks mirror [RECORDS]; a million by default.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
+from tests.rest.support import Sessions
+from tests.spark.mirror.mirror_world import World
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.rest.support import Sessions  # noqa: E402
-from tests.spark.mirror.mirror_world import World  # noqa: E402
-
-from sfpubsub.emulator.org.records.values import full_id  # noqa: E402
-from sfpubsub.emulator.server import EmulatorServer  # noqa: E402
-from sfpubsub.rest import OrgReader  # noqa: E402
-from sfpubsub.spark.runtime.session import spark_session  # noqa: E402
+from sfpubsub.emulator.org.records.values import full_id
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.rest import OrgReader
+from sfpubsub.spark.runtime.session import spark_session
 
 MANY = 1_000_000
 FEW = 100_000
