@@ -76,3 +76,19 @@ prepare_iceberg() {
     echo "$wanted" >"$venv/.prepared"
   fi
 }
+
+# The compiled decoder, built where there is a cargo. Its target directory is inside the virtual
+# environment, so that a tree without one has nothing of it.
+prepare_native() {
+  local venv=${SFPUBSUB_VENV:-.venv} sum
+  export CARGO_TARGET_DIR=$PWD/$venv/native
+  sum=$(cat native/Cargo.* native/src/*.rs native/pyproject.toml | cksum)
+  [ "$(cat "$venv/.native" 2>/dev/null)" != "$sum" ] || return 0
+  echo "building sfpubsub-native into $venv with $(cargo --version)" >&2
+  install "$venv" --constraint constraints.txt maturin
+  rm -rf "$CARGO_TARGET_DIR/wheels"
+  "$venv/bin/maturin" build --quiet --release --locked --manifest-path native/Cargo.toml \
+    --interpreter "$venv/bin/python" --out "$CARGO_TARGET_DIR/wheels" >/dev/null
+  install "$venv" --reinstall --no-deps "$CARGO_TARGET_DIR"/wheels/*.whl
+  echo "$sum" >"$venv/.native"
+}

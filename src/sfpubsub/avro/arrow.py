@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
-from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, has_native, values_of
+from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, values_of
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, NoCodec
+from sfpubsub.avro.native import is_installed
 from sfpubsub.errors import DecodeError, MissingExtraError
 from sfpubsub.types import RawEvent, dedupe_key
 
@@ -122,15 +123,15 @@ def record_batches(
     Args:
         batches: An `EventBatch`, or several in order of arrival. More events at once cost less
             an event; a thousand are a good number.
-        native: Whether to use the native decoder: by default where it is installed and takes the
-            schema, with False never, with True as by default but it must be installed.
+        native: Whether to use the compiled decoder: by default where it is installed and takes
+            the schema, with False never, with True as by default but it must be installed.
 
     Raises:
         SchemaError: A schema has no Arrow form; see `arrow_type`.
         MissingExtraError: *native* is True and the decoder is not installed.
     """
-    if native and not has_native():
-        raise MissingExtraError("native=True", "arrow-native")
+    if native and not is_installed():
+        raise MissingExtraError("native=True", "native")
     groups: dict[str, _Group] = {}
     index = 0
     for batch in _each(batches):

@@ -20,6 +20,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from sfpubsub.avro.native import field_names_of
 from sfpubsub.errors import DecodeError, SchemaError
 
 # Expanded bitmaps kept for each schema. An org's automations change the same few sets of fields
@@ -74,6 +75,7 @@ class ChangeSchema:
         # Names by entry. Single reads and writes of a dict are atomic, and two threads that miss
         # the same entry write the same names, so there is no lock.
         self._known: dict[str, tuple[str, ...]] = {}
+        self._compiled = field_names_of(self.fields, self.parts)
 
     def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
         """Return the names of the fields that *entries* stand for, in the order of the schema.
@@ -122,6 +124,10 @@ class ChangeSchema:
         return names
 
     def _expand_entry(self, entry: str) -> tuple[str, ...]:
+        if self._compiled is not None:
+            expanded: tuple[str, ...] | None = self._compiled.expand(entry)
+            if expanded is not None:
+                return expanded
         match = _BITMAP.fullmatch(entry)
         if match is None:
             if entry in self.names:

@@ -25,6 +25,7 @@ from sfpubsub.avro.decoder import Unsupported, generate
 from sfpubsub.avro.encoder import Encoder
 from sfpubsub.avro.guard import check_payload
 from sfpubsub.avro.json import to_json
+from sfpubsub.avro.native import decoder_of
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
@@ -72,7 +73,9 @@ class Codec:
         self._encoder = Encoder(schema, self._named, self.name)
         # Made by the first payload: a publisher needs none. Two threads may both make one.
         self._read: Callable[[bytes], Any] | None = None
-        self._is_generated = False
+        self._is_finite = False
+        self._compiled: Any = None
+        self._fact = CHANGE_EVENT_HEADER if self.is_change_event else "CreatedDate"
         self._times: Times | None = None
 
     def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
@@ -104,13 +107,56 @@ class Codec:
         value, is_finite = self._decode(payload)
         return value, to_json(value, is_finite=is_finite)
 
+    def to_json(self, payload: bytes) -> str:
+        """Return `sfpubsub.avro.json.to_json` of the event's fields.
+
+        Raises:
+            DecodeError: The payload does not fit the schema, or has bytes left over.
+        """
+        if self.compiled is not None:
+            try:
+                return str(self._compiled.to_json(payload))
+            except (ValueError, TypeError):  # odd, or not bytes
+                pass
+        return self.decode_with_json(payload)[1]
+
+    def facts_and_json(self, payload: bytes) -> tuple[int | None, Mapping[str, Any] | None, str]:
+        """Return `event_time`, a change event's header if it has one, and `to_json`.
+
+        Raises:
+            DecodeError: The payload does not fit the schema, or has bytes left over.
+        """
+        value: Mapping[str, Any] | None = None
+        if self.compiled is not None and self._fact in self.fields:
+            try:
+                place = self.fields.index(self._fact)
+                text, fact = self._compiled.to_json_with(payload, place)
+                value = {self._fact: fact}
+            except (ValueError, TypeError):  # odd, or not bytes
+                pass
+        if value is None:
+            value, text = self.decode_with_json(payload)
+        return (*self.facts(value), text)
+
+    def facts(self, value: Mapping[str, Any]) -> tuple[int | None, Mapping[str, Any] | None]:
+        """Return `event_time`, and a change event's header if it has one."""
+        header = value.get(CHANGE_EVENT_HEADER) if self.is_change_event else None
+        return self.event_time(value), header if isinstance(header, Mapping) else None
+
+    @property
+    def compiled(self) -> Any:
+        """The compiled decoder of the schema, None without one; see `sfpubsub.avro.native`."""
+        if self._read is None:
+            self._make_read()
+        return self._compiled
+
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
         # Returns also whether all numbers are known to be finite.
         if type(payload) is not bytes:  # slices of the others are no bytes
             payload = bytes(payload)
         read = self._read or self._make_read()
         try:
-            return read(payload), self._is_generated
+            return read(payload), self._is_finite
         except Exception:  # noqa: BLE001 - of any type: the careful reading says what is wrong
             return self._decode_carefully(payload), False
 
@@ -123,8 +169,12 @@ class Codec:
 
     def _make_read(self) -> Callable[[bytes], Any]:
         try:
-            read = generate(self._schema, self._named)
-            self._is_generated = True  # before it can be called
+            self._compiled = decoder_of(self._schema, self._named)
+            if self._compiled is None:
+                read = generate(self._schema, self._named)
+            else:
+                read = self._compiled.decode
+            self._is_finite = True  # before it can be called
             self._read = read
         except (Unsupported, RecursionError, MemoryError, SyntaxError):
             self._read = self._decode_carefully
@@ -195,6 +245,8 @@ class NoCodec(Codec):
         self.topic = ""  # made of the name
         self.is_change_event = False  # not known
         self.error = error
+        self._fact = ""
+        self._read, self._compiled = self._decode, None
 
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
         raise DecodeError(

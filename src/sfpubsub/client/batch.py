@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sfpubsub.avro.bitmaps import change_schema
 from sfpubsub.avro.change_events import ChangeEvent
-from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
+from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
@@ -125,13 +125,8 @@ class Event:
             DecodeError: The payload does not fit its schema.
         """
         if self._value is not None and not self._batch.datetimes:
-            value, text = self._value, to_json(self._value)
-        else:
-            value, text = self._decoded_by(self.codec.decode_with_json)
-        header = value.get(CHANGE_EVENT_HEADER) if self.codec.is_change_event else None
-        if not isinstance(header, Mapping):
-            header = None
-        return self.codec.event_time(value), header, text
+            return (*self.codec.facts(self._value), to_json(self._value))
+        return self._decoded_by(self.codec.facts_and_json)
 
     def _decoded_by(self, decode: Callable[[bytes], T]) -> T:
         try:
@@ -167,9 +162,9 @@ class Event:
         Raises:
             DecodeError: The payload does not fit its schema.
         """
-        if self._batch.datetimes:
-            return self._decoded_by(self.codec.decode_with_json)[1]
-        return to_json(self.value)
+        if self._value is None or self._batch.datetimes:
+            return self._decoded_by(self.codec.to_json)
+        return to_json(self._value)
 
     def ack(self) -> None:
         """Say that this event is done; its position may be committed once all before it are."""
