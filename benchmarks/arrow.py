@@ -33,8 +33,9 @@ sys.path.insert(0, str(ROOT))
 from tests.avro.schemas import payload, schema_text, values  # noqa: E402
 
 from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches  # noqa: E402
-from sfpubsub.avro.arrow_values import has_native, values_of  # noqa: E402
+from sfpubsub.avro.arrow_values import values_of  # noqa: E402
 from sfpubsub.avro.codec import Codec  # noqa: E402
+from sfpubsub.avro.native import is_installed  # noqa: E402
 from sfpubsub.client.batch import EventBatch  # noqa: E402
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key  # noqa: E402
 
@@ -177,7 +178,7 @@ def main() -> None:
             {
                 "python": sys.version.split()[0],
                 "pyarrow": pa.__version__,
-                "native": has_native(),
+                "native": is_installed(),
                 "events": EVENTS,
                 "rounds": ROUNDS,
                 **figures,

@@ -59,8 +59,8 @@ def decoded(events: Sequence[Event]) -> Decoded | None:
         if part is None:
             return None
         parts.append(part)
-    if len(parts) == 1:
-        return parts[0]
+    if len(parts) < 2:
+        return parts[0] if parts else None
     order = [place for mine in places.values() for place in mine]
     back = pa.array(sorted(range(len(order)), key=order.__getitem__), pa.int32())
     return Decoded(
