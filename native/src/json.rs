@@ -87,7 +87,16 @@ fn map(out: &mut String, values: &Type, input: &mut Input<'_>) -> Result<(), Odd
 }
 
 fn number(out: &mut String, number: f64) -> Result<(), Odd> {
-    out.push_str(ryu::Buffer::new().format_finite(finite(number)?));
+    let mut buffer = ryu::Buffer::new();
+    let text = buffer.format_finite(finite(number)?);
+    match text.split_once('e') {
+        Some((digits, exponent)) if !exponent.starts_with('-') => {
+            out.push_str(digits);
+            out.push_str("e+"); // as Python spells it
+            out.push_str(exponent);
+        }
+        _ => out.push_str(text),
+    }
     Ok(())
 }
 

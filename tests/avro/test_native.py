@@ -94,7 +94,9 @@ def test_damaged_payloads_are_read_as_by_the_python_code():
 @pytest.mark.parametrize(
     ("kind", "value", "text"),
     [
-        ("double", 1e16, "1e16"),
+        ("double", 1e16, "1e+16"),
+        ("double", -1.5e300, "-1.5e+300"),
+        ("double", 1e-7, "1e-7"),
         ("double", -0.0, "-0.0"),
         ("double", 5e-324, "5e-324"),
         ("double", 0.1, "0.1"),
