@@ -88,7 +88,7 @@ class Codec:
         Raises:
             DecodeError: The payload does not fit the schema, or has bytes left over.
         """
-        value, _ = self._decode(payload)
+        value = self._decode(payload)[0]
         if datetimes:
             _set_datetimes(value, self.times)
         return value

@@ -8,8 +8,7 @@ fetched before it was handed out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sfpubsub.avro.bitmaps import change_schema
 from sfpubsub.avro.change_events import ChangeEvent
@@ -17,8 +16,6 @@ from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
 from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
-
-T = TypeVar("T")
 
 
 class Event:
@@ -98,13 +95,14 @@ class Event:
             DecodeError: The payload does not fit its schema. The text says which event it is, and
                 where.
         """
-        if self._value is None:
-            self._value = self._decoded_by(
-                partial(self.codec.decode, datetimes=True)
-                if self._batch.datetimes
-                else self.codec.decode
-            )
-        return self._value
+        value = self._value
+        if value is None:
+            try:
+                value = self.codec.decode(self.raw.payload, datetimes=self._batch.datetimes)
+            except DecodeError as error:
+                raise self._undecodable(error) from error
+            self._value = value
+        return value
 
     @property
     def event_time(self) -> int | None:
@@ -127,22 +125,25 @@ class Event:
         if self._value is not None and not self._batch.datetimes:
             value, text = self._value, to_json(self._value)
         else:
-            value, text = self._decoded_by(self.codec.decode_with_json)
+            value, text = self._with_json()
         header = value.get(CHANGE_EVENT_HEADER) if self.codec.is_change_event else None
         if not isinstance(header, Mapping):
             header = None
         return self.codec.event_time(value), header, text
 
-    def _decoded_by(self, decode: Callable[[bytes], T]) -> T:
+    def _with_json(self) -> tuple[dict[str, Any], str]:
         try:
-            return decode(self.raw.payload)
+            return self.codec.decode_with_json(self.raw.payload)
         except DecodeError as error:
-            raise DecodeError(
-                f"event {self.id or '(without an id)'} at position {self.replay_id.hex()} of "
-                f"{self.subscription} cannot be decoded: {error}",
-                error_code=error.error_code,
-                rpc_id=error.rpc_id,
-            ) from error
+            raise self._undecodable(error) from error
+
+    def _undecodable(self, error: DecodeError) -> DecodeError:
+        return DecodeError(
+            f"event {self.id or '(without an id)'} at position {self.replay_id.hex()} of "
+            f"{self.subscription} cannot be decoded: {error}",
+            error_code=error.error_code,
+            rpc_id=error.rpc_id,
+        )
 
     @property
     def change_event(self) -> ChangeEvent | None:
@@ -157,6 +158,24 @@ class Event:
         return self._change
 
     @property
+    def changed_fields(self) -> tuple[str, ...]:
+        """Names of the fields that an update changed; empty for all other events.
+
+        ``change_event.changed_fields`` in less time.
+
+        Raises:
+            DecodeError: The payload does not fit its schema, or has no list of changed fields.
+        """
+        if not self.codec.is_change_event:
+            return ()
+        header = self.value.get(CHANGE_EVENT_HEADER)
+        entries = header.get("changedFields") if type(header) is dict else None
+        if type(entries) is not list:
+            change = self.change_event  # which says what is wrong
+            return () if change is None else change.changed_fields
+        return change_schema(self.schema_id, self.codec.schema_json).expand(entries)
+
+    @property
     def dedupe_key(self) -> bytes:
         """16 bytes that are equal whenever the same event is received again. Not kept."""
         return dedupe_key(self.raw.id, self.raw.schema_id, self.raw.payload)
@@ -168,7 +187,7 @@ class Event:
             DecodeError: The payload does not fit its schema.
         """
         if self._batch.datetimes:
-            return self._decoded_by(self.codec.decode_with_json)[1]
+            return self._with_json()[1]
         return to_json(self.value)
 
     def ack(self) -> None:
