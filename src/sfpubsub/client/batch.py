@@ -186,9 +186,12 @@ class Event:
         Raises:
             DecodeError: The payload does not fit its schema.
         """
-        if self._batch.datetimes:
-            return self._with_json()[1]
-        return to_json(self.value)
+        if self._value is not None and not self._batch.datetimes:
+            return to_json(self._value)
+        value, text = self._with_json()
+        if not self._batch.datetimes:
+            self._value = value
+        return text
 
     def ack(self) -> None:
         """Say that this event is done; its position may be committed once all before it are."""
