@@ -13,8 +13,10 @@ Safe to share between threads.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -27,11 +29,18 @@ from sfpubsub.avro.guard import check_payload
 from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
+logger = logging.getLogger("sfpubsub.client")
+
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
+CREATED_DATE = "CreatedDate"
 
 # Brackets inside one another in a schema's text. Salesforce's have about ten; the parsers after us
 # recurse.
 MAX_SCHEMA_DEPTH = 100
+
+# Codecs of some fields that a codec keeps: as many as a program has subscriptions to one event that
+# read different fields, at most. Each has a function of its own, of some 50 KiB.
+MAX_PROJECTIONS = 16
 
 # Fields that are times, and fields with such fields in them.
 Times: TypeAlias = "list[tuple[str, Times | None]]"
@@ -50,6 +59,10 @@ class Codec:
     Raises:
         SchemaError: The text is not JSON, or not an Avro record schema.
     """
+
+    wanted: frozenset[str] | None = None
+    """The fields that a decoded value has; None for all. See `only`."""
+    _whole: Codec | None = None
 
     def __init__(self, schema_id: str, schema_json: str) -> None:
         self.schema_id = schema_id
@@ -74,6 +87,47 @@ class Codec:
         self._read: Callable[[bytes], Any] | None = None
         self._is_generated = False
         self._times: Times | None = None
+        self._only: dict[frozenset[str], Codec] = {}
+
+    def only(self, names: frozenset[str]) -> Codec:
+        """Return a codec of the same schema that reads only some fields, made once.
+
+        The others are not in a decoded value, and take less than half of their time: a payload has
+        to fit its schema all the same, but a text that is not read need not be UTF-8.
+        `always_read` is read in any case.
+
+        Args:
+            names: Of top-level fields. One that the schema does not have is left out, with a
+                warning in the log: events of other schemas may have it.
+        """
+        found = self._only.get(names)
+        if found is None:
+            unknown = sorted(names.difference(self.fields))
+            if unknown:
+                logger.warning(
+                    "%s (schema %s) has no field %s: its events are read without",
+                    self.name,
+                    self.schema_id,
+                    ", ".join(unknown),
+                )
+            found = copy.copy(self)
+            found.wanted, found._whole = names.union(self.always_read), self.whole
+            found._read, found._is_generated, found._only = None, False, {}
+            if len(self._only) >= MAX_PROJECTIONS:
+                self._only.clear()
+            self._only[names] = found
+        return found
+
+    @property
+    def whole(self) -> Codec:
+        """The codec of the same schema that reads all fields."""
+        return self._whole or self
+
+    @property
+    def always_read(self) -> tuple[str, ...]:
+        """The field that says what an event is, or when it happened, where the schema has it."""
+        name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
+        return (name,) if name in self.fields else ()
 
     def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
         """Return the event's fields by name.
@@ -123,7 +177,7 @@ class Codec:
 
     def _make_read(self) -> Callable[[bytes], Any]:
         try:
-            read = generate(self._schema, self._named)
+            read = generate(self._schema, self._named, self.wanted)
             self._is_generated = True  # before it can be called
             self._read = read
         except (Unsupported, RecursionError, MemoryError, SyntaxError):
@@ -133,12 +187,15 @@ class Codec:
     def _decode_carefully(self, payload: bytes) -> Any:
         try:
             check_payload(payload, self._schema, self._named)
-            return fastavro.schemaless_reader(io.BytesIO(payload), self._schema, None)
+            value: Any = fastavro.schemaless_reader(io.BytesIO(payload), self._schema, None)
         except Exception as error:
             raise DecodeError(
                 f"payload of {len(payload)} bytes does not fit schema {self.schema_id} "
                 f"({self.name}): {str(error) or type(error).__name__}"
             ) from error
+        if self.wanted is None:
+            return value
+        return {name: value[name] for name in self.fields if name in self.wanted}
 
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
@@ -170,7 +227,7 @@ class Codec:
             header = value.get(CHANGE_EVENT_HEADER)
             time = header.get("commitTimestamp") if isinstance(header, Mapping) else None
         else:
-            time = value.get("CreatedDate")
+            time = value.get(CREATED_DATE)
         if isinstance(time, datetime):  # decoded with datetimes=True
             return (time - _EPOCH) // _MILLISECOND
         return time if isinstance(time, int) else None
@@ -195,6 +252,10 @@ class NoCodec(Codec):
         self.topic = ""  # made of the name
         self.is_change_event = False  # not known
         self.error = error
+
+    def only(self, names: frozenset[str]) -> Codec:
+        """Return this codec: it reads nothing."""
+        return self
 
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
         raise DecodeError(

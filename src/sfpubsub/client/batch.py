@@ -86,7 +86,9 @@ class Event:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The decoded fields by name. Times are integers, in milliseconds since 1970 UTC.
+        """The decoded fields by name: all, or those that the subscription was made to read.
+
+        Times are integers, in milliseconds since 1970 UTC.
 
         With a client made with ``datetimes=True`` fields that the schema documents as ``DateTime``
         are `datetime` objects in UTC.
@@ -117,23 +119,24 @@ class Event:
         """Return `event_time`, a change event's header, and `to_json`; and do not keep `value`.
 
         For those who keep many events: this takes less time, and leaves the garbage collector less
-        to go through. The header has Salesforce's own names, and is None for other events.
+        to go through. The header has Salesforce's own names, and is None for other events. The JSON
+        has all fields, also where the subscription reads only some.
 
         Raises:
             DecodeError: The payload does not fit its schema.
         """
-        if self._value is not None and not self._batch.datetimes:
+        if self._value is not None and not self._batch.datetimes and self.codec.wanted is None:
             value, text = self._value, to_json(self._value)
         else:
-            value, text = self._with_json()
+            value, text = self._with_json(self.codec.whole)
         header = value.get(CHANGE_EVENT_HEADER) if self.codec.is_change_event else None
         if not isinstance(header, Mapping):
             header = None
         return self.codec.event_time(value), header, text
 
-    def _with_json(self) -> tuple[dict[str, Any], str]:
+    def _with_json(self, codec: Codec) -> tuple[dict[str, Any], str]:
         try:
-            return self.codec.decode_with_json(self.raw.payload)
+            return codec.decode_with_json(self.raw.payload)
         except DecodeError as error:
             raise self._undecodable(error) from error
 
@@ -154,7 +157,7 @@ class Event:
         """
         if self._change is None and self.codec.is_change_event:
             schema = change_schema(self.schema_id, self.codec.schema_json)
-            self._change = ChangeEvent(schema, self.value)
+            self._change = ChangeEvent(schema, self.value, self.codec.wanted)
         return self._change
 
     @property
@@ -188,7 +191,7 @@ class Event:
         """
         if self._value is not None and not self._batch.datetimes:
             return to_json(self._value)
-        value, text = self._with_json()
+        value, text = self._with_json(self.codec)
         if not self._batch.datetimes:
             self._value = value
         return text
