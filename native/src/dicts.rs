@@ -52,6 +52,7 @@ pub fn value<'py>(
             value(py, branch, input)?
         }
         Type::Record(fields) => record(py, fields, input)?.into_any(),
+        Type::Skipped(_) => return Err(Odd), // fields only
     })
 }
 
@@ -67,9 +68,46 @@ fn record<'py>(
         {
             continue;
         }
+        if let Type::Skipped(kind) = &field.kind {
+            skip(kind, input)?;
+            continue;
+        }
         dict.set_item(field.name.bind(py), value(py, &field.kind, input)?)?;
     }
     Ok(dict)
+}
+
+/// Steps over a value. It has to fit, but for the letters of its texts.
+pub fn skip(kind: &Type, input: &mut Input<'_>) -> Result<(), Odd> {
+    match kind {
+        Type::Null => {}
+        Type::Boolean => drop(input.boolean()?),
+        Type::Int => drop(input.int()?),
+        Type::Long => drop(input.long()?),
+        Type::Float => drop(input.take(4)?),
+        Type::Double => drop(input.take(8)?),
+        Type::Bytes | Type::String => drop(input.span()?),
+        Type::Fixed(size) => drop(input.take(*size)?),
+        Type::Enum(symbols) => drop(input.choice(symbols)?),
+        Type::Array(items) => for_each(input, |input| skip(items, input))?,
+        Type::Map(values) => for_each(input, |input| {
+            input.span()?;
+            skip(values, input)
+        })?,
+        Type::Nullable(inside) => match input.long()? {
+            0 => {}
+            1 => skip(inside, input)?,
+            _ => return Err(Odd),
+        },
+        Type::Union(branches) => skip(input.choice(branches)?, input)?,
+        Type::Record(record) => {
+            for field in &record.fields {
+                skip(&field.kind, input)?;
+            }
+        }
+        Type::Skipped(inside) => skip(inside, input)?,
+    }
+    Ok(())
 }
 
 /// Takes the items of an array or a map, block by block.

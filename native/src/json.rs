@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use crate::dicts::{finite, for_each};
+use crate::dicts::{finite, for_each, skip};
 use crate::input::{Input, Odd};
 use crate::schema::{Record, Type};
 
@@ -28,6 +28,7 @@ pub fn value(out: &mut String, kind: &Type, input: &mut Input<'_>) -> Result<(),
         },
         Type::Union(branches) => value(out, input.choice(branches)?, input)?,
         Type::Record(fields) => record(out, fields, input, |_, _| ())?,
+        Type::Skipped(_) => return Err(Odd), // fields only
     }
     Ok(())
 }
@@ -41,6 +42,10 @@ pub fn record<'a>(
 ) -> Result<(), Odd> {
     for (number, field) in record.fields.iter().enumerate() {
         before(number, input);
+        if let Type::Skipped(kind) = &field.kind {
+            skip(kind, input)?;
+            continue;
+        }
         if let Type::Nullable(_) = field.kind
             && input.skip_zero()
         {

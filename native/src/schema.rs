@@ -38,6 +38,8 @@ pub enum Type {
     /// A union of two types or more beside null.
     Union(Vec<Type>),
     Record(Record),
+    /// Of a field that is stepped over.
+    Skipped(Box<Type>),
 }
 
 pub struct Symbol {
@@ -87,6 +89,7 @@ impl Reader {
         let inside = parts.get_item(1)?;
         Ok(match name.as_str() {
             "array" => Type::Array(Box::new(self.kind(&inside, depth + 1)?)),
+            "skip" => Type::Skipped(Box::new(self.kind(&inside, depth)?)),
             "map" => Type::Map(Box::new(self.kind(&inside, depth + 1)?)),
             "fixed" => match inside.extract()? {
                 size @ 1..=MAX_FIXED => Type::Fixed(size),
@@ -133,22 +136,25 @@ impl Reader {
         let mut found = Vec::with_capacity(fields.len());
         for field in fields {
             let (name, plan): (Bound<'_, PyString>, Bound<'_, PyAny>) = field.extract()?;
-            template.set_item(&name, fields.py().None())?;
-            let mut json = String::from(if found.is_empty() { "{" } else { "," });
+            let kind = self.kind(&plan, depth + 1)?;
+            let mut json = String::from(if template.is_empty() { "{" } else { "," });
+            if !matches!(kind, Type::Skipped(_)) {
+                if template.contains(&name)? {
+                    return Err(unsupported("two fields of one name")); // the last one has to win
+                }
+                template.set_item(&name, fields.py().None())?;
+            }
             json::text(&mut json, name.to_str()?);
             json.push(':');
             found.push(Field {
                 name: name.unbind(),
                 json_null: format!("{json}null"),
                 json,
-                kind: self.kind(&plan, depth + 1)?,
+                kind,
             });
         }
-        if found.is_empty() {
-            return Err(unsupported("a value without a byte"));
-        }
-        if template.len() < found.len() {
-            return Err(unsupported("two fields of one name")); // the last one has to win
+        if template.is_empty() {
+            return Err(unsupported("a record without a field"));
         }
         Ok(Record {
             fields: found,

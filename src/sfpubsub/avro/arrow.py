@@ -8,7 +8,7 @@ exactly one record batch or among the rejected ones. No I/O; safe to call from s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -234,6 +234,8 @@ class _Group:
             return
         values = values_of(codec.schema_id, codec.schema_json, native)
         value, bad = values.decode(self._payloads)
+        if codec.wanted is not None:
+            value = _chosen(value, codec.wanted)
         good = self
         if bad:
             self._reject(bad, rejected)
@@ -268,6 +270,14 @@ class _Group:
                 yield _event_time(codec, value)
             else:
                 yield _column(columns[field.name], field.type)
+
+
+def _chosen(value: pa.StructArray, wanted: Collection[str]) -> pa.StructArray:
+    """Return some fields of *value*."""
+    fields = [field for field in value.type if field.name in wanted]
+    if not fields:  # then its length has to come from elsewhere
+        return pa.array([{}] * len(value), pa.struct([]))
+    return pa.StructArray.from_arrays([value.field(field.name) for field in fields], fields=fields)
 
 
 def _refusals(codec: NoCodec, payloads: Sequence[bytes]) -> dict[int, DecodeError]:

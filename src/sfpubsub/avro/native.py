@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 # The one that this code goes with; tests compare it with native/Cargo.toml and pyproject.toml.
@@ -58,17 +58,18 @@ class _Unsupported(Exception):  # noqa: N818 - an answer, not an error
     """This schema is not for the compiled decoder."""
 
 
-def decoder_of(schema: Any, named: Mapping[str, Any]) -> Any:
+def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | None = None) -> Any:
     """Return the compiled decoder of a schema; None where there is none.
 
     Args:
         schema: A record, as `fastavro.parse_schema` returns it.
         named: The named types by full name.
+        wanted: Names of the fields that are read; None for all. See `Codec.only`.
     """
     if compiled is None:
         return None
     try:
-        return compiled.Decoder(_Planner(named).plan(schema))
+        return compiled.Decoder(_Planner(named).record(schema, wanted))
     except (_Unsupported, RecursionError, ValueError, TypeError, OverflowError):
         return None
 
@@ -92,6 +93,13 @@ class _Planner:
         self._named = named
         self._left = _MAX_TYPES
 
+    def record(self, schema: Any, wanted: Collection[str] | None = None) -> Plan:
+        found: list[tuple[str, Plan]] = []
+        for field in schema["fields"]:
+            name, plan = field["name"], self.plan(field["type"])
+            found.append((name, plan if wanted is None or name in wanted else ("skip", plan)))
+        return "record", tuple(found)
+
     def plan(self, schema: Any) -> Plan:
         self._left -= 1
         if self._left < 0 or (isinstance(schema, dict) and "logicalType" in schema):
@@ -102,7 +110,7 @@ class _Planner:
         if kind in _SCALARS:
             return str(kind)
         if kind == "record":
-            return kind, tuple((f["name"], self.plan(f["type"])) for f in schema["fields"])
+            return self.record(schema)
         if kind in ("array", "map"):
             return kind, self.plan(schema["items" if kind == "array" else "values"])
         if kind == "enum":

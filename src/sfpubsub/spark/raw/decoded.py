@@ -51,7 +51,7 @@ def decoded(events: Sequence[Event]) -> Decoded | None:
         places.setdefault(event.raw.schema_id, []).append(place)
     parts = []
     for mine in places.values():
-        codec = events[mine[0]].codec
+        codec = events[mine[0]].codec.whole
         fact = _fact(codec) if codec.compiled is not None else None
         part = None
         if fact is not None:
