@@ -28,8 +28,9 @@ import pyarrow as pa
 from tests.avro.schemas import payload, schema_text, values
 
 from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches
-from sfpubsub.avro.arrow_values import has_native, values_of
+from sfpubsub.avro.arrow_values import values_of
 from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.native import is_installed
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
@@ -172,7 +173,7 @@ def main() -> None:
             {
                 "python": sys.version.split()[0],
                 "pyarrow": pa.__version__,
-                "native": has_native(),
+                "native": is_installed(),
                 "events": EVENTS,
                 "rounds": ROUNDS,
                 **figures,

@@ -76,3 +76,29 @@ prepare_iceberg() {
     echo "$wanted" >"$venv/.prepared"
   fi
 }
+
+# The compiled decoder, into the virtual environment that `prepare` has activated. Says why not
+# where it cannot be built. What cargo makes is in the environment too, so that it is made once and
+# a tree without one has nothing of it.
+prepare_native() {
+  local venv=${SFPUBSUB_VENV:-.venv} needed wanted
+  needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' native/Cargo.toml)
+  if ! command -v cargo >/dev/null; then
+    echo "there is no cargo: the compiled decoder is not built" >&2
+    return 1
+  fi
+  if ! { echo "$needed" && cargo --version | cut -d ' ' -f 2; } | sort -C -V; then
+    echo "$(cargo --version) is older than $needed: the compiled decoder is not built" >&2
+    return 1
+  fi
+  export CARGO_TARGET_DIR=$PWD/$venv/native
+  wanted=$(cat native/Cargo.* native/src/*.rs native/pyproject.toml | cksum)
+  [ "$(cat "$venv/.native" 2>/dev/null)" != "$wanted" ] || return 0
+  echo "building sfpubsub-native into $venv with $(cargo --version)" >&2
+  install "$venv" --constraint constraints.txt maturin
+  rm -rf "$CARGO_TARGET_DIR/wheels"
+  "$venv/bin/maturin" build --quiet --release --locked --manifest-path native/Cargo.toml \
+    --interpreter "$venv/bin/python" --out "$CARGO_TARGET_DIR/wheels" >&2
+  install "$venv" --reinstall --no-deps "$CARGO_TARGET_DIR"/wheels/*.whl
+  echo "$wanted" >"$venv/.native"
+}

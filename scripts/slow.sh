@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What takes too long for scripts/test.sh, about three hours: tests marked slow, the full kill and
 # crash matrices, Iceberg in an environment of its own, ten minutes of faults, and sixty-four
-# subscriptions in one process.
+# subscriptions in one process; the compiled decoder, with a million damaged payloads.
 #
 #   scripts/slow.sh [KILLS [SOAK_SECONDS [MANY_SECONDS]]]      20, 600 and 300 by default
 set -euo pipefail
@@ -13,6 +13,7 @@ prepare all,dev
 install "${SFPUBSUB_VENV:-.venv}" --constraint constraints.txt 'pyspark[connect]'
 python -m pytest -m slow -s
 python -m pytest -m foreign tests/streaming tests/emulator tests/plugin
+scripts/native.sh --slow
 PYTHON=python scripts/kill_ingest.sh "${1:-20}"
 PYTHON=python scripts/crash_matrix.sh
 scripts/test_iceberg.sh -m "slow or not slow" tests/spark/raw/test_logged.py \

@@ -17,6 +17,10 @@ scripts/gen_protos.sh --prepare
 printf '== set-up took %d s\n' $((SECONDS - began)) >&2
 began=$SECONDS
 
+# The Python code is what everybody has, so the tests run with it. The compiled decoder is compared
+# with it in a check of its own; scripts/native.sh --slow runs all tests with both.
+export SFPUBSUB_NATIVE=0
+
 lint() { ruff check . && ruff format --check .; }
 types() { mypy; }
 generated() { scripts/gen_protos.sh --check; }
@@ -41,11 +45,12 @@ streaming() {
 }
 iceberg() { scripts/test_iceberg.sh --smoke; }
 docs() { scripts/docs.sh; }
+native() { scripts/native.sh --test; }
 benchmarks() { python -m benchmarks --short; } # shows that it works, and reports
 java() { python -m tests.java; } # for the tests below, whose Java starts sooner by it
 
 # Side by side; what each says is shown when it has ended, in this order.
-checks=(java lint types docs generated core consumer streaming iceberg benchmarks)
+checks=(java lint types docs generated core consumer streaming iceberg benchmarks native)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 declare -A pids

@@ -17,6 +17,7 @@ from sfpubsub.avro.change_events import ChangeEvent, FieldChange, FieldState, Te
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.errors import DecodeError, LocalProtocolError, SchemaError
+from sfpubsub.types import RawEvent, ReplayId
 
 from ..conftest import PATIENCE
 from ..emulator.support import ACCOUNTS, CHANGES, ORDERS
@@ -598,6 +599,36 @@ def test_reading_changes_nothing():
     assert value == before
 
 
+def event_of(codec: Codec, payload: bytes, **more) -> Event:
+    (event,) = EventBatch(
+        subscription="/data/Any",
+        topic="/data/Any",
+        events=(RawEvent("", codec.schema_id, payload, ReplayId(b"1")),),
+        codecs={codec.schema_id: codec},
+        first_seq=0,
+        received_at=0.0,
+        ack=lambda first, last: None,
+        **more,
+    )
+    return event
+
+
+def test_the_changed_fields_of_an_event_need_nothing_else_of_its_header():
+    """The other lists are not looked at; a header without this one is an error that says so."""
+    codec = Codec("id", schema_text("shipment_change"))
+    header = {**FACTS, "changedFields": ["0x04"], "nulledFields": ["?"], "diffFields": ["?"]}
+    event = event_of(codec, codec.encode({"ChangeEventHeader": header}))
+    assert event.changed_fields == event.change_event.changed_fields == (codec.fields[2],)
+    with pytest.raises(DecodeError, match="neither a bitmap"):
+        _ = event.change_event.nulled_fields
+    codec = Codec("acc", ACCOUNT)  # whose header has no lists
+    told = {"entityName": "Account", "recordIds": [], "changeType": "UPDATE"}
+    value = dict.fromkeys(codec.fields) | {"ChangeEventHeader": told}
+    event = event_of(codec, codec.encode(value))
+    with pytest.raises(DecodeError, match="has no changedFields"):
+        _ = event.changed_fields
+
+
 # On the wire.
 
 ACCESSORS = (
@@ -667,6 +698,11 @@ def test_change_events_over_the_wire(run_emulator, connect):
     with pytest.raises(DecodeError, match="0x4000000000000000") as caught:
         _ = broken.changed_fields
     assert events[6].schema_id in str(caught.value)
+    # The short way says the same, and raises the same.
+    for event in events[:6]:
+        assert event.changed_fields == event.change_event.changed_fields
+    with pytest.raises(DecodeError, match="0x4000000000000000"):
+        _ = events[6].changed_fields
 
 
 def test_a_platform_event_has_no_change(run_emulator, connect):
@@ -676,6 +712,7 @@ def test_a_platform_event_has_no_change(run_emulator, connect):
     with connect(emulator).subscribe(ORDERS, replay="earliest") as subscription:
         (event,) = received(subscription, 1)
     assert event.change_event is None
+    assert event.changed_fields == ()
     assert event._value is None
 
 

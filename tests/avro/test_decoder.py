@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sfpubsub.avro import codec as codec_module
-from sfpubsub.avro import decoder, guard
+from sfpubsub.avro import decoder, guard, native
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import _has_odd_float, to_json
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
@@ -34,7 +34,11 @@ def codec_of(*types, name="R", **more) -> Codec:
 
 
 def is_generated(codec: Codec) -> bool:
-    return codec._make_read() != codec._decode_carefully
+    """Whether the schema takes the generated decoder, where the compiled one is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "compiled", None)
+        pure = Codec(codec.schema_id, codec.schema_json)
+        return pure._make_read() != pure._decode_carefully
 
 
 def careful(codec: Codec) -> Codec:

@@ -16,11 +16,12 @@ from sfpubsub.errors import (
     SubscriptionClosedError,
     TopicNotFoundError,
 )
+from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.replay_store import ReplayStore
 from sfpubsub.types import ReplayId, StartPosition
 
 from ..conftest import PATIENCE, until
-from .test_managed import ACCOUNT, TOPIC, collect, orders
+from .test_managed import ACCOUNT, NAME, TOPIC, collect, orders
 
 
 class MemoryStore(ReplayStore):
@@ -266,3 +267,31 @@ def test_a_wrong_way_of_acking_opens_nothing(run_emulator, connect):
     with pytest.raises(ConfigurationError, match="manual"):
         client.subscribe(TOPIC, ack="sometimes")
     assert not client._connection._drivers
+
+
+def test_a_subscription_reads_the_fields_that_were_asked_for(run_emulator, connect, tmp_path):
+    """Plain and managed, handed out lazily and screened; the raw event stays whole."""
+    emulator = run_emulator()
+    emulator.publish(TOPIC, orders(3))
+    client = connect(emulator)
+    kept = FileQuarantine(tmp_path)
+    fields = ["Order_Number__c"]
+    for open_it in (
+        lambda: client.subscribe(TOPIC, replay="earliest", fields=fields),
+        lambda: client.subscribe(
+            TOPIC, replay="earliest", fields=iter(fields), on_undecodable="skip"
+        ),
+        lambda: client.subscribe_managed(
+            NAME, fields=set(fields), on_undecodable="quarantine", quarantine=kept
+        ),
+    ):
+        with open_it() as subscription:
+            for event in subscription.next_batch(PATIENCE):
+                assert set(event.value) == {"CreatedDate", "Order_Number__c"}
+                assert event.event_time == event.value["CreatedDate"]
+                whole = event.codec.whole.decode(event.payload)
+                assert set(whole) > set(event.value)
+    with pytest.raises(ConfigurationError, match="write"):
+        client.subscribe(TOPIC, fields="Order_Number__c")
+    with pytest.raises(ConfigurationError, match="whole fields"):
+        client.subscribe_managed(NAME, fields=["Address.City"])

@@ -104,4 +104,5 @@ async def async_face() -> None:
 def refused(client: PubSubClient) -> None:
     client.subscribe("/event/X__e", ack="bad")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     client.subscribe("/event/X__e", on_undecodable="drop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    client.subscribe("/event/X__e", fields=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     client.subscribe("/event/X__e", replay=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

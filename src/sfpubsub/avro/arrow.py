@@ -8,13 +8,14 @@ exactly one record batch or among the rejected ones. No I/O; safe to call from s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
-from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, has_native, values_of
+from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, values_of
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, NoCodec
+from sfpubsub.avro.native import is_installed
 from sfpubsub.errors import DecodeError, MissingExtraError
 from sfpubsub.types import RawEvent, dedupe_key
 
@@ -122,15 +123,15 @@ def record_batches(
     Args:
         batches: An `EventBatch`, or several in order of arrival. More events at once cost less
             an event; a thousand are a good number.
-        native: Whether to use the native decoder: by default where it is installed and takes the
-            schema, with False never, with True as by default but it must be installed.
+        native: Whether to use the compiled decoder: by default where it is installed and takes
+            the schema, with False never, with True as by default but it must be installed.
 
     Raises:
         SchemaError: A schema has no Arrow form; see `arrow_type`.
         MissingExtraError: *native* is True and the decoder is not installed.
     """
-    if native and not has_native():
-        raise MissingExtraError("native=True", "arrow-native")
+    if native and not is_installed():
+        raise MissingExtraError("native=True", "native")
     groups: dict[str, _Group] = {}
     index = 0
     for batch in _each(batches):
@@ -233,6 +234,8 @@ class _Group:
             return
         values = values_of(codec.schema_id, codec.schema_json, native)
         value, bad = values.decode(self._payloads)
+        if codec.wanted is not None:
+            value = _chosen(value, codec.wanted)
         good = self
         if bad:
             self._reject(bad, rejected)
@@ -267,6 +270,14 @@ class _Group:
                 yield _event_time(codec, value)
             else:
                 yield _column(columns[field.name], field.type)
+
+
+def _chosen(value: pa.StructArray, wanted: Collection[str]) -> pa.StructArray:
+    """Return some fields of *value*."""
+    fields = [field for field in value.type if field.name in wanted]
+    if not fields:  # then its length has to come from elsewhere
+        return pa.array([{}] * len(value), pa.struct([]))
+    return pa.StructArray.from_arrays([value.field(field.name) for field in fields], fields=fields)
 
 
 def _refusals(codec: NoCodec, payloads: Sequence[bytes]) -> dict[int, DecodeError]:

@@ -7,7 +7,7 @@ Parquet and Spark take, so it has no unions, and everything in it is nullable.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -56,17 +56,9 @@ class Shape:
     dicts: AvroSchema
     """A schema of the same bytes whose Python values pyarrow takes for `type`: a union's branches
     are records of one field, which are written like the field; a map is an array of records."""
-    native: AvroSchema | None
-    """A schema of the same bytes that pyruhvro decodes without loss, or None."""
-    may_be_empty: bool
-    """Whether a value may take no bytes at all."""
     children: tuple[Shape, ...] = ()
     """Of a record its fields, of an array its items, of a map its values, of a union its
     members, without null."""
-    branches: tuple[int, ...] = ()
-    """Of a union: the number of each member's branch."""
-    null_branch: int | None = None
-    """Of a union: the number of the branch that is null."""
 
 
 class _Mapper:
@@ -87,8 +79,7 @@ class _Mapper:
         if isinstance(kind, (dict, list)):
             return self.shape(kind, namespace)  # {"type": {"type": …}}
         if kind in PRIMITIVES:
-            native = {"int": "long", "bytes": None}.get(kind, kind)  # int: see `_leaf`
-            return Shape(kind, PRIMITIVES[kind], kind, native, kind == "null")
+            return Shape(kind, PRIMITIVES[kind], kind)
         if kind == "array":
             return self._array(self.shape(schema["items"], namespace))
         if kind == "map":
@@ -99,11 +90,11 @@ class _Mapper:
         self._named[name] = (schema, namespace)
         if kind == "enum":
             new = {"type": "enum", "name": self._name(), "symbols": schema["symbols"]}
-            return Shape("enum", pa.string(), new, new, may_be_empty=False)
+            return Shape("enum", pa.string(), new)
         if kind == "fixed":
             size = schema["size"]
             new = {"type": "fixed", "name": self._name(), "size": size}
-            return Shape("fixed", pa.binary(size), new, None, may_be_empty=size == 0)
+            return Shape("fixed", pa.binary(size), new)
         return self._record(schema, name)
 
     def _reference(self, kind: str, namespace: str) -> Shape:
@@ -116,7 +107,7 @@ class _Mapper:
 
     def _record(self, schema: AvroSchema, name: str) -> Shape:
         if not schema["fields"]:
-            # pyruhvro has no array for it, and Parquet no column.
+            # Parquet has no column for it.
             raise SchemaError(f"no Arrow form: the record {name} has no fields")
         self._open.append(name)
         inner = name.rpartition(".")[0]
@@ -128,22 +119,14 @@ class _Mapper:
             "record",
             pa.struct(list(zip(names, (child.type for child in children), strict=True))),
             _record_of(new_name, names, [child.dicts for child in children]),
-            _unless_missing(
-                children, lambda natives: _record_of(new_name.rpartition(".")[2], names, natives)
-            ),
-            all(child.may_be_empty for child in children),
             tuple(children),
         )
 
     def _array(self, items: Shape) -> Shape:
-        # Items without bytes: a payload of ten bytes could ask the native decoder for 2^62 of them.
-        usable = items.native is not None and not items.may_be_empty
         return Shape(
             "array",
             pa.list_(items.type),
             {"type": "array", "items": items.dicts},
-            {"type": "array", "items": items.native} if usable else None,
-            may_be_empty=False,  # the count
             children=(items,),
         )
 
@@ -153,27 +136,21 @@ class _Mapper:
             "map",
             pa.map_(pa.string(), values.type),
             {"type": "array", "items": entry},
-            None if values.native is None else {"type": "map", "values": values.native},
-            may_be_empty=False,
             children=(values,),
         )
 
     def _union(self, schema: list[AvroSchema], namespace: str) -> Shape:
         shapes = [self.shape(branch, namespace) for branch in schema]
         numbers = tuple(n for n, shape in enumerate(shapes) if shape.kind != "null")
-        null = next((n for n, shape in enumerate(shapes) if shape.kind == "null"), None)
         if not numbers:
             raise SchemaError(f"no Arrow form: a union of {json.dumps(schema)}")
         members = [shapes[n] for n in numbers]
         if len(members) == 1:
             (member,) = members
-            both = null is not None and len(shapes) == 2 and member.native is not None
             return Shape(
                 "optional",
                 member.type,
                 [shape.dicts for shape in shapes],
-                [shape.native for shape in shapes] if both else None,
-                may_be_empty=False,  # the branch
                 children=(member,),
             )
         names = _member_names([schema[n] for n in numbers], namespace)
@@ -184,11 +161,7 @@ class _Mapper:
             "union",
             pa.struct(list(zip(names, (member.type for member in members), strict=True))),
             tagged,
-            _unless_missing(shapes, list),
-            may_be_empty=False,
             children=tuple(members),
-            branches=numbers,
-            null_branch=null,
         )
 
     def _name(self) -> str:
@@ -203,13 +176,6 @@ def _full_name(name: str, namespace: str) -> str:
 def _record_of(name: str, names: Sequence[str], types: Sequence[AvroSchema]) -> AvroSchema:
     fields = [{"name": n, "type": t} for n, t in zip(names, types, strict=True)]
     return {"type": "record", "name": name, "fields": fields}
-
-
-def _unless_missing(
-    shapes: Sequence[Shape], make: Callable[[list[AvroSchema]], AvroSchema]
-) -> AvroSchema | None:
-    natives = [shape.native for shape in shapes]
-    return None if None in natives else make(natives)
 
 
 def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:

@@ -20,6 +20,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from sfpubsub.avro.native import field_names_of
 from sfpubsub.errors import DecodeError, SchemaError
 
 # Expanded bitmaps kept for each schema. An org's automations change the same few sets of fields
@@ -71,9 +72,12 @@ class ChangeSchema:
             *(self.parts.get(field, ()) for field in entity_fields)
         )
         """Every name that a change can be asked for: fields and their parts, not the header."""
+        self._bits = _Bits(self.fields)
+        self._bits_of_parts = {field: _Bits(parts) for field, parts in self.parts.items()}
         # Names by entry. Single reads and writes of a dict are atomic, and two threads that miss
         # the same entry write the same names, so there is no lock.
         self._known: dict[str, tuple[str, ...]] = {}
+        self._compiled = field_names_of(self.fields, self.parts)
 
     def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
         """Return the names of the fields that *entries* stand for, in the order of the schema.
@@ -90,17 +94,11 @@ class ChangeSchema:
         """
         if not entries:
             return ()
-        known = self._known
-        try:
-            # Nearly every list has one entry or two, seen before.
-            if len(entries) == 1:
-                return known[entries[0]]
-            if len(entries) == 2:
-                return known[entries[0]] + known[entries[1]]
-        except KeyError:
-            pass
-        except TypeError as error:  # not hashable, so not text either
-            raise self._error(entries, "is not a list of texts") from error
+        # Nearly every list has one entry or two.
+        if len(entries) == 1:
+            return self._names_of(entries[0])
+        if len(entries) == 2:
+            return self._names_of(entries[0]) + self._names_of(entries[1])
         return tuple(chain.from_iterable(map(self._names_of, entries)))
 
     @property
@@ -109,9 +107,10 @@ class ChangeSchema:
         return len(self._known)
 
     def _names_of(self, entry: str) -> tuple[str, ...]:
-        if not isinstance(entry, str):
-            raise self._error(entry, "is not a text")
-        names = self._known.get(entry)
+        try:
+            names = self._known.get(entry)
+        except TypeError:  # not hashable, so not text either
+            names = None
         if names is None:
             names = self._expand_entry(entry)
             # Starting over costs a few hundred misses; keeping the order of use would cost every
@@ -122,31 +121,32 @@ class ChangeSchema:
         return names
 
     def _expand_entry(self, entry: str) -> tuple[str, ...]:
+        if not isinstance(entry, str):
+            raise self._error(entry, "is not a text")
+        if self._compiled is not None:
+            expanded: tuple[str, ...] | None = self._compiled.expand(entry)
+            if expanded is not None:
+                return expanded
         match = _BITMAP.fullmatch(entry)
         if match is None:
             if entry in self.names:
                 return (entry,)
             raise self._error(entry, "is neither a bitmap of fields nor the name of one")
         parent, digits = match.groups()
-        names = self.fields if parent is None else self._parts_at(int(parent), entry)
+        names = self._bits if parent is None else self._parts_at(int(parent), entry)
         bits = int(digits, 16)
-        if bits.bit_length() > len(names):
+        if bits.bit_length() > names.count:
             raise self._error(
-                entry, f"has bit {bits.bit_length() - 1}, and there are {len(names)} fields"
+                entry, f"has bit {bits.bit_length() - 1}, and there are {names.count} fields"
             )
-        found = []
-        while bits:
-            lowest = bits & -bits
-            found.append(names[lowest.bit_length() - 1])
-            bits ^= lowest
-        return tuple(found)
+        return names.of(bits)
 
-    def _parts_at(self, index: int, entry: str) -> tuple[str, ...]:
+    def _parts_at(self, index: int, entry: str) -> _Bits:
         if index >= len(self.fields):
             raise self._error(
                 entry, f"is about field {index}, and there are {len(self.fields)} fields"
             )
-        parts = self.parts.get(self.fields[index])
+        parts = self._bits_of_parts.get(self.fields[index])
         if parts is None:
             raise self._error(entry, f"is about parts of {self.fields[index]}, which has none")
         return parts
@@ -162,6 +162,35 @@ class ChangeSchema:
 
     def __repr__(self) -> str:
         return f"ChangeSchema({self.schema_id}, {self.name})"
+
+
+class _Bits:
+    """Names by bits, a byte at a time: an event may have half of an object's fields.
+
+    What a byte stands for is worked out once. At most 256 entries for eight names, of which events
+    have a few. Thread-safe, for the same reason as the cache above.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.count = len(names)
+        self._names = names
+        self._known: list[dict[int, tuple[str, ...]]] = [{} for _ in range(0, len(names), 8)]
+
+    def of(self, bits: int) -> tuple[str, ...]:
+        """Return the names of the bits that are set, of which there are `count`."""
+        found: tuple[str, ...] = ()
+        known = self._known
+        for place, byte in enumerate(bits.to_bytes(len(known), "little")):
+            if byte:
+                names = known[place].get(byte)
+                found += self._learned(place, byte) if names is None else names
+        return found
+
+    def _learned(self, place: int, byte: int) -> tuple[str, ...]:
+        names = self._names[8 * place : 8 * place + 8]
+        found = tuple([name for bit, name in enumerate(names) if byte >> bit & 1])
+        self._known[place][byte] = found
+        return found
 
 
 @lru_cache(maxsize=MAX_SCHEMAS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -88,17 +89,24 @@ class ChangeEvent:
     Args:
         schema: Of the schema that the event was written with.
         value: What `Codec.decode` returned.
+        wanted: The fields that were decoded; None for all. See `Codec.wanted`.
 
     Raises:
         DecodeError: The value has no header.
     """
 
-    def __init__(self, schema: ChangeSchema, value: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        schema: ChangeSchema,
+        value: dict[str, Any],
+        wanted: Collection[str] | None = None,
+    ) -> None:
         header = value.get(CHANGE_EVENT_HEADER)
         if not isinstance(header, dict):
             raise DecodeError(f"a {schema.name} (schema {schema.schema_id}) has no header")
         self._schema = schema
         self._value = value
+        self._wanted = wanted
         self._header = header
 
     @property
@@ -184,12 +192,18 @@ class ChangeEvent:
             name: A field, or ``Parent.Child``.
 
         Raises:
-            LocalProtocolError: The event's schema has no such field.
+            LocalProtocolError: The event's schema has no such field, or the subscription's
+                ``fields`` left it out.
             DecodeError: The lists do not fit the schema.
         """
         if name not in self._schema.names:
             raise LocalProtocolError(
                 f"a {self._schema.name} has no field {name!r} in schema {self._schema.schema_id}"
+            )
+        if self._wanted is not None and name.partition(".")[0] not in self._wanted:
+            raise LocalProtocolError(
+                f"{name} of a {self._schema.name} was not read: add it to the fields=… that the "
+                f"subscription was made with"
             )
         value = self._value_of(name)
         state = self._state(name, value)

@@ -13,8 +13,10 @@ Safe to share between threads.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -25,13 +27,21 @@ from sfpubsub.avro.decoder import Unsupported, generate
 from sfpubsub.avro.encoder import Encoder
 from sfpubsub.avro.guard import check_payload
 from sfpubsub.avro.json import to_json
+from sfpubsub.avro.native import decoder_of
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
+logger = logging.getLogger("sfpubsub.client")
+
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
+CREATED_DATE = "CreatedDate"
 
 # Brackets inside one another in a schema's text. Salesforce's have about ten; the parsers after us
 # recurse.
 MAX_SCHEMA_DEPTH = 100
+
+# Codecs of some fields that a codec keeps: as many as a program has subscriptions to one event that
+# read different fields, at most. Each has a function of its own, of some 50 KiB.
+MAX_PROJECTIONS = 16
 
 # Fields that are times, and fields with such fields in them.
 Times: TypeAlias = "list[tuple[str, Times | None]]"
@@ -50,6 +60,10 @@ class Codec:
     Raises:
         SchemaError: The text is not JSON, or not an Avro record schema.
     """
+
+    wanted: frozenset[str] | None = None
+    """The fields that a decoded value has; None for all. See `only`."""
+    _whole: Codec | None = None
 
     def __init__(self, schema_id: str, schema_json: str) -> None:
         self.schema_id = schema_id
@@ -72,8 +86,51 @@ class Codec:
         self._encoder = Encoder(schema, self._named, self.name)
         # Made by the first payload: a publisher needs none. Two threads may both make one.
         self._read: Callable[[bytes], Any] | None = None
-        self._is_generated = False
+        self._is_finite = False
+        self._compiled: Any = None
+        self._fact = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         self._times: Times | None = None
+        self._only: dict[frozenset[str], Codec] = {}
+
+    def only(self, names: frozenset[str]) -> Codec:
+        """Return a codec of the same schema that reads only some fields, made once.
+
+        The others are not in a decoded value, and take less than half of their time: a payload has
+        to fit its schema all the same, but a text that is not read need not be UTF-8.
+        `always_read` is read in any case.
+
+        Args:
+            names: Of top-level fields. One that the schema does not have is left out, with a
+                warning in the log: events of other schemas may have it.
+        """
+        found = self._only.get(names)
+        if found is None:
+            unknown = sorted(names.difference(self.fields))
+            if unknown:
+                logger.warning(
+                    "%s (schema %s) has no field %s: its events are read without",
+                    self.name,
+                    self.schema_id,
+                    ", ".join(unknown),
+                )
+            found = copy.copy(self)
+            found.wanted, found._whole = names.union(self.always_read), self.whole
+            found._read, found._compiled, found._is_finite, found._only = None, None, False, {}
+            if len(self._only) >= MAX_PROJECTIONS:
+                self._only.clear()
+            self._only[names] = found
+        return found
+
+    @property
+    def whole(self) -> Codec:
+        """The codec of the same schema that reads all fields."""
+        return self._whole or self
+
+    @property
+    def always_read(self) -> tuple[str, ...]:
+        """The field that says what an event is, or when it happened, where the schema has it."""
+        name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
+        return (name,) if name in self.fields else ()
 
     def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
         """Return the event's fields by name.
@@ -88,7 +145,7 @@ class Codec:
         Raises:
             DecodeError: The payload does not fit the schema, or has bytes left over.
         """
-        value, _ = self._decode(payload)
+        value = self._decode(payload)[0]
         if datetimes:
             _set_datetimes(value, self.times)
         return value
@@ -104,13 +161,56 @@ class Codec:
         value, is_finite = self._decode(payload)
         return value, to_json(value, is_finite=is_finite)
 
+    def to_json(self, payload: bytes) -> str:
+        """Return `sfpubsub.avro.json.to_json` of the event's fields.
+
+        Raises:
+            DecodeError: The payload does not fit the schema, or has bytes left over.
+        """
+        if self.compiled is not None:
+            try:
+                return str(self._compiled.to_json(payload))
+            except (ValueError, TypeError):  # odd, or not bytes
+                pass
+        return self.decode_with_json(payload)[1]
+
+    def facts_and_json(self, payload: bytes) -> tuple[int | None, Mapping[str, Any] | None, str]:
+        """Return `event_time`, a change event's header if it has one, and `to_json`.
+
+        Raises:
+            DecodeError: The payload does not fit the schema, or has bytes left over.
+        """
+        value: Mapping[str, Any] | None = None
+        if self.compiled is not None and self._fact in self.fields:
+            try:
+                place = self.fields.index(self._fact)
+                text, fact = self._compiled.to_json_with(payload, place)
+                value = {self._fact: fact}
+            except (ValueError, TypeError):  # odd, or not bytes
+                pass
+        if value is None:
+            value, text = self.decode_with_json(payload)
+        return (*self.facts(value), text)
+
+    def facts(self, value: Mapping[str, Any]) -> tuple[int | None, Mapping[str, Any] | None]:
+        """Return `event_time`, and a change event's header if it has one."""
+        header = value.get(CHANGE_EVENT_HEADER) if self.is_change_event else None
+        return self.event_time(value), header if isinstance(header, Mapping) else None
+
+    @property
+    def compiled(self) -> Any:
+        """The compiled decoder of the schema, None without one; see `sfpubsub.avro.native`."""
+        if self._read is None:
+            self._make_read()
+        return self._compiled
+
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
         # Returns also whether all numbers are known to be finite.
         if type(payload) is not bytes:  # slices of the others are no bytes
             payload = bytes(payload)
         read = self._read or self._make_read()
         try:
-            return read(payload), self._is_generated
+            return read(payload), self._is_finite
         except Exception:  # noqa: BLE001 - of any type: the careful reading says what is wrong
             return self._decode_carefully(payload), False
 
@@ -123,8 +223,12 @@ class Codec:
 
     def _make_read(self) -> Callable[[bytes], Any]:
         try:
-            read = generate(self._schema, self._named)
-            self._is_generated = True  # before it can be called
+            self._compiled = decoder_of(self._schema, self._named, self.wanted)
+            if self._compiled is None:
+                read = generate(self._schema, self._named, self.wanted)
+            else:
+                read = self._compiled.decode
+            self._is_finite = True  # before it can be called
             self._read = read
         except (Unsupported, RecursionError, MemoryError, SyntaxError):
             self._read = self._decode_carefully
@@ -133,12 +237,15 @@ class Codec:
     def _decode_carefully(self, payload: bytes) -> Any:
         try:
             check_payload(payload, self._schema, self._named)
-            return fastavro.schemaless_reader(io.BytesIO(payload), self._schema, None)
+            value: Any = fastavro.schemaless_reader(io.BytesIO(payload), self._schema, None)
         except Exception as error:
             raise DecodeError(
                 f"payload of {len(payload)} bytes does not fit schema {self.schema_id} "
                 f"({self.name}): {str(error) or type(error).__name__}"
             ) from error
+        if self.wanted is None:
+            return value
+        return {name: value[name] for name in self.fields if name in self.wanted}
 
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
@@ -170,7 +277,7 @@ class Codec:
             header = value.get(CHANGE_EVENT_HEADER)
             time = header.get("commitTimestamp") if isinstance(header, Mapping) else None
         else:
-            time = value.get("CreatedDate")
+            time = value.get(CREATED_DATE)
         if isinstance(time, datetime):  # decoded with datetimes=True
             return (time - _EPOCH) // _MILLISECOND
         return time if isinstance(time, int) else None
@@ -195,6 +302,12 @@ class NoCodec(Codec):
         self.topic = ""  # made of the name
         self.is_change_event = False  # not known
         self.error = error
+        self._fact = ""
+        self._read, self._compiled = self._decode, None
+
+    def only(self, names: frozenset[str]) -> Codec:
+        """Return this codec: it reads nothing."""
+        return self
 
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
         raise DecodeError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from sfpubsub.avro.codec import Codec
-from sfpubsub.cli.render import event_line
+from sfpubsub.cli.render import EventLines
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.errors import ConfigurationError, SchemaError, SchemaNotFoundError, WriteError
 from sfpubsub.stores.file_quarantine import FileQuarantine
@@ -77,6 +77,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._line = EventLines(raw=False).line
 
     def refusal(self, _entry: QuarantinedEvent) -> str | None:
         """See `Sink`."""
@@ -84,7 +85,7 @@ class Lines:
 
     def add(self, event: Event, _received_at: float) -> bool:
         """See `Sink`."""
-        self._lines.append(event_line(event, raw=False))
+        self._lines.append(self._line(event))
         return len(self._lines) >= _LINES
 
     def write(self) -> None:

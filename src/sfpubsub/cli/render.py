@@ -4,41 +4,63 @@ from __future__ import annotations
 
 import base64
 import json
+from json.encoder import encode_basestring
 from typing import Any
 
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.schema_cache import MAX_SCHEMAS
 from sfpubsub.client.batch import Event
 from sfpubsub.types import PublishResult
 
 
 def json_line(value: Any) -> str:
     """Return *value* as one line of JSON, with its line end."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n"
+    return _compact(value) + "\n"
 
 
-def event_line(event: Event, *, raw: bool) -> str:
-    """Return an event as one line of JSON, with its line end.
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+class EventLines:
+    """Events as lines of JSON, each with its line end. Not thread-safe.
+
+    What the events of a schema have in common is made once.
 
     Args:
-        event: What to show.
-        raw: Show the payload as base64 of its Avro bytes, not decoded.
-
-    Raises:
-        DecodeError: The payload does not fit its schema.
+        raw: Show payloads as base64 of their Avro bytes, not decoded.
     """
-    head = json.dumps(
-        {
-            "topic": event.topic,
-            "subscription": event.subscription,
-            "event_id": event.id,
-            "replay_id": event.replay_id.hex(),
-            "schema_id": event.schema_id,
-            "event_name": event.event_name,
-        },
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
-    payload = json.dumps(base64.b64encode(event.payload).decode()) if raw else event.to_json()
-    return f'{head[:-1]},"payload":{payload}}}\n'
+
+    def __init__(self, *, raw: bool) -> None:
+        self._raw = raw
+        # What is before an event's id, and between its position and its payload.
+        self._common: dict[tuple[Codec, str, str], tuple[str, str]] = {}
+
+    def line(self, event: Event) -> str:
+        """Return an event as a line.
+
+        Raises:
+            DecodeError: The payload does not fit its schema.
+        """
+        raw = event.raw
+        key = event.codec, event.subscription, event.topic
+        before, between = self._common.get(key) or self._learned(key)
+        payload = f'"{base64.b64encode(raw.payload).decode()}"' if self._raw else event.to_json()
+        return (
+            f'{before}{encode_basestring(raw.id)},"replay_id":"{raw.replay_id.hex()}"'
+            f"{between}{payload}}}\n"
+        )
+
+    def _learned(self, key: tuple[Codec, str, str]) -> tuple[str, str]:
+        codec, subscription, topic = key
+        before = _compact({"topic": topic, "subscription": subscription, "event_id": ""})
+        between = _compact({"schema_id": codec.schema_id, "event_name": codec.name, "payload": ""})
+        common = before.removesuffix('""}'), f",{between[1:]}".removesuffix('""}')
+        # One a schema; but one that is not to be had is another object for every response.
+        if len(self._common) >= MAX_SCHEMAS:
+            self._common.clear()
+        self._common[key] = common
+        return common
 
 
 def publish_line(result: PublishResult) -> str:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from contextlib import ExitStack
+from itertools import islice
 
 import click
 
@@ -14,7 +15,7 @@ from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.output import Output
 from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
 from sfpubsub.cli.progress import Progress
-from sfpubsub.cli.render import event_line
+from sfpubsub.cli.render import EventLines
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
@@ -215,7 +216,7 @@ class _Printer:
         self.out = out
         self.status = status
         self.progress = progress
-        self._raw = raw
+        self._line = EventLines(raw=raw).line
         self._max = max_events
         self._written = 0
         # Of each line that is not known to be read: where it ends in the output, and its event.
@@ -233,13 +234,12 @@ class _Printer:
         return self._max is not None and self._written >= self._max
 
     def write(self, batch: EventBatch) -> None:
-        events = list(batch)
-        if self._max is not None:
-            events = events[: self._max - self._written]
+        # One by one, so that few values live at a time: the garbage collector looks at all of them.
+        events = islice(batch, None if self._max is None else self._max - self._written)
         lines: list[bytes] = []
         try:
             # An event that cannot be decoded ends this; those before it are printed and acked.
-            lines.extend(self.out.encoded(event_line(event, raw=self._raw)) for event in events)
+            lines.extend(self.out.encoded(self._line(event)) for event in events)
         finally:
             end = self.out.written
             for place, line in enumerate(lines):

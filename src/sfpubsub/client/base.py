@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Generic, Self, TypeVar
 
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import Session, SessionProvider
 from sfpubsub.client.connection import Connection
 from sfpubsub.client.face import SubscriptionFace
-from sfpubsub.client.options import AckMode, ClientOptions, SubscribeOptions
+from sfpubsub.client.options import AckMode, ClientOptions, SubscribeOptions, chosen_fields
 from sfpubsub.client.undecodable import OnUndecodable
 from sfpubsub.config import DEFAULT_ENDPOINT, Limits, Settings, Timings
 from sfpubsub.stores.quarantine import Quarantine
@@ -116,6 +116,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         on_gap: Callable[[Gap], None] | None = None,
         on_undecodable: OnUndecodable = "fail",
         quarantine: Quarantine | None = None,
+        fields: Iterable[str] | None = None,
     ) -> PlainT:
         """Subscribe to a topic; the caller keeps the position.
 
@@ -141,11 +142,14 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
                 position can be passed, and is not handed out; ``skip``: it is counted, logged, and
                 not handed out. The last two decode a batch when it is handed out.
             quarantine: Where such events are kept.
+            fields: Names of the fields that are read; None for all. A change event's header and a
+                platform event's ``CreatedDate`` always are. A field that an event's schema does not
+                have is not in its value; a line in the log says so, once for each schema.
 
         Raises:
             ConfigurationError: The store is an async one, or there are two, or *ack* or
                 *on_undecodable* is not one of its values, or the latter does not go with
-                *quarantine*.
+                *quarantine*, or *fields* is not a list of names of whole fields.
             ValueError: *replay* or *replay_fallback* is a string that is not a position, or a limit
                 is below 1.
         """
@@ -157,6 +161,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             on_undecodable,
             quarantine,
             replay_fallback,
+            chosen_fields(fields),
         )
         start, store = start_and_store(replay, replay_store)
         return self._plain(topic, start, store, options)
@@ -173,6 +178,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         on_gap: Callable[[Gap], None] | None = None,
         on_undecodable: OnUndecodable = "fail",
         quarantine: Quarantine | None = None,
+        fields: Iterable[str] | None = None,
     ) -> ManagedT:
         """Subscribe through a managed subscription; the service keeps the position.
 
@@ -186,10 +192,11 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             on_gap: As for `subscribe`.
             on_undecodable: As for `subscribe`.
             quarantine: As for `subscribe`.
+            fields: As for `subscribe`.
 
         Raises:
             ConfigurationError: *ack* or *on_undecodable* is not one of its values, or the latter
-                does not go with *quarantine*.
+                does not go with *quarantine*, or *fields* is not a list of names of whole fields.
             ValueError: A limit is below 1.
         """
         options = SubscribeOptions(
@@ -199,6 +206,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             on_gap,
             on_undecodable,
             quarantine,
+            fields=chosen_fields(fields),
         )
         return self._managed(name, options)
 

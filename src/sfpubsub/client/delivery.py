@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
+from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import SchemaCache
 from sfpubsub.client.batch import Event, EventBatch
 from sfpubsub.client.consumer import (
@@ -84,6 +85,7 @@ class Delivery:
         self.store = store
         self._is_tracked = driver.target.managed or store is not None
         self._schemas = schemas
+        self._fields = options.fields
         self._quarantine = options.quarantine
         self.release = release
         """Has the client forget the driver, once it has ended."""
@@ -100,7 +102,7 @@ class Delivery:
             driver.target,
             on_undecodable=options.on_undecodable,
             auto_ack=options.ack == "auto",
-            peek=schemas.peek,
+            peek=self._codec,
             ack=self.ack,
             timings=timings,
             datetimes=datetimes,
@@ -218,7 +220,7 @@ class Delivery:
 
     def _fetch(self, schema_ids: tuple[str, ...]) -> None:
         try:
-            codecs = {name: codec_of(self._schemas, name) for name in schema_ids}
+            found = {name: codec_of(self._schemas, name) for name in schema_ids}
         except SfPubSubError as error:
             over = self.driver.over
             with self._lock:
@@ -226,7 +228,16 @@ class Delivery:
                 self._consumer.not_found(error, time.monotonic(), jitter, over=over)
         else:
             with self._lock:
+                codecs = {name: self._reading(codec) for name, codec in found.items()}
                 self._consumer.found(codecs)
+
+    def _codec(self, schema_id: str) -> Codec | None:
+        codec = self._schemas.peek(schema_id)
+        return None if codec is None else self._reading(codec)
+
+    def _reading(self, codec: Codec) -> Codec:
+        """Return the codec that reads the fields that were asked for."""
+        return codec if self._fields is None else codec.only(self._fields)
 
     def pause(self) -> None:
         """Hand out nothing, and ask for nothing more."""

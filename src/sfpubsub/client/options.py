@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
@@ -49,8 +49,32 @@ class SubscribeOptions:
     quarantine: Quarantine | None = None
     fallback: Replay | None = None
     """Of a plain subscription."""
+    fields: frozenset[str] | None = None
+    """What is read of an event; None for all."""
 
     def __post_init__(self) -> None:
         if self.ack not in get_args(AckMode):
             raise ConfigurationError(f"ack is 'auto' or 'manual', not {self.ack!r}")
         check_policy(self.on_undecodable, self.quarantine)
+
+
+def chosen_fields(fields: Iterable[str] | None) -> frozenset[str] | None:
+    """Return the fields that a caller chose.
+
+    Raises:
+        ConfigurationError: It is a text and not several, or something in it is not a field's name.
+    """
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        raise ConfigurationError(f"fields takes a list of names: write [{fields!r}]")
+    chosen = frozenset(fields)
+    for name in chosen:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"fields takes names of fields, not {name!r}")
+        whole, dot, _ = name.partition(".")
+        if dot:
+            raise ConfigurationError(
+                f"fields takes names of whole fields, not of parts: write {whole!r} for {name!r}"
+            )
+    return chosen

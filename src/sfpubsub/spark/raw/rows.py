@@ -8,9 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME
+from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME
 from sfpubsub.client.batch import Event
 from sfpubsub.errors import DecodeError
+from sfpubsub.spark.raw.decoded import HEADER_FIELDS, Decoded, decoded
 from sfpubsub.spark.raw.schema import CHANGE_HEADER, SCHEMA
 from sfpubsub.types import ReplayId
 
@@ -67,27 +68,55 @@ def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
         rows: In order of arrival.
         first_seq: ``ingest_seq`` of the first one.
     """
-    events = [row.event for row in rows]
+    found = Decoded(
+        pa.array([_time(row.event_time) for row in rows], TIME),
+        pa.array([row.payload_json for row in rows], pa.string()),
+        _change_headers([row.change_header for row in rows]),
+    )
+    keys, times = [row.key for row in rows], [row.received_at for row in rows]
+    return _table([row.event for row in rows], keys, times, first_seq, found)
+
+
+def _table(
+    events: Sequence[Event],
+    keys: Sequence[bytes],
+    received_at: Sequence[float],
+    first_seq: int,
+    payloads: Decoded,
+) -> pa.Table:
     raws = [event.raw for event in events]
     columns = {
         "event_id": [raw.id for raw in raws],
-        "dedupe_key": [row.key for row in rows],
+        "dedupe_key": keys,
         "replay_id": [bytes(raw.replay_id) for raw in raws],
         "topic": [event.topic for event in events],
         "subscription": [event.subscription for event in events],
         "schema_id": [raw.schema_id for raw in raws],
         "event_name": [event.codec.name for event in events],
-        "event_time": [_time(row.event_time) for row in rows],
-        "received_at": [round(row.received_at * 1_000_000) for row in rows],
-        "ingest_seq": range(first_seq, first_seq + len(rows)),
+        "event_time": payloads.event_time,
+        "received_at": [round(at * 1_000_000) for at in received_at],
+        "ingest_seq": range(first_seq, first_seq + len(events)),
         "payload": [raw.payload for raw in raws],
-        "payload_json": [row.payload_json for row in rows],
-        "org_id": pa.nulls(len(rows), pa.string()),  # of the rows of one writer, which adds it
-        "change_header": _change_headers([row.change_header for row in rows]),
+        "payload_json": payloads.payload_json,
+        "org_id": pa.nulls(len(events), pa.string()),  # of the rows of one writer, which adds it
+        "change_header": payloads.change_header,
         # Of a name that came twice the last one stays: a map has each once.
         "headers": [dict(raw.headers) if raw.headers else None for raw in raws],
     }
     return pa.Table.from_pydict(columns, schema=SCHEMA)
+
+
+def read_table(
+    events: Sequence[Event], received_at: Sequence[float], first_seq: int
+) -> tuple[pa.Table, list[tuple[int, Row]]]:
+    """Decode events; return `arrow_table` of their rows, and the rows without JSON by place."""
+    found = decoded(events)
+    if found is not None:
+        keys = [event.dedupe_key for event in events]
+        return _table(events, keys, received_at, first_seq, found), []
+    rows = list(map(read, events, received_at))
+    bad = [(place, row) for place, row in enumerate(rows) if row.error is not None]
+    return arrow_table(rows, first_seq), bad
 
 
 def _change_headers(headers: Sequence[Mapping[str, Any] | None]) -> pa.Array:
@@ -97,7 +126,7 @@ def _change_headers(headers: Sequence[Mapping[str, Any] | None]) -> pa.Array:
     said = [header or {} for header in headers]
     parts = [
         pa.array([as_said(header.get(name)) for header in said], field.type)
-        for field, (name, as_said) in zip(CHANGE_HEADER, _HEADER_FIELDS, strict=True)
+        for field, name, as_said in zip(CHANGE_HEADER, HEADER_FIELDS, _AS_SAID, strict=True)
     ]
     absent = pa.array([header is None for header in headers])
     return pa.StructArray.from_arrays(parts, fields=list(CHANGE_HEADER), mask=absent)
@@ -124,17 +153,17 @@ def _texts(value: object) -> list[str] | None:
     return value
 
 
-# In the order of `CHANGE_HEADER`: Salesforce's names, and what is taken for a value.
-_HEADER_FIELDS: tuple[tuple[str, Callable[[object], object]], ...] = (
-    ("entityName", _text),
-    ("recordIds", _texts),
-    ("changeType", _text),
-    ("changeOrigin", _text),
-    ("transactionKey", _text),
-    ("sequenceNumber", _number),
-    ("commitTimestamp", _time),
-    ("commitNumber", _number),
-    ("commitUser", _text),
+# In the order of `HEADER_FIELDS`: what is taken for a value.
+_AS_SAID: tuple[Callable[[object], object], ...] = (
+    _text,
+    _texts,
+    _text,
+    _text,
+    _text,
+    _number,
+    _time,
+    _number,
+    _text,
 )
 
 
@@ -147,7 +176,7 @@ class EventRows:
 
     def __init__(self) -> None:
         self.undecodable: list[tuple[int, Row]] = []
-        """The rows without JSON, and their places."""
+        """The rows without JSON, and their places; once there is the table."""
         self.schemas: dict[str, str] = {}
         """The schemas of all rows, as JSON texts by id; empty for a missing one."""
         self.position: ReplayId | None = None
@@ -155,23 +184,23 @@ class EventRows:
         self.bytes: int = 0
         """Of payload."""
         self._pieces: list[pa.Table] = []
-        self._rows: list[Row] = []
+        self._events: list[Event] = []
+        self._received: list[float] = []
         self._count = 0
 
     def extend(self, events: Iterable[Event], received_at: float) -> None:
-        """Read events, which arrived after those before. See `read`."""
+        """Take events, which arrived after those before."""
         for event in events:
-            row = read(event, received_at)
-            if row.error is not None:
-                self.undecodable.append((self._count, row))
-            self._rows.append(row)
-            self._count += 1
+            self._events.append(event)
             self.bytes += len(event.raw.payload)
             if event.raw.schema_id not in self.schemas:
                 self.schemas[event.raw.schema_id] = event.codec.schema_json
-        if self._rows:
-            self.position = self._rows[-1].event.replay_id
-        if len(self._rows) >= _PIECE:
+        added = len(self._events) - len(self._received)
+        self._received += [received_at] * added
+        self._count += added
+        if self._events:
+            self.position = self._events[-1].replay_id
+        if len(self._events) >= _PIECE:
             self._cut()
 
     def __len__(self) -> int:
@@ -179,10 +208,13 @@ class EventRows:
 
     def table(self) -> pa.Table:
         """Return all rows as Arrow data; ``ingest_seq`` means nothing yet."""
-        if self._rows or not self._pieces:
+        if self._events or not self._pieces:
             self._cut()
         return pa.concat_tables(self._pieces)
 
     def _cut(self) -> None:
-        self._pieces.append(arrow_table(self._rows, 0))
-        self._rows = []
+        start = self._count - len(self._events)
+        table, bad = read_table(self._events, self._received, 0)
+        self._pieces.append(table)
+        self.undecodable += [(start + place, row) for place, row in bad]
+        self._events, self._received = [], []

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import DecodeError, SchemaError
-from sfpubsub.spark.raw.rows import arrow_table, read
+from sfpubsub.spark.raw.rows import read_table
 from sfpubsub.spark.raw.schema import SCHEMA, SCHEMA_JSON
 from sfpubsub.types import Gap, RawEvent, ReplayId, dedupe_key
 
@@ -129,11 +129,10 @@ def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
         received_at=0.0,  # each event has its own
         ack=lambda first, last: None,
     )
-    rows = [read(event, at) for event, at in zip(batch, columns[3], strict=True)]
-    found = arrow_table(rows, partition.first_seq)
+    found, _ = read_table(list(batch), columns[3], partition.first_seq)
     # In the first row of each schema: whoever writes the rows can keep it (see `SCHEMA_JSON`).
     first = {schema_id: place for place, schema_id in reversed(list(enumerate(columns[1])))}
-    texts: list[str | None] = [None] * len(rows)
+    texts: list[str | None] = [None] * len(batch)
     for schema_id, place in first.items():
         texts[place] = partition.schemas.get(schema_id)
     found = found.append_column(SOURCE_SCHEMA.field(SCHEMA_JSON), pa.array(texts, pa.string()))

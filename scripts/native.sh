@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds the compiled decoder of native/ and installs it into .venv. Needs cargo, and takes about 20 s
+# of a processor the first time. The wheel stays in .venv/native/wheels, for other environments.
+#
+#   scripts/native.sh              build it and install it
+#   scripts/native.sh --test       and compare it with the Python code: what scripts/test.sh does
+#   scripts/native.sh --slow       and with a million damaged payloads, look at the code with clippy,
+#                                  and run the whole suite with it and without it
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/environment.sh
+. scripts/environment.sh
+prepare all,dev
+prepare_native || exit 0
+unset SFPUBSUB_NATIVE
+
+if [ $# -gt 0 ]; then
+  cargo fmt --check --manifest-path native/Cargo.toml
+  python -m pytest -q -m "not slow" tests/avro tests/spark/raw/test_decoded.py
+fi
+if [ "${1:-}" = --slow ]; then
+  cargo clippy --quiet --locked --manifest-path native/Cargo.toml -- -D warnings
+  python -m tests.avro.hostile
+  for way in 1 0; do
+    SFPUBSUB_NATIVE=$way python -m pytest -m "not slow and not foreign" \
+      --numprocesses $(($(nproc) + 1)) --dist loadgroup
+  done
+fi

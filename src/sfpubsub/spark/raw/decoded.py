@@ -1,0 +1,135 @@
+"""What a raw row has of a payload, made by the compiled decoder: no Python object an event.
+
+The Python code does the same event by event (`sfpubsub.spark.raw.rows`), and takes over where a
+schema or a payload is not for the compiled decoder. Invariant: the columns equal those of the
+Python code, or there are none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
+from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES
+from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
+from sfpubsub.client.batch import Event
+from sfpubsub.errors import SchemaError
+from sfpubsub.spark.raw.schema import CHANGE_HEADER
+
+# In the order of `CHANGE_HEADER`: Salesforce's names.
+HEADER_FIELDS = (
+    "entityName",
+    "recordIds",
+    "changeType",
+    "changeOrigin",
+    "transactionKey",
+    "sequenceNumber",
+    "commitTimestamp",
+    "commitNumber",
+    "commitUser",
+)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Columns of raw rows."""
+
+    event_time: pa.Array
+    payload_json: pa.Array
+    change_header: pa.Array
+
+
+def decoded(events: Sequence[Event]) -> Decoded | None:
+    """Return what the rows of some events have of their payloads; None if Python has to do it."""
+    places: dict[str, list[int]] = {}
+    for place, event in enumerate(events):
+        places.setdefault(event.raw.schema_id, []).append(place)
+    parts = []
+    for mine in places.values():
+        codec = events[mine[0]].codec.whole
+        fact = _fact(codec) if codec.compiled is not None else None
+        part = None
+        if fact is not None:
+            part = _decoded(codec, fact, [events[place].raw.payload for place in mine])
+        if part is None:
+            return None
+        parts.append(part)
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    order = [place for mine in places.values() for place in mine]
+    back = pa.array(sorted(range(len(order)), key=order.__getitem__), pa.int32())
+    return Decoded(
+        *(
+            pa.concat_arrays([getattr(part, name) for part in parts]).take(back)
+            for name in ("event_time", "payload_json", "change_header")
+        )
+    )
+
+
+def _decoded(codec: Codec, fact: pa.Field, payloads: list[bytes]) -> Decoded | None:
+    if sum(map(len, payloads)) > MAX_PAYLOAD_BYTES:
+        return None
+    message, left = codec.compiled.to_arrow_json(payloads, codec.fields.index(fact.name))
+    if left:
+        return None
+    columns = pa.schema([("text", pa.string()), fact])
+    texts, facts = pa.ipc.read_record_batch(pa.py_buffer(message), columns).columns
+    if not codec.is_change_event:
+        return Decoded(_times(facts), texts, pa.nulls(len(facts), CHANGE_HEADER))
+    parts = []
+    for name, field in zip(HEADER_FIELDS, CHANGE_HEADER, strict=True):
+        part = facts.field(name)
+        if field.type == TIME:
+            part = _times(part)
+        elif pa.types.is_list(field.type) and part.values.null_count:
+            return None
+        parts.append(part.cast(field.type))
+    absent = facts.is_null() if facts.null_count else None
+    header = pa.StructArray.from_arrays(parts, fields=list(CHANGE_HEADER), mask=absent)
+    return Decoded(header.field("commit_timestamp"), texts, header)
+
+
+def _times(milliseconds: pa.Array) -> pa.Array:
+    """Return times as Spark can hold them, null for the others."""
+    ends = pc.min_max(milliseconds)
+    first, last = ends["min"].as_py(), ends["max"].as_py()
+    if first is not None and (first < FIRST_TIME or last > LAST_TIME):
+        held = pc.and_(
+            pc.greater_equal(milliseconds, FIRST_TIME), pc.less_equal(milliseconds, LAST_TIME)
+        )
+        milliseconds = pc.if_else(held, milliseconds, pa.scalar(None, pa.int64()))
+    return milliseconds.view(pa.timestamp("ms", tz="UTC")).cast(TIME)
+
+
+def _fact(codec: Codec) -> pa.Field | None:
+    return _fact_of(codec.schema_json, codec.is_change_event)
+
+
+@functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
+def _fact_of(schema_json: str, is_change_event: bool) -> pa.Field | None:
+    """Return the field with the facts of an event, where it is of the documented type."""
+    name = CHANGE_EVENT_HEADER if is_change_event else "CreatedDate"
+    try:
+        kind = shape_of(schema_json).type
+    except SchemaError:  # it has no Arrow form, and JSON all the same
+        return None
+    if kind.get_field_index(name) < 0:
+        return None
+    field = kind.field(name)
+    if not is_change_event:
+        return field if field.type == pa.int64() else None
+    for part, target in zip(HEADER_FIELDS, CHANGE_HEADER, strict=True):
+        place = field.type.get_field_index(part) if pa.types.is_struct(field.type) else -1
+        if place < 0:
+            return None
+        given, wanted = field.type.field(place).type, target.type
+        if given != (pa.int64() if wanted == TIME else wanted) and not (
+            wanted == pa.int64() and given == pa.int32()
+        ):
+            return None
+    return field

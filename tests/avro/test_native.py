@@ -1,0 +1,324 @@
+"""The compiled decoder: equal to the Python code on anything, and safe with any bytes.
+
+Skipped where it is not installed: ``scripts/native.sh`` installs it. ``tests/avro/hostile.py`` is
+the long form, a million damaged payloads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+import time
+import tomllib
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfpubsub.avro import native
+from sfpubsub.avro.bitmaps import ChangeSchema
+from sfpubsub.avro.codec import Codec
+from sfpubsub.errors import DecodeError
+
+from .hostile import Ways, damaged, outcome
+from .schemas import CORPUS, golden, payload, schema_text, values
+from .test_decoder import SLOW, codec_of, collect, number, schemas, value_of
+
+ROOT = Path(__file__).parent.parent.parent
+
+needs_native = pytest.mark.skipif(
+    not native.is_installed(), reason="sfpubsub-native is not installed, or switched off"
+)
+
+
+def ways(*types) -> Ways:
+    return Ways(codec_of(*types).schema_json)
+
+
+# Equal
+
+
+@needs_native
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_corpus_is_read_as_by_the_python_code(name):
+    """Every schema of the corpus is taken, and every result is the same, types and order too."""
+    both = Ways(schema_text(name))
+    assert both.is_compiled
+    raws = [raw for raw, _ in golden(name)]
+    raws += [payload(name, value) for value in values(name, 60)]
+    both.check(raws)
+    assert [both.compiled.to_json(raw) for raw, _ in golden(name)] == [t for _, t in golden(name)]
+
+
+@needs_native
+@SLOW
+@given(st.data())
+def test_random_schemas_are_read_as_by_the_python_code(data):
+    """Any value of any schema, cut and with a byte too many as well."""
+    schema = data.draw(schemas())
+    both = Ways(json.dumps(schema))
+    raws = []
+    for _ in range(3):
+        raw = both.pure.encode(value_of(data.draw, schema, collect(schema, {})))
+        raws += [raw, raw[: data.draw(st.integers(0, len(raw)))], raw + b"\x00"]
+    both.check(raws)
+
+
+@needs_native
+@SLOW
+@given(schema=schemas(), raws=st.lists(st.binary(max_size=60), max_size=4))
+def test_random_bytes_are_read_as_by_the_python_code(schema, raws):
+    """A value or one error, and the same by either way."""
+    Ways(json.dumps(schema)).check(raws)
+
+
+@needs_native
+def test_damaged_payloads_are_read_as_by_the_python_code():
+    """Real payloads with bytes changed, cut out and put in: the short form of hostile.py."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for name in CORPUS:
+        both = Ways(schema_text(name))
+        both.check([damaged(rng, raw) for raw, _ in golden(name) for _ in range(5)])
+
+
+@needs_native
+@pytest.mark.parametrize("name", CORPUS)
+def test_some_fields_are_read_as_by_the_python_code(monkeypatch, name):
+    """The others are stepped over, and have to fit all the same."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    whole = Codec("id", schema_text(name))
+    wanted = frozenset(rng.sample(whole.fields, len(whole.fields) // 4))
+    fast = whole.only(wanted)
+    assert fast.compiled is not None
+    monkeypatch.setattr(native, "compiled", None)
+    slow = Codec("id", schema_text(name)).only(wanted)
+    assert slow.compiled is None
+    raws = [raw for raw, _ in golden(name)]
+    for raw in [*raws, *(damaged(rng, raw) for raw in raws * 5)]:
+        for way in ("decode", "to_json", "decode_with_json"):
+            found, expected = (outcome(getattr(codec, way), raw) for codec in (fast, slow))
+            assert repr(found) == repr(expected)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("double", 1e16, "1e+16"),
+        ("double", -1.5e300, "-1.5e+300"),
+        ("double", 1e-7, "1e-7"),
+        ("double", -0.0, "-0.0"),
+        ("double", 5e-324, "5e-324"),
+        ("double", 0.1, "0.1"),
+        ("float", 0.1, "0.10000000149011612"),
+        ("long", -(2**63), "-9223372036854775808"),
+        ("string", 'ü"\\\n\x00\x1f\x7f\u2028🙂', '"ü\\"\\\\\\n\\u0000\\u001f\x7f\u2028🙂"'),
+        ("bytes", b"", '""'),
+        ("bytes", b"\xff", '"/w=="'),
+        ("bytes", b"\xff\xfe", '"//4="'),
+        ("bytes", b"\xff\xfe\xfd", '"//79"'),
+        ({"type": "map", "values": ["null", "int"]}, {"é": 1, "": None}, '{"é":1,"":null}'),
+        ({"type": "array", "items": "boolean"}, [True, False], "[true,false]"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", '"B"'),
+        ({"type": "fixed", "name": "F", "size": 2}, b"\x00\x01", '"AAE="'),
+        (["int", "string", "null"], None, "null"),
+        (["int", "string", "null"], "x", '"x"'),
+    ],
+)
+def test_json_is_spelled_as_by_the_python_code(kind, value, text):
+    """Every kind of value; the way of the fields around it is that of the corpus."""
+    both = ways(kind)
+    raw = both.pure.encode({"f0": value})
+    assert both.is_compiled
+    assert both.compiled.to_json(raw) == f'{{"f0":{text}}}'
+    both.check([raw])
+
+
+@needs_native
+@pytest.mark.parametrize("number_", [math.nan, math.inf, -math.inf])
+def test_an_odd_number_has_its_word_in_json(number_):
+    """JSON has none for it; Arrow takes it as it is."""
+    both = ways("float", ["null", "double"])
+    raw = struct.pack("<f", number_) + b"\x02" + struct.pack("<d", number_)
+    both.check([raw])
+
+
+@needs_native
+def test_a_key_that_comes_twice_is_read_as_by_the_python_code():
+    """In a dict the last one wins, in the place of the first; Arrow keeps both."""
+    both = ways({"type": "map", "values": "int"})
+    raw = number(3) + b"\x02a\x02" + b"\x02b\x04" + b"\x02a\x06" + b"\x00"
+    assert both.compiled.to_json(raw) == '{"f0":{"a":3,"b":2}}'
+    both.check([raw])
+
+
+@needs_native
+def test_payloads_may_be_in_any_buffer():
+    """What protobuf hands over is bytes; a user may have a view of a file."""
+    both = ways("string", ["null", "bytes"])
+    raw = both.pure.encode({"f0": "ü", "f1": b"\x01"})
+    for kind in (bytearray, memoryview):
+        assert both.compiled.decode(kind(raw)) == both.pure.decode(raw)
+        assert both.compiled.to_json(kind(raw)) == both.pure.to_json(raw)
+        assert both.compiled.facts_and_json(kind(raw)) == both.pure.facts_and_json(raw)
+
+
+@needs_native
+def test_bitmaps_are_expanded_as_by_the_python_code(monkeypatch):
+    """The same names, and the same error for an entry that the schema cannot explain."""
+    text = schema_text("account_change")
+    fast = ChangeSchema("id", text)
+    monkeypatch.setattr(native, "compiled", None)
+    slow = ChangeSchema("id", text)
+    entries = [f"0x{bits:X}" for bits in (0, 1, 2, 3, 0xFF, 2**61, 2**62, 2**200)]
+    entries += [f"{place}-0x{bits:02x}" for place in range(70) for bits in (0, 1, 3, 0x0180, 2**40)]
+    entries += ["", "0x", "0X1", "0x1 ", " 0x1", "-0x1", "+6-0x1", "-6-0x1", "6-0x", "6-", "6-0xg"]
+    entries += ["10000-0x1", "0006-0x1", "²-0x1", "6-0x1-0x1", "0x" + "0" * 600 + "1", "0x\ud800"]
+    entries += ["Name", "BillingAddress.City", "ChangeEventHeader", "0x" + "0" * 2000 + "1"]
+    for entry in entries:
+        found = []
+        for schema in (fast, slow):
+            try:
+                found.append(schema.expand([entry]))
+            except DecodeError as error:
+                found.append(str(error))
+        assert found[0] == found[1], entry
+
+
+# Bounded
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        ("string", number(2**60)),
+        ("bytes", number(2**60) + b"abc"),
+        ("string", number(-4) + b"abc"),
+        ("string", b"\x06\xed\xa0\x80"),
+        ("long", b"\x80" * 5_000_000),
+        ({"type": "array", "items": "int"}, number(2**60)),
+        ({"type": "array", "items": "int"}, number(-(2**62)) + b"\x00"),
+        ({"type": "array", "items": "int"}, number(-(2**63)) + b"\x00"),
+        ({"type": "map", "values": "string"}, number(2**60) + b"\x00" * 100),
+        ({"type": "array", "items": {"type": "array", "items": "int"}}, number(50) * 5_000),
+    ],
+)
+def test_hostile_counts_cost_neither_time_nor_memory(kind, raw):
+    """Nothing is allocated for a number before it was compared with the bytes that are left."""
+    both = ways(kind)
+    assert both.is_compiled
+    decoder = both.compiled.compiled
+    tracemalloc.start()
+    started = time.process_time()
+    for way in (decoder.decode, decoder.to_json, lambda raw: decoder.to_json_with(raw, 0)):
+        with pytest.raises(ValueError, match="careful reading"):
+            way(raw)
+    for message, left in (decoder.to_arrow([raw]), decoder.to_arrow_json([raw], 0)):
+        assert left == [0]
+        assert len(message) < 1_000
+    assert time.process_time() - started < 2
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000 + 5 * len(raw)
+    tracemalloc.stop()
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ["null", "R"],
+        "null",
+        {"type": "array", "items": "null"},
+        {"type": "record", "name": "Empty", "fields": []},
+        {"type": "fixed", "name": "F", "size": 0},
+        {"type": "fixed", "name": "F", "size": 2**60},
+        {"type": "long", "logicalType": "timestamp-millis"},
+        {"type": "record", "name": "Twice", "fields": [{"name": "a", "type": "int"}] * 2},
+        ["string"],
+        ["string", "null"],
+    ],
+)
+def test_other_schemas_are_left_to_the_python_code(kind):
+    """Types without a byte, of which a few bytes could ask many; what is converted; the rare."""
+    assert codec_of(kind).compiled is None
+
+
+@needs_native
+@pytest.mark.parametrize(("levels", "fan"), [(25, 2), (3_000, 1), (90, 1)])
+def test_a_schema_that_grows_without_end_is_left_to_the_python_code(levels, fan):
+    """Neither the stack nor the memory is at the mercy of a schema."""
+    named = {"L0": {"type": "record", "name": "L0", "fields": [{"name": "a", "type": "int"}]}}
+    for level in range(1, levels):
+        fields = [{"name": f"f{n}", "type": f"L{level - 1}"} for n in range(fan)]
+        named[f"L{level}"] = {"type": "record", "name": f"L{level}", "fields": fields}
+    started = time.process_time()
+    assert native.decoder_of(named[f"L{levels - 1}"], named) is None
+    assert time.process_time() - started < 2
+
+
+@needs_native
+def test_the_largest_objects_are_taken():
+    """Some 900 fields."""
+    assert codec_of(*[["null", "string"]] * 900).compiled is not None
+
+
+@needs_native
+def test_threads_share_a_decoder():
+    """Decoding in Arrow's form leaves the GIL; nothing is shared but what never changes."""
+    both = Ways(schema_text("account_change"))
+    raws = [payload("account_change", value) for value in values("account_change", 400)] * 2
+    expected = both.compiled.compiled.to_arrow(raws)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: both.compiled.compiled.to_arrow(raws), range(20)):
+            assert found == expected
+
+
+# Never needed
+
+
+def test_it_can_be_switched_off():
+    """SFPUBSUB_NATIVE=0: it is not even imported."""
+    code = (
+        "import sys, sfpubsub.avro.native as native, sfpubsub.avro.codec;"
+        "print(native.is_installed(), 'sfpubsub_native' in sys.modules)"
+    )
+    environment = {**os.environ, "SFPUBSUB_NATIVE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_another_version_is_not_used(monkeypatch, caplog):
+    """What was built for other code might mean something else; the log says so."""
+    monkeypatch.delenv("SFPUBSUB_NATIVE", raising=False)
+    monkeypatch.setitem(sys.modules, "sfpubsub_native", type(sys)("sfpubsub_native"))
+    sys.modules["sfpubsub_native"].__version__ = "0.0.1"
+    assert native._load() is None
+    assert f"sfpubsub-native 0.0.1 is installed and not used: {''}" in caplog.text
+    assert native.VERSION in caplog.text
+
+
+def test_the_version_is_written_once():
+    """Of the package, of what asks for it, and of the extra."""
+    cargo = tomllib.loads((ROOT / "native" / "Cargo.toml").read_text())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cargo["package"]["version"] == native.VERSION
+    assert f"sfpubsub-native=={native.VERSION}" in extras["optional-dependencies"]["native"]
+
+
+def test_nothing_of_it_is_unsafe():
+    """The compiler refuses unsafe code, as long as this line is there."""
+    assert "#![forbid(unsafe_code)]" in (ROOT / "native" / "src" / "lib.rs").read_text()
