@@ -36,7 +36,7 @@ def lag(
     endpoint: str | None,
     as_json: bool,
 ) -> None:
-    """Show how far `subscribe` and `ingest` have got on this machine.
+    """Show how far `subscribe`, `ingest` and `mirror run` have got on this machine.
 
     Each run keeps a small file about itself, until a later run of the same replaces it; this reads
     those files and asks the service nothing. The newest comes first. Nothing on file is exit
@@ -58,7 +58,7 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"no subscribe or ingest of {what} has run here, going by {directory}: run this on the "
+            f"no subscribe, ingest or mirror of {what} has run here, going by {directory}: run this on the "
             f"machine and as the user that runs it"
         )
     now = time.time()

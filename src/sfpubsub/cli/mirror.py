@@ -17,6 +17,7 @@ from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import ManagedName, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.cli.watching import Address, http_option
 from sfpubsub.errors import MissingExtraError
 from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
 
@@ -118,6 +119,7 @@ def mirror() -> None:
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
+@http_option
 @service_options
 def run(
     objects: tuple[str, ...],
@@ -139,6 +141,7 @@ def run(
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
+    http: Address | None,
     **service: str | None,
 ) -> None:
     """Keep a table of each OBJECT that equals the org, until Ctrl-C.
@@ -179,7 +182,7 @@ def run(
     )
     stop = StopRequest()
     with stop.installed():
-        found.all(master, spark_settings(conf, packages), stop, once=once)
+        found.all(master, spark_settings(conf, packages), stop, once=once, address=http)
     click.echo(json.dumps(found.summary()))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)

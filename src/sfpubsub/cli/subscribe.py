@@ -13,11 +13,11 @@ import click
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.output import Output
 from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
-from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.render import event_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
+from sfpubsub.cli.watching import Address, http_option, watching
 from sfpubsub.cli.words import counted
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
@@ -84,6 +84,7 @@ _GRACE = 3.0
     metavar="DIR",
     help="Keep events that cannot be decoded here and go on.  [default: stop at the first]",
 )
+@http_option
 @service_options
 @click.pass_context
 def subscribe(
@@ -99,6 +100,7 @@ def subscribe(
     store_file: str | None,
     fallback: str | None,
     quarantine_dir: str | None,
+    http: Address | None,
     **service: str | None,
 ) -> None:
     """Print events as JSON lines on stdout.
@@ -111,8 +113,8 @@ def subscribe(
     if [managed, topic, channel].count(None) != 2:
         raise click.UsageError("give either --managed, --topic or --channel")
     if channel is not None:
-        if raw or quarantine_dir is not None:
-            raise click.UsageError("--raw and --quarantine do not go with --channel")
+        if raw or quarantine_dir is not None or http is not None:
+            raise click.UsageError("--raw, --quarantine and --http do not go with --channel")
         from sfpubsub.cli import channel as streaming
 
         streaming.run(
@@ -135,7 +137,10 @@ def subscribe(
     out = Output(sys.stdout)
     kept = None if quarantine_dir is None else FileQuarantine(quarantine_dir)
     first = "latest" if replay is None else replay
+    settings = Settings.load(service)
     with ExitStack() as opened:
+        title = f"subscribe to {topic if managed is None else managed}"
+        monitor = opened.enter_context(watching(title, http, timings=settings.timings))
         start: str | FileReplayStore = first
         schemas = None
         if store_file is not None:
@@ -143,13 +148,12 @@ def subscribe(
             schemas = FileSchemaStore(f"{store_file}.schemas")
         client = opened.enter_context(connected_client(schemas, **service))
         stop = opened.enter_context(StopRequest().installed())
-        status = opened.enter_context(_status_file(managed, topic, service))
+        status = opened.enter_context(_status_file(managed, topic, settings))
+        monitor.observe(status.observation)
         subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
         status.follow(subscription)
-        progress = Progress(subscription.name)
-        printer = _Printer(out, status, progress, raw=raw, max_events=max_events)
+        printer = _Printer(out, status, raw=raw, max_events=max_events)
         _run(subscription, printer, stop, idle_timeout)
-    progress.end(subscription.health(), time.monotonic())
     said = counted(printer.count, "event")
     if printer.unread:
         said += f", {printer.unread} more not read"
@@ -166,10 +170,7 @@ def _check_replay(replay: str | None) -> None:
         raise click.BadParameter(str(error), param_hint="--replay") from error
 
 
-def _status_file(
-    managed: str | None, topic: str | None, service: dict[str, str | None]
-) -> StatusFile:
-    settings = Settings.load(service)
+def _status_file(managed: str | None, topic: str | None, settings: Settings) -> StatusFile:
     if topic is None:
         return StatusFile("subscribe", "managed", str(managed), settings)
     return StatusFile("subscribe", "topic", topic, settings)
@@ -207,14 +208,12 @@ class _Printer:
         self,
         out: Output,
         status: StatusFile,
-        progress: Progress,
         *,
         raw: bool,
         max_events: int | None,
     ) -> None:
         self.out = out
         self.status = status
-        self.progress = progress
         self._raw = raw
         self._max = max_events
         self._written = 0
@@ -289,7 +288,6 @@ def _print(
             printer.write(batch)
         printer.ack_read()
         health = subscription.health()
-        printer.progress.look(health, now)
         listening = waiting.look(health, now)
         if batch is not None or listening == "no":
             silent_since = now
