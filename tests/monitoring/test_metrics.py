@@ -87,7 +87,7 @@ def test_prometheus_text_of_everything(told):
         f'messaging_process_duration_seconds_bucket{{messaging_operation_name="write",{system},'
         f'le="+Inf"}} 1',
         f'messaging_process_duration_seconds_count{{messaging_operation_name="write",{system}}} 1',
-        f'messaging_salesforce_last_message_time_seconds{{{sub},{system}}} {NOW:.0f}',
+        f"messaging_salesforce_last_message_time_seconds{{{sub},{system}}} {NOW:.0f}",
         'messaging_salesforce_log_records_total{level="error",messaging_system="x"} 2',
         f'messaging_salesforce_failing{{{system},situation="silent"}} 0',
     ):

@@ -69,7 +69,7 @@ def _verdict(monitor: Monitor) -> Element:
 def _plots(monitor: Monitor, now: float) -> Iterator[Element]:
     figures = [plot(series, points, now) for series, points in monitor.history.points().items()]
     if figures:
-        yield element("h2", "The last 6 hours")
+        yield element("h2", "The last 6 hours, in UTC")
         yield element("div", *figures, class_="plots")
 
 

@@ -10,14 +10,15 @@ from sfpubsub.monitoring.history import KEPT, Point, Series
 from sfpubsub.monitoring.html import element
 
 # Of the drawing's own units; the page scales it to its width.
-_WIDTH, _HEIGHT = 600, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 8, 20
+_WIDTH, _HEIGHT = 480, 150
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 22
 
 # Columns with one value each, the largest of those in it: a peak must not get lost.
 _COLUMNS = 180
 
-# Hours between two marks below.
+# Hours between two marks below, and how far from an edge one is left out: half of its text.
 _HOURS = 2
+_HALF = 24
 
 
 def plot(series: Series, points: Sequence[Point], now: float) -> Element:
@@ -61,8 +62,9 @@ def _grid(top: float, now: float) -> list[Element]:
     step = _HOURS * 3600
     hour = (int(now - KEPT) // step + 1) * step
     while hour <= now:
-        text = datetime.fromtimestamp(hour, UTC).strftime("%H:%M")
-        parts.append(element("text", text, x=_x(hour, now), y=_HEIGHT - 4, class_="time"))
+        text, x = datetime.fromtimestamp(hour, UTC).strftime("%H:%M"), _x(hour, now)
+        if _LEFT + _HALF <= x <= _WIDTH - _HALF:
+            parts.append(element("text", text, x=x, y=_HEIGHT - 4, class_="time"))
         hour += step
     return parts
 
