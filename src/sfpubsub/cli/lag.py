@@ -58,8 +58,8 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"no subscribe, ingest or mirror of {what} has run here, going by {directory}: run this "
-            f"on the machine and as the user that runs it"
+            f"no subscribe, ingest or mirror of {what} has run here, going by {directory}: run "
+            f"this on the machine and as the user that runs it"
         )
     now = time.time()
     records = [_record(status, now) for status in chosen]
