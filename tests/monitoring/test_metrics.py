@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfpubsub.monitoring.metrics import BUCKETS, OPERATION, SYSTEM, Metric, metrics_page
+from sfpubsub.monitoring.metrics import BUCKETS, OPERATION, SCHEMA_URL, SYSTEM, Metric, metrics_page
 from sfpubsub.monitoring.monitor import Monitor
 from sfpubsub.monitoring.prometheus import prometheus_text
 from sfpubsub.monitoring.registry import Registry, Sample, labels_of
@@ -139,7 +139,7 @@ def test_opentelemetry_reads_the_same(told):
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-    from sfpubsub.monitoring.otel import SCHEMA_URL, export_metrics
+    from sfpubsub.monitoring.otel import export_metrics
 
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])

@@ -17,8 +17,10 @@ from sfpubsub.cli.live import echo
 from sfpubsub.cli.service import StopRequest, connected_client
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.tracing import Subscription as Reading
+from sfpubsub.cli.tracing import TracedSubscription, TracedWriter
 from sfpubsub.cli.waiting import Waiting
-from sfpubsub.cli.watching import Address, watching
+from sfpubsub.cli.watching import Address, is_traced, watching
 from sfpubsub.cli.write_watch import WriteWatch
 from sfpubsub.config import WINDOW, Limits, Settings
 from sfpubsub.errors import SfPubSubError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.spark.ingest.channels import ChannelSubscription
+    from sfpubsub.spark.ingest.job import Writer
     from sfpubsub.spark.ingest.progress import Progress
     from sfpubsub.spark.ingest.sidecars import Sidecars
     from sfpubsub.spark.ingest.streams import OnFailure, Stream, Streams
@@ -242,9 +245,17 @@ class Run:
             self.report.progress(source, progress)
             watch.wrote(progress)
 
+        read_from: Reading = subscription
+        write_with: Writer = member
+        if is_traced():
+            from sfpubsub.monitoring.tracing import SourceTracing
+
+            tracing = SourceTracing(source.kind, source.name, endpoint=self._settings.endpoint)
+            read_from = TracedSubscription(subscription, tracing)
+            write_with = TracedWriter(member, tracing)
         job = IngestJob(
-            subscription,
-            member,
+            read_from,
+            write_with,
             beside=table.sidecars,
             on_progress=wrote,
             on_acked=status.acked,

@@ -6,7 +6,8 @@ import math
 import sys
 import time
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import click
 
@@ -16,8 +17,10 @@ from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
 from sfpubsub.cli.render import event_line
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.tracing import Subscription as Reading
+from sfpubsub.cli.tracing import TracedSubscription
 from sfpubsub.cli.waiting import Waiting
-from sfpubsub.cli.watching import Address, http_option, watching
+from sfpubsub.cli.watching import Address, http_option, is_traced, watching
 from sfpubsub.cli.words import counted
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
@@ -153,7 +156,15 @@ def subscribe(
         subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
         status.follow(subscription)
         printer = _Printer(out, status, raw=raw, max_events=max_events)
-        _run(subscription, printer, stop, idle_timeout)
+        if is_traced():
+            from sfpubsub.monitoring.tracing import SourceTracing
+
+            kind, name = status.status.kind, status.status.name
+            tracing = SourceTracing(kind, name, endpoint=settings.endpoint)
+            traced = TracedSubscription(subscription, tracing)
+            _run(traced, printer, stop, idle_timeout, tracing.processing)
+        else:
+            _run(subscription, printer, stop, idle_timeout)
     said = counted(printer.count, "event")
     if printer.unread:
         said += f", {printer.unread} more not read"
@@ -266,10 +277,14 @@ class _Printer:
 
 
 def _run(
-    subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
+    subscription: Reading,
+    printer: _Printer,
+    stop: StopRequest,
+    idle_timeout: float | None,
+    processing: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     try:
-        _print(subscription, printer, stop, idle_timeout)
+        _print(subscription, printer, stop, idle_timeout, processing)
     except Exception:
         _wait_for_reader(subscription, printer, stop)
         raise
@@ -277,7 +292,11 @@ def _run(
 
 
 def _print(
-    subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
+    subscription: Reading,
+    printer: _Printer,
+    stop: StopRequest,
+    idle_timeout: float | None,
+    processing: Callable[[int], AbstractContextManager[object]],
 ) -> None:
     waiting = Waiting()
     silent_since = time.monotonic()
@@ -285,7 +304,8 @@ def _print(
         batch = subscription.next_batch(_POLL)
         now = time.monotonic()
         if batch is not None:
-            printer.write(batch)
+            with processing(len(batch)):
+                printer.write(batch)
         printer.ack_read()
         health = subscription.health()
         listening = waiting.look(health, now)
@@ -297,7 +317,7 @@ def _print(
         printer.status.look()
 
 
-def _wait_for_reader(subscription: Subscription, printer: _Printer, stop: StopRequest) -> None:
+def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
     """Wait until what was written is read, as long as there is anyone to read it."""
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):

@@ -85,7 +85,7 @@ def watching(
         if not (sys.stderr.isatty() and sys.stdout.isatty() and title.startswith("subscribe")):
             monitor.on_look(line.look)
         opened.enter_context(monitor)
-        if _is_traced():
+        if is_traced():
             from sfpubsub.monitoring.otel import export_metrics
 
             export_metrics(monitor.registry)
@@ -95,7 +95,7 @@ def watching(
         yield monitor
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether somebody has set up OpenTelemetry, and it is there: its import takes a while."""
     is_set_up = any(name.startswith("OTEL_") for name in os.environ)
     return is_set_up and importlib.util.find_spec("opentelemetry") is not None

@@ -20,6 +20,9 @@ SUBSCRIPTION = "messaging.destination.subscription.name"
 OPERATION = "messaging.operation.name"
 SOURCE = (SYSTEM, DESTINATION, SUBSCRIPTION)
 
+# Of the conventions, for OpenTelemetry.
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+
 # What `SYSTEM` is; the conventions list no name for this service, and allow others.
 SYSTEM_NAME = "salesforce_pubsub"
 

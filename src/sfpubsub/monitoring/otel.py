@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 from sfpubsub import __version__
 from sfpubsub.errors import MissingExtraError
-from sfpubsub.monitoring.metrics import BUCKETS, Metric
+from sfpubsub.monitoring.metrics import BUCKETS, SCHEMA_URL, Metric
 from sfpubsub.monitoring.registry import Histogram, Labels, Registry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.metrics import Histogram as OtelHistogram
-
-# Of the conventions that our names follow.
-SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
 
 def export_metrics(registry: Registry, provider: MeterProvider | None = None) -> None:
