@@ -14,8 +14,8 @@ NOW = 1_800_000_000.0
 class Clock:
     """Seconds since 1970 that a test moves."""
 
-    def __init__(self) -> None:
-        self.now = NOW
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now

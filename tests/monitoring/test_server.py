@@ -7,7 +7,6 @@ import http.client
 import json
 import math
 import os
-import shutil
 import socket
 
 import pytest
@@ -21,13 +20,10 @@ from sfpubsub.monitoring.registry import Sample
 from sfpubsub.monitoring.server import serve
 from sfpubsub.types import Gap, ReplayId
 
+from ..browser import BROWSER, FAINT, OPTIONS, WIDTHS
 from ..conftest import PATIENCE
 from .support import HOUR, NOW, Clock, Subscription
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = os.environ.get("BROWSER_FOR_TESTS") or next(filter(None, map(shutil.which, _NAMES)), None)
-
-WIDTHS = (1280, 390)
 HOSTILE = "<script>alert('x')</script>&\"/event/" + "Long_Name_" * 12
 POSITION = ReplayId(bytes(range(12)))
 
@@ -216,9 +212,8 @@ def test_the_page_in_a_browser(served, tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     _, url = served
     complaints: list[str] = []
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=BROWSER, args=options)
+        browser = play.chromium.launch(executable_path=BROWSER, args=OPTIONS)
         page = browser.new_page()
         page.set_default_timeout(PATIENCE * 1000)
         page.on("console", lambda said: complaints.append(said.text))
@@ -236,7 +231,7 @@ def test_the_page_in_a_browser(served, tmp_path):
         for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 22, 28)")):
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
-            assert page.evaluate(_FAINT) == [], scheme
+            assert page.evaluate(FAINT) == [], scheme
             for width in WIDTHS:
                 page.set_viewport_size({"width": width, "height": 800})
                 over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -245,22 +240,3 @@ def test_the_page_in_a_browser(served, tmp_path):
                 page.screenshot(path=f"{where}/{scheme}-{width}.png", full_page=True)
         browser.close()
     assert complaints == []
-
-
-# Text and its ground, by the formula of WCAG 2: 4.5 is its level AA.
-_FAINT = """(() => {
-  const numbers = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => { const [r, g, b] = numbers(c).map(v => v / 255)
-      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const ground = e => { for (; e; e = e.parentElement) {
-      const c = getComputedStyle(e).backgroundColor;
-      if (numbers(c)[3] !== 0) return c; } return 'rgb(255, 255, 255)'; };
-  return [...document.querySelectorAll('body *')]
-    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
-    .filter(e => {
-      const own = getComputedStyle(e);
-      const [a, b] = [light(e.closest('svg') ? own.fill : own.color), light(ground(e))];
-      return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5; })
-    .map(e => e.outerHTML.slice(0, 100));
-})()"""

@@ -89,6 +89,20 @@ def connected_client(schema_store, sessions, **service):
     yield Client()
 
 runs.connected_client = connected_client
+
+@contextmanager
+def watching(*arguments, **options):
+    with really_watching(*arguments, **options) as monitor:
+        monitors.append(monitor)
+        yield monitor
+
+monitors, really_watching = [], runs.watching
+runs.watching = watching
+
+def scrape():
+    from sfpubsub.monitoring.prometheus import prometheus_text
+    print(prometheus_text(monitors[0].registry.collect()), file=sys.stderr)
+
 try:
     command.ingest.main(sys.argv[1:], standalone_mode=True)
 except SfPubSubError as error:
@@ -195,7 +209,8 @@ def test_several_sources_are_one_table(tmp_path: Path):
     """A failure of one stops the other in order, is named, and decides the exit code; each source
     has its line."""
     done = run(
-        "[3], [2, after_the_other, SfPubSubError('it broke')]",
+        "[3], [2, after_the_other, scrape, SfPubSubError('it broke')]",
+        *("--http", "0"),
         *("--managed", "My_Sub", "--topic", "/event/Order_Event__e"),
         *("--to", str(tmp_path / "org"), "--fallback", "earliest"),
         *("--staging", str(tmp_path / "aside")),
@@ -212,6 +227,8 @@ def test_several_sources_are_one_table(tmp_path: Path):
     assert len(ids_of(tmp_path / "org")) == 3
     assert (tmp_path / "aside" / ".org.sfpubsub" / "_quarantine").is_dir()
     assert "3 rows in 1 batch" in done.stderr
+    assert "metrics, health and a page: http://127.0.0.1:" in done.stderr
+    assert f'messaging_salesforce_last_message_time_seconds{{{_OF}="My_Sub"' in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     # What `sfpubsub lag` reads.
     found, _ = read_all(tmp_path / "state")
@@ -461,6 +478,8 @@ def test_the_page_names_every_option_key_and_column():
     for ending in get_args(Ending):
         assert f"`{ending}`" in PAGE
 
+
+_OF = "messaging_destination_subscription_name"
 
 # What people see.
 
