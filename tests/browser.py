@@ -26,7 +26,7 @@ FAINT = """(() => {
   const ink = e => getComputedStyle(e)[e.closest('svg') ? 'fill' : 'color'];
   return [...document.querySelectorAll('body *')]
     .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
-    .filter(e => !['OPTION', 'SCRIPT'].includes(e.tagName))
+    .filter(e => !['OPTION', 'SCRIPT', 'title'].includes(e.tagName))
     .filter(e => e.textContent.trim() && (e.offsetParent || e.closest('svg')))
     .map(e => { const [a, b] = [light(ink(e)), light(ground(e))];
       return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)]; })
