@@ -85,6 +85,16 @@ def batch_of(*created: float) -> EventBatch:
     )
 
 
+def test_a_run_that_fails_says_so_to_whoever_watches(state):
+    """Ctrl-C is no failure."""
+    with pytest.raises(RuntimeError), keep(Clock(NOW)) as failed:
+        raise RuntimeError("it broke")
+    assert failed.observation.look().error == "it broke"
+    with pytest.raises(KeyboardInterrupt), keep(Clock(NOW)) as stopped:
+        raise KeyboardInterrupt
+    assert stopped.observation.look().error is None
+
+
 def test_the_file_says_what_happened_and_when(state):
     """Position, last commit, last message, the age of the last acked event: each from its cause."""
     clock, subscription = Clock(NOW), Subscription()

@@ -8,7 +8,7 @@ import pytest
 
 from sfpubsub.cli.subscribe import _Printer, _run
 from sfpubsub.cli.tracing import TracedSubscription, TracedWriter
-from sfpubsub.monitoring.tracing import SourceTracing, trace_headers
+from sfpubsub.monitoring.tracing import SourceTracing, _created, trace_headers
 from sfpubsub.types import RawEvent, ReplayId
 
 from ..client.test_managed import NAME, TOPIC
@@ -97,9 +97,9 @@ def test_a_response_links_to_where_its_events_were_made(traced):
     assert list(headers) == ["traceparent"]
     tracing = SourceTracing("topic", TOPIC, provider=provider)
     carried = tuple((name, value.encode()) for name, value in headers.items())
-    tracing.received(
-        batch(1, carried, (("traceparent", b"no context \xff"),), (("other", b"x"),), ()), 0
-    )
+    response = batch(1, carried, (("traceparent", b"no context \xff"),), (("other", b"x"),), ())
+    assert len(_created(response)) == 1
+    tracing.received(response, 0)
     (span,) = [span for span in spans() if span.name.startswith("receive")]
     assert links_of(span) == [made.get_span_context().span_id]
     assert span.links[0].context.trace_id == made.get_span_context().trace_id

@@ -13,6 +13,7 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, org_id_of
 from sfpubsub.cli.live import echo
+from sfpubsub.cli.mirror_checks import unselected
 from sfpubsub.cli.service import CONNECT_TIMEOUT, StopRequest, client_of
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
@@ -26,8 +27,6 @@ from sfpubsub.errors import SfPubSubError
 from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import OUR
 from sfpubsub.monitoring.registry import Sample, labels_of
-from sfpubsub.tooling import API_VERSION
-from sfpubsub.tooling.event_channels import EventChannels
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
@@ -221,18 +220,15 @@ class MirrorRun:
         if channel.endswith("ChangeEvent"):
             return  # of one object, which the service has or refuses
         try:
-            found = EventChannels(OrgClient(self._sessions, http), API_VERSION).show(channel)
+            found = unselected(OrgClient(self._sessions, http), self._source.name, self._objects)
         except SfPubSubError as error:
             say(f"which objects {self._source.name} has is not known: {error}")
             return
-        members = {member.entity.lower() for member in found.members}
-        for name in self._objects:
-            event = f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent"
-            if event.lower() not in members:
-                say(
-                    f"{name} is not selected for change data capture on {channel}, so its changes "
-                    f"do not come: sfpubsub channel add {channel} {name}"
-                )
+        for name in found:
+            say(
+                f"{name} is not selected for change data capture on {channel}, so its changes "
+                f"do not come: sfpubsub channel add {channel} {name}"
+            )
 
     def _connected(self, schemas: SchemaStore) -> PubSubClient:
         client = client_of(self._settings, self._sessions, schemas)
