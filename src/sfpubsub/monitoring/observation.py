@@ -100,7 +100,8 @@ class Observation:
     ) -> None:
         self._clock = clock
         self._watched: Watched | None = None
-        self._acked: tuple[EventBatch, int] | None = None  # of the loop's thread alone
+        # How many events of which response were acked last, and when. Of the loop's thread alone.
+        self._acked: tuple[EventBatch, int, float] | None = None
         self._lock = threading.Lock()  # guards what follows
         self._facts = Facts(kind, name, clock())
 
@@ -114,16 +115,16 @@ class Observation:
 
         For the thread of the loop, as is `turn`.
         """
-        self._acked = (batch, len(batch) if events is None else events)
-        self._note(acked_at=self._clock())
+        self._acked = batch, len(batch) if events is None else events, self._clock()
 
     def turn(self) -> Facts:
         """Look, and note that the loop has come by; for its thread, about once a second."""
         if self._acked is not None:
-            batch, events = self._acked
+            batch, events, at = self._acked
             self._acked = None
             last = next(islice(batch, events - 1, None))
-            self._note(acked_position=last.replay_id.hex(), acked_event_at=_event_time(last))
+            event_at, position = _event_time(last), last.replay_id.hex()
+            self._note(acked_at=at, acked_event_at=event_at, acked_position=position)
         self._note(turned_at=self._clock())
         return self.look()
 
