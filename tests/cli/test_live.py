@@ -36,6 +36,15 @@ def test_on_a_terminal_the_line_is_updated_and_words_have_their_own(clock, capsy
     )
 
 
+def test_a_line_is_cut_where_the_terminal_ends(clock, capsys, monkeypatch):
+    """One that went on in a second row could not be cleared."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "11")
+    with LiveLine(lambda: "0123456789abc", clock=clock) as line:
+        line.look()
+    assert capsys.readouterr().err == f"{CLEAR}0123456789{CLEAR}0123456789\n"
+
+
 def test_elsewhere_it_is_a_line_now_and_then(clock, capsys):
     """Every 30 s, and at the end where the command says so; never an empty one."""
     text = ""

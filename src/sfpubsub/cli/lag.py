@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any, get_args
 
 import click
@@ -13,6 +12,7 @@ from sfpubsub.cli.render import json_line
 from sfpubsub.cli.status import Kind, Status, read_all, state_dir
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.monitoring.words import span
 
 # Decimals of an age in seconds: the file is written about once a second.
 _DECIMALS = 1
@@ -155,15 +155,9 @@ def _last_acked(record: dict[str, Any]) -> str:
         return "none"
     if record["last_acked_event_s"] is None:
         return "does not say when it happened"
-    delay = _span(record["last_acked_delay_s"])
+    delay = span(record["last_acked_delay_s"])
     return f"happened {_ago(record['last_acked_event_s'])}, acked {delay} later"
 
 
 def _ago(seconds: float | None) -> str:
-    return "never" if seconds is None else f"{_span(seconds)} ago"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return str(timedelta(seconds=round(seconds)))
+    return "never" if seconds is None else f"{span(seconds)} ago"

@@ -5,6 +5,7 @@ On a terminal the line is one, and is updated. Elsewhere it is a new line every 
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -58,7 +59,9 @@ class LiveLine:
     def _show(self) -> None:
         text = self._text()
         if self._updates and text:
-            click.echo(_CLEAR + text, err=True, nl=False)
+            columns = shutil.get_terminal_size().columns
+            # A line that is broken into two could not be cleared.
+            click.echo(_CLEAR + text[: columns - 1], err=True, nl=False)
             self._is_shown = True
         elif text:
             click.echo(text, err=True)

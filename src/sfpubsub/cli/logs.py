@@ -86,14 +86,15 @@ class JsonFormatter(logging.Formatter):
 
 
 class Limit:
-    """Lets `LINES` warnings or errors of a kind pass within `WITHIN` seconds. Thread-safe.
+    """Lets `LINES` warnings or errors of a kind pass within `WITHIN` seconds.
+
+    For a handler, which calls it with its own lock held.
 
     Of one kind are those that differ in numbers and rpc ids alone. The next one that passes says
     how many were left out.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # since when, how many
 
     def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
@@ -101,15 +102,14 @@ class Limit:
         if record.levelno < logging.WARNING:
             return record
         kind = record.name, _DIFFERS.sub("#", record.getMessage())
-        with self._lock:
-            since, count = self._kinds.get(kind, (record.created, 0))
-            left_out = 0
-            if record.created - since >= WITHIN:
-                left_out = max(0, count - LINES)
-                since, count = record.created, 0
-            if len(self._kinds) >= _KINDS:
-                self._kinds.clear()
-            self._kinds[kind] = since, count + 1
+        since, count = self._kinds.get(kind, (record.created, 0))
+        left_out = 0
+        if record.created - since >= WITHIN:
+            left_out = max(0, count - LINES)
+            since, count = record.created, 0
+        if len(self._kinds) >= _KINDS:
+            self._kinds.clear()
+        self._kinds[kind] = since, count + 1
         if count >= LINES:
             return None
         if not left_out:
@@ -121,7 +121,7 @@ class Limit:
 
 
 class JsonStderr(io.TextIOBase):
-    """Makes a JSON line of every line that is not one. Thread-safe.
+    """Makes a JSON line of every line that is not one. Thread-safe, and for signal handlers.
 
     Args:
         out: Where it goes.
@@ -129,7 +129,7 @@ class JsonStderr(io.TextIOBase):
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may write while its own thread does
         self._rest = ""
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from sfpubsub.cli.words import counted
 from sfpubsub.monitoring.observation import Facts
-from sfpubsub.monitoring.page import span
+from sfpubsub.monitoring.words import span
 
 # Seconds that a rate is taken over: long enough not to flicker, short enough to follow.
 _RATE_OVER = 10.0

@@ -16,7 +16,6 @@ from sfpubsub.cli.live import LiveLine, echo
 from sfpubsub.cli.summary import Summary
 from sfpubsub.config import Timings
 from sfpubsub.monitoring.monitor import Monitor
-from sfpubsub.monitoring.server import serve
 from sfpubsub.monitoring.situations import Bounds
 
 _LOCAL = "127.0.0.1"
@@ -90,6 +89,8 @@ def watching(
 
             export_metrics(monitor.registry)
         if address is not None:
+            from sfpubsub.monitoring.server import serve  # a server that most runs do not need
+
             url = opened.enter_context(serve(monitor, address.host, address.port))
             echo(f"metrics, health and a page: {url}")
         yield monitor

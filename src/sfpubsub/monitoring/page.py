@@ -6,7 +6,7 @@ Rendered here, as a whole, whenever somebody loads it; it loads itself again. No
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from xml.etree.ElementTree import Element
 
 from sfpubsub.monitoring.html import document, element, table
@@ -15,6 +15,7 @@ from sfpubsub.monitoring.monitor import Monitor
 from sfpubsub.monitoring.observation import Facts
 from sfpubsub.monitoring.plot import number, plot
 from sfpubsub.monitoring.registry import Histogram
+from sfpubsub.monitoring.words import span
 
 # Seconds after which a browser loads the page again: often enough to watch.
 REFRESH = 10
@@ -152,13 +153,6 @@ def _told(monitor: Monitor, now: float) -> Iterator[Element]:
     yield element("h2", "Warnings and errors")
     rows = [(told.level, _ago(told.at, now), told.text) for told in list(monitor.told)[::-1]]
     yield table(("Level", "When", "What"), rows) if rows else element("p", "None.")
-
-
-def span(seconds: float) -> str:
-    """Return a time as people read it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return str(timedelta(seconds=round(seconds)))
 
 
 def _ago(at: float | None, now: float) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Literal, TypeAlias, get_args
 
 from sfpubsub.config import Timings
 from sfpubsub.monitoring.observation import Facts
+from sfpubsub.monitoring.words import span
 
 Situation: TypeAlias = Literal["silent", "stuck", "retention", "schema", "failed"]
 
@@ -59,7 +59,7 @@ def problems(
         now: Seconds since 1970 UTC.
     """
     found = [
-        Problem("stuck", f"{name}: under way for {_span(seconds)}")
+        Problem("stuck", f"{name}: under way for {span(seconds)}")
         for name, seconds in steps.items()
         if seconds is not None and seconds > bounds.stuck
     ]
@@ -78,7 +78,7 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
     found = []
     turn = 0.0 if facts.turned_at is None else now - facts.turned_at
     if turn > bounds.stuck and not has_step:  # else the step says it
-        found.append(Problem("stuck", f"{facts.name}: its loop has not come by for {_span(turn)}"))
+        found.append(Problem("stuck", f"{facts.name}: its loop has not come by for {span(turn)}"))
     silence = now - (facts.last_message_at or facts.since)
     # A paused one waits for its own application, and wants nothing of the service.
     if silence > bounds.silence and health.state != "paused":
@@ -86,25 +86,21 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
         found.append(
             Problem(
                 "silent",
-                f"{facts.name}: nothing from the service for {_span(silence)}, the stream is "
+                f"{facts.name}: nothing from the service for {span(silence)}, the stream is "
                 f"{health.state}{why}",
             )
         )
     if health.state == "waiting_for_schema" and facts.schema_since is not None:
         waited = now - facts.schema_since
         if waited > bounds.schema:
-            found.append(Problem("schema", f"{facts.name}: for {_span(waited)} {health.reason}"))
+            found.append(Problem("schema", f"{facts.name}: for {span(waited)} {health.reason}"))
     age = None if facts.position_at is None else now - facts.position_at
     if age is not None and age > bounds.retention:
         found.append(
             Problem(
                 "retention",
-                f"{facts.name}: the position is {_span(age)} old, and the service keeps events for "
-                f"{_span(RETENTION)}",
+                f"{facts.name}: the position is {span(age)} old, and the service keeps events for "
+                f"{span(RETENTION)}",
             )
         )
     return found
-
-
-def _span(seconds: float) -> str:
-    return str(timedelta(seconds=int(seconds)))
