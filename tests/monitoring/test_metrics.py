@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from sfpubsub.monitoring.monitor import Monitor
 from sfpubsub.monitoring.prometheus import prometheus_text
 from sfpubsub.monitoring.registry import Registry, Sample, labels_of
 from sfpubsub.types import Gap, ReplayId
+from sfpubsub.types.health import GapReason
 
 from .support import NOW, Clock, Subscription
 
@@ -97,6 +99,20 @@ def test_prometheus_text_of_everything(told):
         assert re.fullmatch(rf"# (HELP|TYPE) [a-z_]+ .+|{value}", line), line
     order = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(order) == len(set(order))
+
+
+def test_what_one_alerts_on_is_there_before_it_grows():
+    """A counter that appears with its first count shows no increase in Prometheus."""
+    monitor = Monitor("test", clock=Clock())
+    monitor.follow("topic", "T", Subscription())
+    text = prometheus_text(monitor.registry.collect())
+    for reason in get_args(GapReason):
+        labels = f'messaging_destination_name="T",messaging_salesforce_gap_reason="{reason}",'
+        system = 'messaging_system="salesforce_pubsub"'
+        assert f"messaging_salesforce_gaps_total{{{labels}{system}}} 0" in text.splitlines()
+    page = metrics_page().partition("## All of them")[0]
+    for name in re.findall(r"increase\((\w+)\[", page):
+        assert f"\n{name}{{" in text
 
 
 def test_prometheus_escapes_names_of_others():

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import Monitor
 from sfpubsub.monitoring.steps import SHOWN, Done, Steps
 
@@ -71,8 +72,11 @@ def test_the_thread_looks_until_the_end_and_counts_what_is_logged():
         until(looked.is_set)
     logging.getLogger("sfpubsub.client").warning("after the end")
     assert [(told.level, told.text) for told in monitor.told] == [("warning", "it is slow")]
-    (sample,) = [each for each in monitor.registry.collect() if "level" in dict(each.labels)]
-    assert (sample.value, dict(sample.labels)["level"]) == (1, "warning")
+    samples = [each for each in monitor.registry.collect() if each.metric is Metric.LOG_RECORDS]
+    assert {dict(each.labels)["level"]: each.value for each in samples} == {
+        "warning": 1,
+        "error": 0,
+    }
 
 
 def test_what_looks_does_not_end_what_it_looks_at(caplog):

@@ -241,7 +241,7 @@ class Metric(Enum):
         "{message}",
         "Events of the raw table that could not be decoded: in the quarantine, or rows without "
         "JSON.",
-        "Look at them with `sfpubsub quarantine list --from TABLE`.",
+        "Look at them with `sfpubsub quarantine list`; docs/quarantine.md has the causes.",
         SOURCE,
     )
     TABLE_BATCHES = (

@@ -219,10 +219,15 @@ class _Listener(logging.Handler):
     def __init__(self, monitor: Monitor) -> None:
         super().__init__(logging.WARNING)
         self._monitor = monitor
+        for level in ("warning", "error"):  # the zeros too: Prometheus sees no growth from nothing
+            self._count(level, 0.0)
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
         text, _, _ = record.getMessage().partition("\n")
         self._monitor.told.append(Told(record.created, level, text))
+        self._count(level, 1.0)
+
+    def _count(self, level: str, amount: float) -> None:
         labels = labels_of({SYSTEM: SYSTEM_NAME, "level": level})
-        self._monitor.registry.add(Metric.LOG_RECORDS, 1.0, labels)
+        self._monitor.registry.add(Metric.LOG_RECORDS, amount, labels)

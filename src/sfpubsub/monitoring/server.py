@@ -11,6 +11,7 @@ import ipaddress
 import json
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,7 +109,11 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a connection of %s ended", client_address, exc_info=True)
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):  # of the socket: the visitor's affair
+            _log.debug("a connection of %s ended: %r", client_address, error)
+        else:
+            _log.error("a request of %s failed", client_address, exc_info=error)
 
 
 class _Server6(_Server):

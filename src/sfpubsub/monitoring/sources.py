@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import get_args
 
 from sfpubsub.monitoring.metrics import (
     DESTINATION,
@@ -15,6 +16,7 @@ from sfpubsub.monitoring.metrics import (
 )
 from sfpubsub.monitoring.observation import Facts, SourceKind
 from sfpubsub.monitoring.registry import Labels, Sample, labels_of
+from sfpubsub.types.health import GapReason
 
 # States in which events can come: with a schema missing they come, and wait.
 _OPEN = ("streaming", "waiting_for_schema")
@@ -60,6 +62,6 @@ def samples_of(facts: Facts, now: float) -> Iterator[Sample]:
         if value is not None:
             yield Sample(metric, value, labels)
     reasons = Counter(gap.reason for gap in health.gaps)
-    for reason, count in sorted(reasons.items()):
+    for reason in get_args(GapReason):  # the zeros too: Prometheus sees no growth from nothing
         of_reason = labels_of({**dict(labels), "messaging.salesforce.gap.reason": reason})
-        yield Sample(Metric.GAPS, count, of_reason)
+        yield Sample(Metric.GAPS, reasons[reason], of_reason)
