@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from sfpubsub.cli.subscribe import _Printer, _run
+from sfpubsub.cli.main import run
 from sfpubsub.cli.tracing import TracedSubscription, TracedWriter
 from sfpubsub.monitoring.tracing import SourceTracing, _created, trace_headers
 from sfpubsub.types import RawEvent, ReplayId
 
+from ..cli.test_cli import point_at
 from ..client.test_managed import NAME, TOPIC
 from ..conftest import until
 
@@ -169,24 +170,22 @@ def test_a_write_links_to_the_responses_that_it_has(traced):
     assert "secret" not in broken.to_json()
 
 
-def test_the_command_says_what_it_processes(run_emulator, connect, traced, capsys):
-    """`subscribe` has a span around the printing of each response."""
-    import sys
-
-    from sfpubsub.cli.output import Output
-    from sfpubsub.cli.service import StopRequest
-    from sfpubsub.cli.status_file import StatusFile
-    from sfpubsub.config import Settings
-
+def test_the_command_has_spans_when_opentelemetry_is_set_up(
+    run_emulator, monkeypatch, traced, capsys
+):
+    """By a variable of OpenTelemetry: of what it receives and prints, and of the commit of its
+    drain; without the variable there is none."""
     provider, spans = traced
     emulator = run_emulator()
-    emulator.publish(TOPIC, [ROW] * 3)
-    tracing = SourceTracing("topic", TOPIC, provider=provider)
-    status = StatusFile("subscribe", "topic", TOPIC, Settings())
-    printer = _Printer(Output(sys.stdout), status, raw=False, max_events=3)
-    with connect(emulator).subscribe(TOPIC, replay="earliest", ack="manual") as subscription:
-        read = TracedSubscription(subscription, tracing)
-        _run(read, printer, StopRequest(), None, tracing.processing)
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    point_at(emulator, monkeypatch)
+    emulator.publish(TOPIC, [ROW] * 6)
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    command = ["subscribe", "--managed", NAME, "--max-events", "3"]
+    assert run(command) == 0
+    assert spans() == ()
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "test")
+    assert run(command) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
     names = [span.name.split()[0] for span in spans()]
+    assert names[-1] == "settle"
     assert names.count("process") == names.count("receive") > 0

@@ -156,19 +156,19 @@ def subscribe(
         subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
         status.follow(subscription)
         printer = _Printer(out, status, raw=raw, max_events=max_events)
+        read_from: Reading = subscription
+        processing: Callable[[int], AbstractContextManager[object]] = nullcontext
         if is_traced():
             from sfpubsub.monitoring.tracing import SourceTracing
 
             kind, name = status.status.kind, status.status.name
             tracing = SourceTracing(kind, name, endpoint=settings.endpoint)
-            traced = TracedSubscription(subscription, tracing)
-            _run(traced, printer, stop, idle_timeout, tracing.processing)
-        else:
-            _run(subscription, printer, stop, idle_timeout)
+            read_from, processing = TracedSubscription(subscription, tracing), tracing.processing
+        _run(read_from, printer, stop, idle_timeout, processing)
     said = counted(printer.count, "event")
     if printer.unread:
         said += f", {printer.unread} more not read"
-    quarantined = subscription.health().quarantined
+    quarantined = read_from.health().quarantined  # after the drain, whose commit has a span too
     click.echo(f"{said}, {quarantined} quarantined" if quarantined else said, err=True)
     if stop.interrupted:
         ctx.exit(INTERRUPTED)
