@@ -40,6 +40,7 @@ PAGES = [
     page("settings"),
     page("signing-in"),
     page("managed-subscriptions"),
+    page("operations"),
 ]
 
 
@@ -303,13 +304,15 @@ def _names(page: str) -> list[str]:
 
 
 def test_the_command_lines_of_the_readme_parse():
-    """Every sfpubsub line uses commands and options that exist."""
+    """Every sfpubsub line uses commands and options that exist; so do those of the operations page
+    that go on until somebody ends them."""
     lines = [
         line.partition("#")[0].strip()
-        for block in blocks(ROOT / "README.md", "sh")
+        for block in [*blocks(ROOT / "README.md", "sh"), *blocks(OPERATIONS, "bash")]
         for line in block.splitlines()
         if line.startswith("sfpubsub ") and not line.endswith("&")
     ]
+    assert any("--http" in line for line in lines)
     assert len(lines) >= 6
     for line in lines:
         _, command, *arguments = shlex.split(line)

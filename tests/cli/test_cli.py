@@ -15,7 +15,6 @@ import pytest
 
 from sfpubsub.cli.main import COMMANDS, run
 from sfpubsub.cli.output import Output
-from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.config import Settings as ClientSettings
@@ -264,7 +263,7 @@ def test_idle_time_begins_when_an_event_could_come(state):
 
     subscription = Told((state, 60), ("streaming", 1))
     status = StatusFile("subscribe", "topic", TOPIC, ClientSettings())
-    printer = _Printer(Output(sys.stdout), status, Progress("X"), raw=False, max_events=None)
+    printer = _Printer(Output(sys.stdout), status, raw=False, max_events=None)
     _run(subscription, printer, StopRequest(), idle_timeout=0.2)
     assert subscription.looks > 60, "it ended before there was a stream"
     if state != "opening":  # an attempt may have been a quiet stream all the time

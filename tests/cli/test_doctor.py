@@ -166,6 +166,31 @@ def test_a_stopped_subscription_is_a_failure_with_its_cure(emulator, capsys):
     assert checks["managed subscription"]["cure"] == f"sfpubsub managed start {NAME}"
 
 
+def test_what_a_mirror_needs_of_an_object(emulator, monkeypatch, capsys):
+    """Every record in sight, and its changes on the channel: each with what to do."""
+    code, checks, _ = examine(capsys, "--object", "Account", "--object", "Nothing__c")
+    assert (checks["object Account"]["result"], checks["changes of Account"]["result"]) == (
+        "ok",
+        "ok",
+    )
+    assert (code, checks["object Nothing__c"]["result"]) == (3, "failed")
+    changes = checks["changes of Nothing__c"]
+    assert changes["result"] == "failed"
+    assert changes["cure"] == "sfpubsub channel add ChangeEvents Nothing__c"
+    emulator.accounts.put_user("limited@example.com", "secret", view_all=False)
+    token = emulator._sessions.issue("limited@example.com")
+    point_at(emulator, monkeypatch, SFPUBSUB_ACCESS_TOKEN=token)
+    code, checks, _ = examine(capsys, "--object", "Account")
+    assert (code, checks["object Account"]["result"]) == (3, "failed")
+    assert "View All" in checks["object Account"]["detail"]
+    point_at(emulator, monkeypatch, SFPUBSUB_ACCESS_TOKEN="00DSB0000000001!void")
+    code, checks, _ = examine(capsys, "--object", "Account")
+    assert (code, checks["object Account"]["result"]) == (3, "failed")
+    point_at(emulator, monkeypatch, SFPUBSUB_ACCESS_TOKEN="")
+    code, checks, _ = examine(capsys, "--object", "Account")
+    assert (code, checks["object Account"]["result"]) == (3, "skipped")
+
+
 def test_who_may_not_look_at_the_record_may_still_subscribe(emulator, monkeypatch, capsys):
     """A refused look at the setup is no failure of what a subscription needs."""
     refusal = Reply(403, [{"errorCode": "INSUFFICIENT_ACCESS", "message": "no"}])

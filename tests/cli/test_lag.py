@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -29,12 +28,12 @@ from sfpubsub.types import Health, RawEvent, ReplayId
 from ..avro.schemas import ORDER
 from ..client.test_managed import NAME, TOPIC, orders
 from ..conftest import PATIENCE, until
+from ..monitoring.support import HOUR, Clock, Subscription
 from .test_cli import assert_one_line_error, point_at, spawn
 
 HEALTH = Health("streaming", None, 100, 0, 0, 0, 0, 0, 0, None, None)
 SETTINGS = Settings(endpoint="127.0.0.1:7011", tenant_id="00D000000000001AAA")
 TOKEN = "00D000000000001!TopSecretToken"
-HOUR = 3600.0
 NOW = time.time() // HOUR * HOUR  # files are pruned by their real age
 
 
@@ -51,27 +50,6 @@ def emulator(run_emulator, monkeypatch):
     started = run_emulator(settings=EmulatorSettings(events_per_response=10))
     point_at(started, monkeypatch)
     return started
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Subscription:
-    """Has the health that a test says."""
-
-    def __init__(self) -> None:
-        self.said = HEALTH
-
-    def health(self) -> Health:
-        return self.said
-
-    def becomes(self, **changes) -> None:
-        self.said = dataclasses.replace(self.said, **changes)
 
 
 def keep(clock: Clock, **changes) -> StatusFile:
@@ -107,9 +85,19 @@ def batch_of(*created: float) -> EventBatch:
     )
 
 
+def test_a_run_that_fails_says_so_to_whoever_watches(state):
+    """Ctrl-C is no failure."""
+    with pytest.raises(RuntimeError), keep(Clock(NOW)) as failed:
+        raise RuntimeError("it broke")
+    assert failed.observation.look().error == "it broke"
+    with pytest.raises(KeyboardInterrupt), keep(Clock(NOW)) as stopped:
+        raise KeyboardInterrupt
+    assert stopped.observation.look().error is None
+
+
 def test_the_file_says_what_happened_and_when(state):
     """Position, last commit, last message, the age of the last acked event: each from its cause."""
-    clock, subscription = Clock(), Subscription()
+    clock, subscription = Clock(NOW), Subscription()
     with keep(clock, into="/data/orders") as status:
         status.follow(subscription)
         assert only(state).last_message_at is None
@@ -161,7 +149,7 @@ def test_the_file_is_written_about_once_a_second(state, monkeypatch):
         status_file, "_replace", lambda path, said: (written.append(1), replace(path, said))
     )
     subscription = Subscription()
-    with keep(Clock()) as status:
+    with keep(Clock(NOW)) as status:
         status.follow(subscription)
         for delivered in range(1000):
             subscription.becomes(delivered=delivered)
@@ -172,7 +160,7 @@ def test_the_file_is_written_about_once_a_second(state, monkeypatch):
 
 def test_only_the_owner_may_look(state):
     """The directory and the file are the user's own."""
-    with keep(Clock()) as status:
+    with keep(Clock(NOW)) as status:
         status.follow(Subscription())
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     (file,) = state.iterdir()
@@ -181,7 +169,7 @@ def test_only_the_owner_may_look(state):
 
 def test_deliveries_are_counted_by_the_hour_over_several_runs(state):
     """The last 24 h, whoever delivered; older ones are forgotten, those sent again are counted."""
-    clock = Clock()
+    clock = Clock(NOW)
     for hours, delivered, redelivered in [(0, 5, 0), (10, 7, 3), (23, 1, 0)]:
         clock.now = NOW + hours * HOUR
         subscription = Subscription()
@@ -200,7 +188,7 @@ def test_deliveries_are_counted_by_the_hour_over_several_runs(state):
 
 def test_a_run_says_nothing_of_the_one_before(state):
     """A new process shows its own times and positions, or none; the old run's entry is gone."""
-    clock, subscription = Clock(), Subscription()
+    clock, subscription = Clock(NOW), Subscription()
     with keep(clock) as status:
         status.follow(subscription)
         subscription.becomes(responses=1, delivered=1, committed=ReplayId(b"\x09"))
@@ -227,7 +215,7 @@ def test_a_run_says_nothing_of_the_one_before(state):
 
 def test_a_run_that_was_sent_nothing_leaves_the_last_one_that_was(state):
     """A quiet night does not make the position of the day before unknown, nor fill the list."""
-    clock = Clock()
+    clock = Clock(NOW)
     for responses in (1, 0, 0, 0):
         clock.now += 100
         with keep(clock) as status:
@@ -239,7 +227,7 @@ def test_a_run_that_was_sent_nothing_leaves_the_last_one_that_was(state):
 
 def test_a_run_that_gets_nowhere_leaves_what_is_known(state):
     """One that cannot sign in, or whose name is misspelt, leaves no entry and replaces none."""
-    clock, subscription = Clock(), Subscription()
+    clock, subscription = Clock(NOW), Subscription()
     with keep(clock) as status:
         status.follow(subscription)
         subscription.becomes(responses=1, committed=ReplayId(b"\x09"))
@@ -259,31 +247,31 @@ def test_a_run_that_gets_nowhere_leaves_what_is_known(state):
 
 def test_a_run_that_was_killed_before_it_got_anywhere_is_not_shown(state, monkeypatch):
     """Its file says nothing; the next command removes it."""
-    lost = keep(Clock())
+    lost = keep(Clock(NOW))
     lost.__enter__()
     assert len(read_all(state)[0]) == 1  # while it lives: it may wait for the slot
     monkeypatch.setattr("sfpubsub.spark.runtime.process.Process.alive", lambda _self: False)
     assert read_all(state)[0] == []
     assert len(list(state.iterdir())) == 1
-    with keep(Clock()):
+    with keep(Clock(NOW)):
         pass
     assert list(state.iterdir()) == []
 
 
 def test_two_at_once_have_an_entry_each_until_the_next_run(state):
     """Two readers of one topic do not overwrite each other; what has ended is replaced."""
-    with keep(Clock()) as first, keep(Clock()) as second:
+    with keep(Clock(NOW)) as first, keep(Clock(NOW)) as second:
         first.follow(Subscription())
         second.follow(Subscription())
         assert len({said.run for said in read_all(state)[0]}) == 2
-    with keep(Clock()) as third:
+    with keep(Clock(NOW)) as third:
         third.follow(Subscription())
     assert only(state).run == third.status.run
 
 
 def test_a_reason_that_is_over_is_not_shown_any_longer(state):
     """`lag` repeats what `health` says, also while no event comes."""
-    clock, subscription = Clock(), Subscription()
+    clock, subscription = Clock(NOW), Subscription()
     subscription.becomes(state="waiting", reason="another stream holds it")
     with keep(clock) as status:
         status.follow(subscription)
@@ -328,7 +316,7 @@ def test_files_that_cannot_be_written_end_nothing(tmp_path, monkeypatch, caplog)
     """A full or read-only disk costs the file and a word about it, once; no event."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "file" / "below"))
-    with keep(Clock()) as status:
+    with keep(Clock(NOW)) as status:
         status.follow(Subscription())
         status._due = 0.0
         status.look()
@@ -337,14 +325,14 @@ def test_files_that_cannot_be_written_end_nothing(tmp_path, monkeypatch, caplog)
 
 def test_old_files_are_removed_and_those_of_others_are_not(state):
     """A directory does not grow for ever; only files that are ours are touched."""
-    with keep(Clock()) as status:
+    with keep(Clock(NOW)) as status:
         status.follow(Subscription())
     (old,) = state.iterdir()
     others = state / "somebody.json"
     others.write_text("{}")
     for path in (old, others):
         os.utime(path, (NOW - 40 * 86_400, NOW - 40 * 86_400))
-    with StatusFile("ingest", "topic", TOPIC, SETTINGS, clock=Clock()) as status:
+    with StatusFile("ingest", "topic", TOPIC, SETTINGS, clock=Clock(NOW)) as status:
         status.follow(Subscription())
     assert not old.exists()
     assert others.exists()
@@ -352,7 +340,7 @@ def test_old_files_are_removed_and_those_of_others_are_not(state):
 
 def test_a_damaged_file_is_named_and_the_others_are_shown(state, capsys):
     """Whatever stands in the directory: no traceback, and no wrong number."""
-    with keep(Clock()) as status:
+    with keep(Clock(NOW)) as status:
         status.follow(Subscription())
     (file,) = state.iterdir()
     values = json.loads(file.read_text())
@@ -452,7 +440,7 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ([], 1, "no subscribe or ingest of any subscription"),
+        ([], 1, "no subscribe, ingest or mirror of any subscription"),
         (["--managed", "Other"], 1, "Other"),
         (["--topic", TOPIC], 1, TOPIC),
         (["--managed", NAME, "--endpoint", "elsewhere:7443"], 1, NAME),
@@ -462,7 +450,7 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
 def test_nothing_on_file_is_an_error_in_one_line(arguments, code, says, capsys):
     """Exit code 1, and where one looked."""
     if arguments:
-        with keep(Clock()) as status:
+        with keep(Clock(NOW)) as status:
             status.follow(Subscription())
     assert run(["lag", *arguments]) == code
     assert_one_line_error(capsys, says)

@@ -5,33 +5,26 @@ Needs playwright and a Chromium of the machine; without them it is skipped.
 
 from __future__ import annotations
 
-import os
-import shutil
 from typing import Any
 
 import pytest
 
 from sfpubsub.emulator.server import EmulatorServer
 
+from ..browser import BROWSER, FAINT, OPTIONS, WIDTHS
 from .support import ORDERS, WAIT_S, Client, commit
 from .test_page import PAGES, TOPIC
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = os.environ.get("BROWSER_FOR_TESTS") or next(filter(None, map(shutil.which, _NAMES)), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-
-WIDTHS = (1280, 390)
 
 
 @pytest.fixture(scope="module")
 def browser():
     """One browser for all tests."""
-    # The sandbox of Chromium refuses root, whom containers have.
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=BROWSER, args=options)
+        started = play.chromium.launch(executable_path=BROWSER, args=OPTIONS)
         yield started
         started.close()
 
@@ -173,7 +166,7 @@ def test_every_page_fits_and_can_be_read(visit, org):
         for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 22, 28)")):
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
-            assert page.evaluate(_FAINT) == [], (path, scheme)
+            assert page.evaluate(FAINT) == [], (path, scheme)
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 800})
             over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -184,21 +177,3 @@ _NAMELESS = """[...document.querySelectorAll('input, select, textarea, button, s
   .filter(e => e.type !== 'hidden')
   .filter(e => !(e.labels?.length || e.getAttribute('aria-label') || e.textContent.trim()))
   .map(e => e.outerHTML)"""
-
-# Text and its ground, by the formula of WCAG 2: 4.5 is its level AA.
-_FAINT = """(() => {
-  const numbers = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => { const [r, g, b] = numbers(c).map(v => v / 255)
-      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const ground = e => { for (; e; e = e.parentElement) {
-      const c = getComputedStyle(e).backgroundColor;
-      if (numbers(c)[3] !== 0) return c; } return 'rgb(255, 255, 255)'; };
-  return [...document.querySelectorAll('body *')]
-    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
-    .filter(e => !['OPTION', 'SCRIPT'].includes(e.tagName) && !e.closest('svg'))
-    .filter(e => e.textContent.trim() && e.offsetParent)
-    .map(e => { const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
-      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)]; })
-    .filter(([ratio]) => ratio < 4.5);
-})()"""

@@ -15,17 +15,21 @@ import click
 from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.organisation import organisation_of
+from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session
 from sfpubsub.cli import probes
 from sfpubsub.cli.main import NOT_ALLOWED
+from sfpubsub.cli.mirror_checks import ALL_CHANGES, unselected
 from sfpubsub.cli.params import ManagedName, Topic
 from sfpubsub.cli.probes import ProbeError, Way
 from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import client_of, service_options
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.config import Settings
+from sfpubsub.config import RestTimings, Settings
 from sfpubsub.config.settings import SECRETS
 from sfpubsub.errors import PermissionDeniedError, SchemaNotFoundError, SfPubSubError
+from sfpubsub.rest import OrgReader
+from sfpubsub.spark.mirror.rights import check_rights
 from sfpubsub.tooling import Tooling
 
 Result = Literal["ok", "failed", "skipped"]
@@ -39,6 +43,9 @@ _CONNECT = 10.0
 
 # A schema id that there is not. That it is not found shows that the session was accepted.
 _NO_SCHEMA = "A" * 22
+
+# A mirror tries again and again; here one answer is enough.
+_ONE_TRY = RestTimings(request=10.0, attempts=1)
 
 _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
 
@@ -57,6 +64,13 @@ _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
     help="Also the state of this subscription.",
 )
 @click.option(
+    "--object",
+    "objects",
+    metavar="NAME",
+    multiple=True,
+    help="Also whether this object can be mirrored; can be repeated.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON line for each setting and check."
 )
 @service_options
@@ -66,6 +80,7 @@ def doctor(
     /,
     topic: str | None,
     managed: str | None,
+    objects: tuple[str, ...],
     as_json: bool,
     **service: str | None,
 ) -> None:
@@ -96,6 +111,11 @@ def doctor(
             _check_managed(report, settings, sessions, managed)
         elif managed is not None:
             report.skip(["managed subscription"], "there is no session")
+        for name in objects:
+            if sessions is None:
+                report.skip([f"object {name}"], "there is no session")
+            else:
+                _check_object(report, settings, sessions, name)
     if report.failed:
         ctx.exit(NOT_ALLOWED)
 
@@ -289,3 +309,27 @@ def _check_managed(
         else:
             cure = f"sfpubsub managed start {record.developer_name}"
             report.add(name, "failed", found, cure)
+
+
+def _check_object(report: _Report, settings: Settings, sessions: CurrentSession, name: str) -> None:
+    """Try what a mirror of an object needs: every record in sight, and its changes on the bus."""
+    http = HttpClient.from_settings(settings)
+    check = f"object {name}"
+    with report.trying(check):
+        check_rights(OrgReader(sessions, http=http, timings=_ONE_TRY), [name])
+        report.add(check, "ok", "you see every record of it")
+    check = f"changes of {name}"
+    channel = ALL_CHANGES.rpartition("/")[2]
+    try:
+        found = unselected(OrgClient(sessions, http), ALL_CHANGES, [name])
+    except PermissionDeniedError as error:
+        # They may come all the same.
+        report.add(check, "skipped", f"you may not look at {channel}: {error}")
+    except SfPubSubError as error:
+        report.add(check, "failed", str(error))
+    else:
+        if found:
+            detail = f"not selected for change data capture on {channel}"
+            report.add(check, "failed", detail, f"sfpubsub channel add {channel} {name}")
+        else:
+            report.add(check, "ok", f"selected for change data capture on {channel}")

@@ -17,6 +17,7 @@ from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.params import Channel, ManagedName, ReadingCommand, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import pairs, spark_options, spark_settings
+from sfpubsub.cli.watching import Address, http_option
 from sfpubsub.config import Settings
 from sfpubsub.errors import ConfigurationError, MissingExtraError
 
@@ -147,6 +148,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     help="An event that cannot be decoded: into the quarantine beside the table; a row without "
     "JSON; only counted; end the job.",
 )
+@http_option
 @service_options
 def ingest(
     managed: tuple[str, ...],
@@ -169,6 +171,7 @@ def ingest(
     fallback: str | None,
     on_source_failure: OnFailure,
     on_undecodable: OnUndecodable,
+    http: Address | None,
     **service: str | None,
 ) -> None:
     """Write events into a raw Spark table, each event once.
@@ -221,10 +224,9 @@ def ingest(
     stop = StopRequest()
     try:
         with stop.installed():
-            run.all(master, service, stop)
+            run.all(master, service, stop, http)
     finally:
         # After the drains: what the summary says is committed.
-        run.report.end()
         for stream in run.streams:
             click.echo(summary_line(stream, table))
     if stop.interrupted:

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.session import CurrentSession, org_id_of
 from sfpubsub.cli.ingest_report import Report
-from sfpubsub.cli.progress import Progress
+from sfpubsub.cli.live import echo
 from sfpubsub.cli.service import StopRequest, connected_client
 from sfpubsub.cli.starting import start_spark
 from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.tracing import Subscription as Reading
+from sfpubsub.cli.tracing import TracedSubscription, TracedWriter
 from sfpubsub.cli.waiting import Waiting
+from sfpubsub.cli.watching import Address, is_traced, watching
+from sfpubsub.cli.write_watch import WriteWatch
 from sfpubsub.config import WINDOW, Limits, Settings
 from sfpubsub.errors import SfPubSubError
 from sfpubsub.stores.schema_store import SchemaStore
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.spark.ingest.channels import ChannelSubscription
+    from sfpubsub.spark.ingest.job import Writer
+    from sfpubsub.spark.ingest.progress import Progress
     from sfpubsub.spark.ingest.sidecars import Sidecars
     from sfpubsub.spark.ingest.streams import OnFailure, Stream, Streams
     from sfpubsub.spark.ingest.together import Member, Together
@@ -89,11 +93,26 @@ class Run:
         self._org_id = ""
         self._job_settings = job_settings
 
-    def all(self, master: str | None, service: dict[str, str | None], stop: StopRequest) -> None:
+    def all(
+        self,
+        master: str | None,
+        service: dict[str, str | None],
+        stop: StopRequest,
+        http: Address | None = None,
+    ) -> None:
         """Run until every source has ended."""
         from sfpubsub.spark.ingest.streams import Streams
 
         with ExitStack() as opened:
+            self._monitor = opened.enter_context(
+                watching(
+                    f"ingest into {self._table.name}",
+                    http,
+                    timings=self._settings.timings,
+                    also=self.report.text,
+                    ends=True,
+                )
+            )
             spark = self._spark(opened, master, stop)
             if stop.requested:
                 return
@@ -121,8 +140,7 @@ class Run:
                 raise
 
     def _stop(self, jobs: Streams) -> None:
-        # In a signal handler: the report's lock may be held by the very thread that is interrupted.
-        click.echo("stopping: writing what was received", err=True)
+        echo("stopping: writing what was received")
         jobs.stop()
 
     def _spark(self, opened: ExitStack, master: str | None, stop: StopRequest) -> SparkSession:
@@ -215,24 +233,37 @@ class Run:
         status = StatusFile(
             "ingest", source.kind, source.name, self._settings, into=self._table.address
         )
+        self._monitor.observe(status.observation)
         waiting = Waiting(partial(self.report.say, source=source))
-        progress = Progress(source.name)
+        watch = WriteWatch(self._monitor, source)
 
         def look(health: Health) -> None:
-            now = time.monotonic()
-            progress.look(health, now)
-            waiting.look(health, now)
+            waiting.look(health, time.monotonic())
             status.look()
 
+        def wrote(progress: Progress) -> None:
+            self.report.progress(source, progress)
+            watch.wrote(progress)
+
+        read_from: Reading = subscription
+        write_with: Writer = member
+        if is_traced():
+            from sfpubsub.monitoring.tracing import SourceTracing
+
+            tracing = SourceTracing(source.kind, source.name, endpoint=self._settings.endpoint)
+            read_from = TracedSubscription(subscription, tracing)
+            write_with = TracedWriter(member, tracing)
         job = IngestJob(
-            subscription,
-            member,
+            read_from,
+            write_with,
             beside=table.sidecars,
-            on_progress=partial(self.report.progress, source),
+            on_progress=wrote,
             on_acked=status.acked,
             on_look=look,
             **self._job_settings,
         )
+
+        watch.follow(job)
 
         def finish() -> None:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any, get_args
 
 import click
@@ -13,6 +12,7 @@ from sfpubsub.cli.render import json_line
 from sfpubsub.cli.status import Kind, Status, read_all, state_dir
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError
+from sfpubsub.monitoring.words import span
 
 # Decimals of an age in seconds: the file is written about once a second.
 _DECIMALS = 1
@@ -36,7 +36,7 @@ def lag(
     endpoint: str | None,
     as_json: bool,
 ) -> None:
-    """Show how far `subscribe` and `ingest` have got on this machine.
+    """Show how far `subscribe`, `ingest` and `mirror run` have got on this machine.
 
     Each run keeps a small file about itself, until a later run of the same replaces it; this reads
     those files and asks the service nothing. The newest comes first. Nothing on file is exit
@@ -58,8 +58,8 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"no subscribe or ingest of {what} has run here, going by {directory}: run this on the "
-            f"machine and as the user that runs it"
+            f"no subscribe, ingest or mirror of {what} has run here, going by {directory}: run "
+            f"this on the machine and as the user that runs it"
         )
     now = time.time()
     records = [_record(status, now) for status in chosen]
@@ -155,15 +155,9 @@ def _last_acked(record: dict[str, Any]) -> str:
         return "none"
     if record["last_acked_event_s"] is None:
         return "does not say when it happened"
-    delay = _span(record["last_acked_delay_s"])
+    delay = span(record["last_acked_delay_s"])
     return f"happened {_ago(record['last_acked_event_s'])}, acked {delay} later"
 
 
 def _ago(seconds: float | None) -> str:
-    return "never" if seconds is None else f"{_span(seconds)} ago"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return str(timedelta(seconds=round(seconds)))
+    return "never" if seconds is None else f"{span(seconds)} ago"

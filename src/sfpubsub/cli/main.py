@@ -7,7 +7,6 @@ command is used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from typing import NoReturn
@@ -15,6 +14,7 @@ from typing import NoReturn
 import click
 
 from sfpubsub import __version__
+from sfpubsub.cli.logs import LogFormat, set_up
 from sfpubsub.errors import (
     AuthenticationError,
     PermissionDeniedError,
@@ -38,7 +38,7 @@ COMMANDS = {
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
-    "lag": ("sfpubsub.cli.lag", "Show how far subscribe and ingest have got on this machine."),
+    "lag": ("sfpubsub.cli.lag", "Show how far running commands have got on this machine."),
     "mirror": ("sfpubsub.cli.mirror", "Keep tables that equal objects of the org, with PySpark."),
     "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
@@ -77,7 +77,14 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sfpubsub")
 @click.option("-v", "--verbose", count=True, help="Log to stderr what happens; twice for more.")
-def cli(verbose: int) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="With json all that goes to stderr is JSON lines.",
+)
+def cli(verbose: int, log_format: LogFormat) -> None:
     """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and a local emulator.
 
     Commands that call the service take each setting from an option (--login-url), else the
@@ -85,21 +92,7 @@ def cli(verbose: int) -> None:
     holds. Secrets are not options: SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
     SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN.
     """
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    # On our own logger: what other libraries log beside an error must not bury the line about it.
-    logger = logging.getLogger("sfpubsub")
-    logger.setLevel(level)
-    if not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
-        handler = _ToStderr()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-
-
-class _ToStderr(logging.Handler):
-    """Writes where stderr is at the time."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
+    set_up(verbose, log_format)
 
 
 def main() -> NoReturn:

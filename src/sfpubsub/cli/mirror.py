@@ -14,17 +14,16 @@ import click
 
 from sfpubsub.cli import mirror_tools
 from sfpubsub.cli.main import INTERRUPTED
+from sfpubsub.cli.mirror_checks import ALL_CHANGES
 from sfpubsub.cli.params import ManagedName, Seconds, Topic
 from sfpubsub.cli.service import StopRequest, service_options
 from sfpubsub.cli.spark_options import spark_options, spark_settings
+from sfpubsub.cli.watching import Address, http_option
 from sfpubsub.errors import MissingExtraError
 from sfpubsub.spark.mirror.settings import DEFAULT_BULK_FROM, DEFAULT_PIECE_ROWS
 
 if TYPE_CHECKING:
     from sfpubsub.spark.mirror.settings import Deletes
-
-# The channel of all objects that are selected for change data capture.
-_ALL_CHANGES = "/data/ChangeEvents"
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -56,7 +55,7 @@ def mirror() -> None:
 @mirror_tools.format_option
 @click.option("--managed", type=ManagedName(), metavar="NAME", help="Managed subscription to read.")
 @click.option(
-    "--topic", type=Topic(), metavar="TOPIC", help=f"Topic to read.  [default: {_ALL_CHANGES}]"
+    "--topic", type=Topic(), metavar="TOPIC", help=f"Topic to read.  [default: {ALL_CHANGES}]"
 )
 @click.option(
     "--start",
@@ -118,6 +117,7 @@ def mirror() -> None:
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
+@http_option
 @service_options
 def run(
     objects: tuple[str, ...],
@@ -139,6 +139,7 @@ def run(
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
+    http: Address | None,
     **service: str | None,
 ) -> None:
     """Keep a table of each OBJECT that equals the org, until Ctrl-C.
@@ -157,7 +158,7 @@ def run(
     from sfpubsub.spark.raw.sources import Source
     from sfpubsub.spark.tables.target import Place
 
-    source = Source("managed", managed) if managed else Source("topic", topic or _ALL_CHANGES)
+    source = Source("managed", managed) if managed else Source("topic", topic or ALL_CHANGES)
     found = MirrorRun(
         objects,
         Place.parse(target, format_),
@@ -179,7 +180,7 @@ def run(
     )
     stop = StopRequest()
     with stop.installed():
-        found.all(master, spark_settings(conf, packages), stop, once=once)
+        found.all(master, spark_settings(conf, packages), stop, once=once, address=http)
     click.echo(json.dumps(found.summary()))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)

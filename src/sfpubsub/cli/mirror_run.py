@@ -8,26 +8,34 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import click
-
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, org_id_of
+from sfpubsub.cli.live import echo
+from sfpubsub.cli.mirror_checks import unselected
 from sfpubsub.cli.service import CONNECT_TIMEOUT, StopRequest, client_of
 from sfpubsub.cli.starting import start_spark
+from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.step_watch import StepWatch
 from sfpubsub.cli.waiting import Waiting
+from sfpubsub.cli.watching import Address, watching
+from sfpubsub.cli.words import counted
+from sfpubsub.cli.write_watch import WriteWatch
 from sfpubsub.config import Settings
 from sfpubsub.errors import SfPubSubError
-from sfpubsub.tooling import API_VERSION
-from sfpubsub.tooling.event_channels import EventChannels
+from sfpubsub.monitoring.metrics import Metric
+from sfpubsub.monitoring.monitor import OUR
+from sfpubsub.monitoring.registry import Sample, labels_of
 
 if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
+    from sfpubsub.spark.mirror.job import Mirror
     from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
     from sfpubsub.spark.raw.sources import Source
     from sfpubsub.spark.tables.target import Place
     from sfpubsub.stores.schema_store import SchemaStore
+    from sfpubsub.types import Health
 
 # The raw table of a target, unless another one is named.
 RAW_NAME = "_raw"
@@ -72,9 +80,16 @@ class MirrorRun:
         self._settings = Settings.load(dict(service))
         self._sessions = CurrentSession(session_provider(self._settings))
         self._report: MirrorReport | None = None
+        self._mirror: Mirror | None = None
 
     def all(
-        self, master: str | None, spark: Mapping[str, str], stop: StopRequest, *, once: bool
+        self,
+        master: str | None,
+        spark: Mapping[str, str],
+        stop: StopRequest,
+        *,
+        once: bool,
+        address: Address | None = None,
     ) -> None:
         """Run until stopped."""
         from sfpubsub.rest import OrgReader
@@ -88,7 +103,17 @@ class MirrorRun:
         reader = OrgReader(self._sessions, http=http)
         check_rights(reader, self._objects)  # before Spark starts, which takes seconds
         self._tell_unselected(http)
+        steps = StepWatch()
         with ExitStack() as opened:
+            monitor = opened.enter_context(
+                watching(
+                    f"mirror in {self._target}",
+                    address,
+                    timings=self._settings.timings,
+                    also=self._text,
+                    ends=True,
+                )
+            )
             say("starting Spark")
             session = spark_session(
                 master, format=self._format, app_name="sfpubsub mirror", settings=dict(spark)
@@ -98,6 +123,17 @@ class MirrorRun:
             if stop.requested:
                 return
             waiting = Waiting(say)
+            source = self._source
+            status = opened.enter_context(
+                StatusFile("mirror", source.kind, source.name, self._settings, into=self._target)
+            )
+            monitor.observe(status.observation)
+            writes = WriteWatch(monitor, source)
+
+            def look(health: Health) -> None:
+                waiting.look(health, time.monotonic())
+                status.look()
+
             start = StartPosition.latest() if self._start == "latest" else StartPosition.earliest()
             stream = opened.enter_context(
                 MirrorStream(
@@ -110,9 +146,13 @@ class MirrorRun:
                     fallback="earliest",
                     org_id=org_id_of(self._sessions.get().tenant_id),
                     job_settings=self._job_settings,
-                    on_health=lambda health: waiting.look(health, time.monotonic()),
+                    on_health=look,
+                    on_progress=writes.wrote,
+                    on_acked=status.acked,
                 )
             )
+            status.follow(stream.subscription)
+            writes.follow(stream.job)
             mirror = opened.enter_context(
                 Mirror(
                     started,
@@ -125,6 +165,9 @@ class MirrorRun:
                     on_progress=say,
                 )
             )
+            self._mirror = mirror
+            steps.follow(mirror.engine, monitor)
+            monitor.follow_counts(self._samples)
             stop.tell(mirror.stop)
             gc.freeze()
             stream.begin()
@@ -134,6 +177,30 @@ class MirrorRun:
             finally:
                 self._report = mirror.report
                 stream.stop()
+
+    def _text(self) -> str:
+        """Return what was done, for people; blank before anything was."""
+        if self._mirror is None:
+            return ""
+        report, queued = self._mirror.report, sum(self._mirror.queued().values())
+        text = f"{counted(report.events, 'event')} laid, {counted(report.records, 'record')} read"
+        return f"{text}, {queued} to be read again" if queued else text
+
+    def _samples(self) -> list[Sample]:
+        if self._mirror is None:
+            return []
+        report = self._mirror.report
+        counts = {
+            Metric.MIRROR_EVENTS: report.events,
+            Metric.MIRROR_RECORDS: report.records,
+            Metric.MIRROR_READS: report.reads,
+            Metric.MIRROR_CALLS: report.api_calls,
+        }
+        found = [Sample(metric, count, OUR) for metric, count in counts.items()]
+        for name, entries in self._mirror.queued().items():
+            labels = labels_of({**dict(OUR), "messaging.salesforce.entity": name})
+            found.append(Sample(Metric.MIRROR_QUEUE, entries, labels))
+        return found
 
     def summary(self) -> dict[str, object]:
         """Return what was done, for scripts."""
@@ -153,18 +220,15 @@ class MirrorRun:
         if channel.endswith("ChangeEvent"):
             return  # of one object, which the service has or refuses
         try:
-            found = EventChannels(OrgClient(self._sessions, http), API_VERSION).show(channel)
+            found = unselected(OrgClient(self._sessions, http), self._source.name, self._objects)
         except SfPubSubError as error:
             say(f"which objects {self._source.name} has is not known: {error}")
             return
-        members = {member.entity.lower() for member in found.members}
-        for name in self._objects:
-            event = f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent"
-            if event.lower() not in members:
-                say(
-                    f"{name} is not selected for change data capture on {channel}, so its changes "
-                    f"do not come: sfpubsub channel add {channel} {name}"
-                )
+        for name in found:
+            say(
+                f"{name} is not selected for change data capture on {channel}, so its changes "
+                f"do not come: sfpubsub channel add {channel} {name}"
+            )
 
     def _connected(self, schemas: SchemaStore) -> PubSubClient:
         client = client_of(self._settings, self._sessions, schemas)
@@ -178,4 +242,4 @@ class MirrorRun:
 
 def say(text: str) -> None:
     """Tell people what happens."""
-    click.echo(text, err=True)
+    echo(text)

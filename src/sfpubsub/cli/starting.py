@@ -6,8 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import click
-
+from sfpubsub.cli.live import echo
 from sfpubsub.cli.service import StopRequest
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def start_spark(session: AbstractContextManager[SparkSession], stop: StopRequest
 
     thread = threading.Thread(target=start, name="start Spark", daemon=True)
     thread.start()
-    stop.tell(lambda: click.echo("stopping as soon as Spark has started", err=True))
+    stop.tell(lambda: echo("stopping as soon as Spark has started"))
     while thread.is_alive():
         thread.join(_POLL)
     if isinstance(started[0], BaseException):

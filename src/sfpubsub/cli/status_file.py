@@ -24,19 +24,18 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read, recent, state_dir
 from sfpubsub.config import Settings
-from sfpubsub.errors import SfPubSubError
+from sfpubsub.monitoring.observation import NEW, Facts, Observation, Watched
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.types import Health
 
 if TYPE_CHECKING:
-    from sfpubsub.client.batch import Event, EventBatch
+    from sfpubsub.client.batch import EventBatch
 
 logger = logging.getLogger("sfpubsub.cli")
 
@@ -48,14 +47,6 @@ _KEPT = 30 * 86_400.0
 
 # End of the name of a file that is being written.
 _DRAFT = ".status.tmp"
-
-
-class Watched(Protocol):
-    """What a status file is about: a subscription."""
-
-    def health(self) -> Health:
-        """Return what it is doing."""
-        ...
 
 
 class StatusFile:
@@ -95,9 +86,10 @@ class StatusFile:
         self._path: Path | None = None  # None once it could not be written
         org = _org(settings)
         self._key = _key(kind, name, settings.endpoint, org)
-        self._watched: Watched | None = None
-        self._acked: tuple[EventBatch, int] | None = None
-        self._seen = Health("new", None, 0, 0, 0, 0, 0, 0, 0, None, None)
+        self.observation = Observation(kind, name, clock=clock)
+        """What the file is written from."""
+        self._seen = NEW
+        self._is_followed = False
         self._due = 0.0
         own = Process.of(os.getpid())
         now = clock()
@@ -133,10 +125,12 @@ class StatusFile:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc_type is None and self._watched is not None:
-            health = self._watched.health()
-            if health.responses or not health.reason:  # or ended before anything could come
-                self._accepted(health)
+        if isinstance(exc, Exception):
+            self.observation.failed(exc)
+        health = self.observation.look().health
+        is_orderly = exc_type is None and self._is_followed
+        if is_orderly and (health.responses or not health.reason):  # or before anything could come
+            self._accepted(health)
         self.status.ended_at = self._clock()
         self._update()
         path = self._path
@@ -145,13 +139,13 @@ class StatusFile:
 
     def follow(self, subscription: Watched) -> None:
         """Watch *subscription* from now on."""
-        self._watched = subscription
+        self.observation.follow(subscription)
+        self._is_followed = True
         self._due = 0.0
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
         """Note that the first *events* of *batch* were acked; all of them when None. Cheap."""
-        self._acked = (batch, len(batch) if events is None else events)
-        self.status.acked_at = self._clock()
+        self.observation.acked(batch, events)
 
     def look(self) -> None:
         """Write the file if it is due; to be called on every turn of the loop."""
@@ -161,21 +155,20 @@ class StatusFile:
     def _update(self) -> None:
         self._due = time.monotonic() + EVERY
         self.status.updated_at = self._clock()
-        if self._watched is not None:
-            self._note_health(self._watched.health())
-        self._note_acked()
+        self._note(self.observation.turn())
         path = self._path
         if path is not None:
             self._guarded(lambda: _replace(path, self.status))
 
-    def _note_health(self, health: Health) -> None:
-        status, seen, now = self.status, self._seen, self.status.updated_at
+    def _note(self, facts: Facts) -> None:
+        status, seen, now, health = self.status, self._seen, self.status.updated_at, facts.health
         self._seen = health
         if health.responses != seen.responses:
             self._accepted(health)
-            status.last_message_at = now
-        if health.committed is not None and health.committed != seen.committed:
-            status.last_commit_at = now
+        status.last_message_at, status.last_commit_at = facts.last_message_at, facts.last_commit_at
+        status.acked_position, status.acked_event_at = facts.acked_position, facts.acked_event_at
+        status.acked_at = facts.acked_at
+        if health.committed is not None:
             status.committed_position = health.committed.hex()
         if health.last_position is not None:
             status.received_position = health.last_position.hex()
@@ -202,29 +195,12 @@ class StatusFile:
 
         self._guarded(replace_ended)
 
-    def _note_acked(self) -> None:
-        if self._acked is None:
-            return
-        batch, events = self._acked
-        self._acked = None
-        last = next(islice(batch, events - 1, None))
-        self.status.acked_position = last.replay_id.hex()
-        self.status.acked_event_at = _event_time(last)
-
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except OSError as error:  # a full disk or a read-only home must not end the subscription
             self._path = None
             logger.warning("no status file for sfpubsub lag from here on: %s", error)
-
-
-def _event_time(event: Event) -> float | None:
-    try:
-        time_ms = event.event_time
-    except SfPubSubError:  # acked undecoded, as --raw does
-        return None
-    return None if time_ms is None else time_ms / 1000
 
 
 def _org(settings: Settings) -> str:

@@ -6,7 +6,8 @@ import math
 import sys
 import time
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
 
 import click
@@ -14,11 +15,13 @@ import click
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.output import Output
 from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
-from sfpubsub.cli.progress import Progress
 from sfpubsub.cli.render import EventLines
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
+from sfpubsub.cli.tracing import Subscription as Reading
+from sfpubsub.cli.tracing import TracedSubscription
 from sfpubsub.cli.waiting import Waiting
+from sfpubsub.cli.watching import Address, http_option, is_traced, watching
 from sfpubsub.cli.words import counted
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.client.client import PubSubClient
@@ -85,6 +88,7 @@ _GRACE = 3.0
     metavar="DIR",
     help="Keep events that cannot be decoded here and go on.  [default: stop at the first]",
 )
+@http_option
 @service_options
 @click.pass_context
 def subscribe(
@@ -100,6 +104,7 @@ def subscribe(
     store_file: str | None,
     fallback: str | None,
     quarantine_dir: str | None,
+    http: Address | None,
     **service: str | None,
 ) -> None:
     """Print events as JSON lines on stdout.
@@ -112,8 +117,8 @@ def subscribe(
     if [managed, topic, channel].count(None) != 2:
         raise click.UsageError("give either --managed, --topic or --channel")
     if channel is not None:
-        if raw or quarantine_dir is not None:
-            raise click.UsageError("--raw and --quarantine do not go with --channel")
+        if raw or quarantine_dir is not None or http is not None:
+            raise click.UsageError("--raw, --quarantine and --http do not go with --channel")
         from sfpubsub.cli import channel as streaming
 
         streaming.run(
@@ -136,7 +141,10 @@ def subscribe(
     out = Output(sys.stdout)
     kept = None if quarantine_dir is None else FileQuarantine(quarantine_dir)
     first = "latest" if replay is None else replay
+    settings = Settings.load(service)
     with ExitStack() as opened:
+        title = f"subscribe to {topic if managed is None else managed}"
+        monitor = opened.enter_context(watching(title, http, timings=settings.timings))
         start: str | FileReplayStore = first
         schemas = None
         if store_file is not None:
@@ -144,17 +152,24 @@ def subscribe(
             schemas = FileSchemaStore(f"{store_file}.schemas")
         client = opened.enter_context(connected_client(schemas, **service))
         stop = opened.enter_context(StopRequest().installed())
-        status = opened.enter_context(_status_file(managed, topic, service))
+        status = opened.enter_context(_status_file(managed, topic, settings))
+        monitor.observe(status.observation)
         subscription = opened.enter_context(_open(client, managed, topic, start, fallback, kept))
         status.follow(subscription)
-        progress = Progress(subscription.name)
-        printer = _Printer(out, status, progress, raw=raw, max_events=max_events)
-        _run(subscription, printer, stop, idle_timeout)
-    progress.end(subscription.health(), time.monotonic())
+        printer = _Printer(out, status, raw=raw, max_events=max_events)
+        read_from: Reading = subscription
+        processing: Callable[[int], AbstractContextManager[object]] = nullcontext
+        if is_traced():
+            from sfpubsub.monitoring.tracing import SourceTracing
+
+            kind, name = status.status.kind, status.status.name
+            tracing = SourceTracing(kind, name, endpoint=settings.endpoint)
+            read_from, processing = TracedSubscription(subscription, tracing), tracing.processing
+        _run(read_from, printer, stop, idle_timeout, processing)
     said = counted(printer.count, "event")
     if printer.unread:
         said += f", {printer.unread} more not read"
-    quarantined = subscription.health().quarantined
+    quarantined = read_from.health().quarantined  # after the drain, whose commit has a span too
     click.echo(f"{said}, {quarantined} quarantined" if quarantined else said, err=True)
     if stop.interrupted:
         ctx.exit(INTERRUPTED)
@@ -167,10 +182,7 @@ def _check_replay(replay: str | None) -> None:
         raise click.BadParameter(str(error), param_hint="--replay") from error
 
 
-def _status_file(
-    managed: str | None, topic: str | None, service: dict[str, str | None]
-) -> StatusFile:
-    settings = Settings.load(service)
+def _status_file(managed: str | None, topic: str | None, settings: Settings) -> StatusFile:
     if topic is None:
         return StatusFile("subscribe", "managed", str(managed), settings)
     return StatusFile("subscribe", "topic", topic, settings)
@@ -208,14 +220,12 @@ class _Printer:
         self,
         out: Output,
         status: StatusFile,
-        progress: Progress,
         *,
         raw: bool,
         max_events: int | None,
     ) -> None:
         self.out = out
         self.status = status
-        self.progress = progress
         self._line = EventLines(raw=raw).line
         self._max = max_events
         self._written = 0
@@ -267,10 +277,14 @@ class _Printer:
 
 
 def _run(
-    subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
+    subscription: Reading,
+    printer: _Printer,
+    stop: StopRequest,
+    idle_timeout: float | None,
+    processing: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     try:
-        _print(subscription, printer, stop, idle_timeout)
+        _print(subscription, printer, stop, idle_timeout, processing)
     except Exception:
         _wait_for_reader(subscription, printer, stop)
         raise
@@ -278,7 +292,11 @@ def _run(
 
 
 def _print(
-    subscription: Subscription, printer: _Printer, stop: StopRequest, idle_timeout: float | None
+    subscription: Reading,
+    printer: _Printer,
+    stop: StopRequest,
+    idle_timeout: float | None,
+    processing: Callable[[int], AbstractContextManager[object]],
 ) -> None:
     waiting = Waiting()
     silent_since = time.monotonic()
@@ -286,10 +304,10 @@ def _print(
         batch = subscription.next_batch(_POLL)
         now = time.monotonic()
         if batch is not None:
-            printer.write(batch)
+            with processing(len(batch)):
+                printer.write(batch)
         printer.ack_read()
         health = subscription.health()
-        printer.progress.look(health, now)
         listening = waiting.look(health, now)
         if batch is not None or listening == "no":
             silent_since = now
@@ -299,7 +317,7 @@ def _print(
         printer.status.look()
 
 
-def _wait_for_reader(subscription: Subscription, printer: _Printer, stop: StopRequest) -> None:
+def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
     """Wait until what was written is read, as long as there is anyone to read it."""
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sfpubsub.cli.live import echo
 from sfpubsub.cli.main import FAILED, INTERRUPTED
 from sfpubsub.cli.service import StopRequest
 from sfpubsub.cli.spark_options import spark_options, spark_settings
 from sfpubsub.cli.starting import start_spark
+from sfpubsub.cli.step_watch import StepWatch
+from sfpubsub.cli.watching import Address, http_option, watching
 from sfpubsub.cli.words import counted
 from sfpubsub.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from sfpubsub.spark.tables.engine import EventTables, StepReport
+    from sfpubsub.spark.tables.engine import StepReport
 
 _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 
@@ -59,6 +62,7 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 @click.option("--follow", is_flag=True, help="Go on with what is written to the raw table.")
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
+@http_option
 def tables(
     what: str | None,
     raw: str,
@@ -72,6 +76,7 @@ def tables(
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
+    http: Address | None,
 ) -> None:
     """Decode a raw table into tables: one for each event type, a column for each field.
 
@@ -87,7 +92,7 @@ def tables(
     # Imported here: they load pyspark and pyarrow.
     from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
     from sfpubsub.spark.runtime.session import spark_session
-    from sfpubsub.spark.tables.engine import EventTables, StepReport
+    from sfpubsub.spark.tables.engine import EventTables
     from sfpubsub.spark.tables.target import Place
 
     source_format = from_format or format_of(raw, format_)
@@ -96,9 +101,12 @@ def tables(
     Place.parse(target, format_)
     stop = StopRequest()
     stopping = threading.Event()
-    total = StepReport()
-    click.echo("starting Spark", err=True)
+    watch = StepWatch()
     with stop.installed(), ExitStack() as opened:
+        monitor = opened.enter_context(
+            watching(f"tables of {raw} in {target}", http, also=watch.text, ends=True)
+        )
+        echo("starting Spark")
         needed = source_format if format_ == "parquet" else format_
         session = spark_session(
             master,
@@ -121,35 +129,22 @@ def tables(
                 history=history,
             )
         )
+        watch.follow(engine, monitor)
         if what == "rebuild":
             engine.rebuild()
-        total = _run(engine, follow, stopping)
+        for report in engine.run(follow=follow, stopping=stopping):
+            if report.removed:
+                echo(
+                    f"the raw table was set back: the rows of {counted(report.removed, 'batch')} "
+                    f"are removed"
+                )
+    total = watch.total
     click.echo(json.dumps(_record(raw, target, total)))
     if stop.interrupted:
         click.get_current_context().exit(INTERRUPTED)
     if total.undecodable and not total.rows:
         _say_why(total, target)
         click.get_current_context().exit(FAILED)
-
-
-def _run(engine: EventTables, follow: bool, stopping: threading.Event) -> StepReport:
-    from sfpubsub.spark.tables.engine import StepReport
-
-    total = StepReport()
-    for report in engine.run(follow=follow, stopping=stopping):
-        total += report
-        click.echo(
-            f"{counted(total.batches, 'batch')}, {counted(sum(total.rows.values()), 'row')}, "
-            f"{total.undecodable} not decoded",
-            err=True,
-        )
-        if report.removed:
-            click.echo(
-                f"the raw table was set back: the rows of {counted(report.removed, 'batch')} are "
-                f"removed",
-                err=True,
-            )
-    return total
 
 
 def _record(raw: str, target: str, total: StepReport) -> dict[str, object]:

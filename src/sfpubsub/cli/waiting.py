@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-import click
-
+from sfpubsub.cli.live import echo
 from sfpubsub.types import Health
 
 # Seconds that an attempt after a failure may last before silence counts as idle: gRPC tries to
@@ -29,10 +28,6 @@ _RPC_ID = re.compile(r", rpc id [^\s,)]+")
 Listening = Literal["yes", "trying", "no"]
 
 
-def _to_stderr(text: str) -> None:
-    click.echo(text, err=True)
-
-
 class Waiting:
     """Follows one subscription. Not thread-safe.
 
@@ -40,7 +35,7 @@ class Waiting:
         say: Tells a person one line.
     """
 
-    def __init__(self, say: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(self, say: Callable[[str], None] = echo) -> None:
         self._say = say
         self._told: str | None = None
         self._attempt_since: float | None = None

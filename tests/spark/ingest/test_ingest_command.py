@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from sfpubsub.cli.ingest import ingest
-from sfpubsub.cli.ingest_report import EVERY, Report, summary_line
+from sfpubsub.cli.ingest_report import Report, summary_line
 from sfpubsub.cli.service import OPTIONS
 from sfpubsub.cli.status import read_all
 from sfpubsub.emulator.faults import Fault
@@ -33,7 +33,7 @@ from tests.cli.test_cli import environment
 from tests.client.test_managed import TOPIC, orders
 from tests.conftest import until
 from tests.pages import page
-from tests.spark.fakes import Clock, FakeSubscription
+from tests.spark.fakes import FakeSubscription
 from tests.streaming.conftest import numbered
 
 # Runs the command in a process of its own, as its main thread, with a scripted subscription: a
@@ -90,6 +90,20 @@ def connected_client(schema_store, sessions, **service):
     yield Client()
 
 runs.connected_client = connected_client
+
+@contextmanager
+def watching(*arguments, **options):
+    with really_watching(*arguments, **options) as monitor:
+        monitors.append(monitor)
+        yield monitor
+
+monitors, really_watching = [], runs.watching
+runs.watching = watching
+
+def scrape():
+    from sfpubsub.monitoring.prometheus import prometheus_text
+    print(prometheus_text(monitors[0].registry.collect()), file=sys.stderr)
+
 try:
     command.ingest.main(sys.argv[1:], standalone_mode=True)
 except SfPubSubError as error:
@@ -196,7 +210,8 @@ def test_several_sources_are_one_table(tmp_path: Path):
     """A failure of one stops the other in order, is named, and decides the exit code; each source
     has its line."""
     done = run(
-        "[3], [2, after_the_other, SfPubSubError('it broke')]",
+        "[3], [2, after_the_other, scrape, SfPubSubError('it broke')]",
+        *("--http", "0"),
         *("--managed", "My_Sub", "--topic", "/event/Order_Event__e"),
         *("--to", str(tmp_path / "org"), "--fallback", "earliest"),
         *("--staging", str(tmp_path / "aside")),
@@ -212,7 +227,9 @@ def test_several_sources_are_one_table(tmp_path: Path):
     assert first["to"] == second["to"] == str(tmp_path / "org")
     assert len(ids_of(tmp_path / "org")) == 3
     assert (tmp_path / "aside" / ".org.sfpubsub" / "_quarantine").is_dir()
-    assert "managed subscription My_Sub: 3 rows in 1 batch" in done.stderr
+    assert "3 rows in 1 batch" in done.stderr
+    assert "metrics, health and a page: http://127.0.0.1:" in done.stderr
+    assert f'messaging_salesforce_last_message_time_seconds{{{_OF}="My_Sub"' in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     # What `sfpubsub lag` reads.
     found, _ = read_all(tmp_path / "state")
@@ -463,41 +480,19 @@ def test_the_page_names_every_option_key_and_column():
         assert f"`{ending}`" in PAGE
 
 
+_OF = "messaging_destination_subscription_name"
+
 # What people see.
 
 
-def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then(capsys):
-    """Not one a batch, and the last figures are always there. With several sources each has its
-    name."""
-    clock = Clock()
+def test_the_report_adds_up_all_sources_and_names_them(capsys):
+    """The figures are sums; with several sources words begin with their name."""
     source, other = Source("managed", "A"), Source("topic", "/event/B__e")
-    report = Report([source, other], clock=clock)
-    for rows in range(1, 21):
-        report.progress(source, Progress(rows=rows, batches=rows))
-        clock.now += EVERY / 10
-    report.progress(other, Progress(rows=7, batches=1, undecodable=2))
-    report.say("waiting: a reason", other)
-    report.end()
-    assert capsys.readouterr().err.splitlines() == [
-        "managed subscription A: 1 row in 1 batch, 0 duplicates dropped",
-        "managed subscription A: 11 rows in 11 batches, 0 duplicates dropped",
-        "topic /event/B__e: 7 rows in 1 batch, 0 duplicates dropped, 2 not decoded",
-        "topic /event/B__e: waiting: a reason",
-        "managed subscription A: 20 rows in 20 batches, 0 duplicates dropped",
-    ]
-
-
-def test_progress_on_a_terminal_is_one_line(capsys, monkeypatch):
-    """It is updated with the sums of all sources; words begin a line of their own."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    source, other = Source("managed", "A"), Source("managed", "B")
     report = Report([source, other])
-    report.progress(source, Progress(rows=1, batches=1))
-    report.progress(other, Progress(rows=2, batches=1))
-    report.say("receiving again", other)
-    report.end()
-    one, two = ("0 duplicates dropped", "\r\033[K")
-    assert capsys.readouterr().err == (
-        f"{two}1 row in 1 batch, {one}{two}3 rows in 2 batches, {one}\n"
-        "managed subscription B: receiving again\n"
-    )
+    assert report.text() == ""
+    report.progress(source, Progress(rows=19, batches=19))
+    report.progress(source, Progress(rows=20, batches=20))
+    report.progress(other, Progress(rows=7, batches=1, undecodable=2))
+    assert report.text() == "27 rows in 21 batches, 0 duplicates dropped, 2 not decoded"
+    report.say("waiting: a reason", other)
+    assert capsys.readouterr().err == "topic /event/B__e: waiting: a reason\n"

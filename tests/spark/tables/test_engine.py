@@ -455,11 +455,29 @@ def command(monkeypatch, raw):
     return lambda *more: run(["tables", *more, f"--from={raw.path}", f"--to={raw.typed}"])
 
 
+def test_a_step_tells_how_long_it_takes(raw):
+    """While it is under way, so that one that hangs is seen, and with its report."""
+    raw.write((ORDER, 2, 0))
+    seen = []
+    with raw.tables() as tables:
+        tables.on_step = lambda report: seen.append((report.seconds, tables.step_seconds()))
+        assert tables.step_seconds() is None
+        report = tables.step()
+        assert tables.step_seconds() is None
+        assert tables.step() is None
+    ((told, under_way),) = seen
+    assert 0 < told == report.seconds <= under_way
+
+
 def test_the_command_says_what_it_did(command, raw, capsys):
     """One JSON line; and a second run has nothing to do."""
     raw.write((ORDER, 4, 1))
-    assert command() == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert command("--http=0") == 0
+    printed = capsys.readouterr()
+    first, *_, last = printed.err.splitlines()
+    assert first.startswith("metrics, health and a page: http://127.0.0.1:")
+    assert last == "1 batch, 4 rows, 1 not decoded"
+    assert json.loads(printed.out) == {
         "from": str(raw.path),
         "to": str(raw.typed),
         "batches": 1,

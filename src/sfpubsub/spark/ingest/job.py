@@ -106,7 +106,9 @@ class _Writing:
     """A write under way."""
 
     batch: Gathered
-    result: Future[WriteResult]
+    result: Future[tuple[WriteResult, float]]
+    """What was written, and how many seconds it took."""
+    since: float
 
 
 class IngestJob:
@@ -164,7 +166,9 @@ class IngestJob:
         self._stopping = False
         self._caught_up = False
         self._pending = Gathered()
-        self._background: Background[WriteResult] = Background(f"write {subscription.name}")
+        self._background: Background[tuple[WriteResult, float]] = Background(
+            f"write {subscription.name}"
+        )
         self._writing: _Writing | None = None
         self._active = 0.0
         self._checked = 0.0
@@ -177,6 +181,11 @@ class IngestJob:
     def stop(self) -> None:
         """End `run` soon: what was received is written and acked first. Safe in signal handlers."""
         self._stopping = True
+
+    def writing_seconds(self) -> float | None:
+        """Return how long the write under way has taken; None if there is none. Thread-safe."""
+        writing = self._writing
+        return None if writing is None else self._clock() - writing.since
 
     def run(self) -> Summary:
         """Run until stopped, idle, or done; once. No write is under way when this returns.
@@ -305,17 +314,21 @@ class IngestJob:
             # sorts that out, and all that is gathered came before it.
             self._keep_gaps(health.gaps[:-1] if health.has_ended else health.gaps)
             self._note_confirmed(health)
-        written = self._background.start(lambda: self._writer.write_read(batch.rows))
-        self._writing = _Writing(batch, written)
+        since = self._clock()
+
+        def write() -> tuple[WriteResult, float]:
+            return self._writer.write_read(batch.rows), self._clock() - since
+
+        self._writing = _Writing(batch, self._background.start(write), since)
 
     def _finish(self) -> None:
         """Wait for the write, then ack; the order of these lines is what the package is for."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
-        result = writing.result.result()
+        result, seconds = writing.result.result()
         writing.batch.ack()
-        self._wrote(result, writing.batch)
+        self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
         """Do what a failure leaves to be done, and let nothing hide it."""
@@ -328,7 +341,7 @@ class IngestJob:
     def _let_end(self) -> None:
         """Say so if the write under way, which nobody waits for any more, fails as well."""
 
-        def tell(written: Future[WriteResult]) -> None:
+        def tell(written: Future[tuple[WriteResult, float]]) -> None:
             error = written.exception()
             if error is not None:
                 _log.warning("%s", error)
@@ -336,8 +349,8 @@ class IngestJob:
         if self._writing is not None:
             self._writing.result.add_done_callback(tell)
 
-    def _wrote(self, result: WriteResult, batch: Gathered) -> None:
-        self.progress = self.progress.after(result, batch.position)
+    def _wrote(self, result: WriteResult, batch: Gathered, seconds: float) -> None:
+        self.progress = self.progress.after(result, batch.position, seconds)
         if self._beside is not None:
             self._unconfirmed.add(self.progress.received, result, batch.position)
         self._active = self._checked = self._clock()

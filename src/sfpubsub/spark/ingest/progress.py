@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from sfpubsub.spark.ingest.result import WriteResult
@@ -34,9 +34,11 @@ class Progress:
     """Batches published."""
     position: ReplayId | None = None
     """The last event's position that was made durable."""
+    seconds: float = field(default=0.0, compare=False)
+    """How long the last write took."""
 
-    def after(self, result: WriteResult, position: ReplayId | None) -> Progress:
-        """Return the progress with one more write."""
+    def after(self, result: WriteResult, position: ReplayId | None, seconds: float) -> Progress:
+        """Return the progress with one more write, which took some seconds."""
         return Progress(
             received=self.received + result.received,
             rows=self.rows + result.rows,
@@ -47,6 +49,7 @@ class Progress:
             reencoded=self.reencoded + result.reencoded,
             batches=self.batches + (result.batch_id is not None),
             position=position or self.position,
+            seconds=seconds,
         )
 
 

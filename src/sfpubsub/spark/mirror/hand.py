@@ -60,6 +60,8 @@ class Hand:
         self._looked = float("-inf")
         self.events = 0
         """Rows laid so far."""
+        self.queued: dict[str, int] = {}
+        """Open entries of the queue by object, as they were last looked at."""
 
     def finish(self) -> None:
         """Finish what a process has left that died, and lay what there is.
@@ -123,6 +125,7 @@ class Hand:
         """Return the open entries of the queue, by object."""
         if self._entries is None:
             self._entries = self._queue.entries()
+            self.queued = {name: len(found) for name, found in self._entries.items()}
         return self._entries
 
     def _step(self) -> bool:

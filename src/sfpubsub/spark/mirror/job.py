@@ -167,6 +167,15 @@ class Mirror:
         """What was done so far."""
         return replace(self._report, events=self._hand.events, api_calls=self._reader.calls)
 
+    @property
+    def engine(self) -> EventTables:
+        """What does the steps."""
+        return self._engine
+
+    def queued(self) -> dict[str, int]:
+        """Return how many entries of the re-read queue were open at the last look. Thread-safe."""
+        return self._hand.queued
+
     def stop(self) -> None:
         """End `run` soon. Safe in signal handlers and other threads."""
         self._stopping.set()

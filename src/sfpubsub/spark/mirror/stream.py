@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import SparkSession
 
@@ -23,7 +23,9 @@ from sfpubsub.spark.ingest.job import (
     IngestJob,
 )
 from sfpubsub.spark.ingest.positions import TableReplayStore
+from sfpubsub.spark.ingest.progress import Progress
 from sfpubsub.spark.ingest.sidecars import Sidecars
+from sfpubsub.spark.ingest.streams import Watched
 from sfpubsub.spark.ingest.together import Member, Together
 from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.destination import Destination
@@ -32,6 +34,7 @@ from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.types import Health, ReplayId, StartPosition
 
 if TYPE_CHECKING:
+    from sfpubsub.client.batch import EventBatch
     from sfpubsub.client.client import PubSubClient
 
 _log = logging.getLogger("sfpubsub.spark")
@@ -69,6 +72,8 @@ class MirrorStream:
         org_id: Id of the org, 18 characters.
         job_settings: For `IngestJob`.
         on_health: Called some times a second.
+        on_progress: As for `IngestJob`.
+        on_acked: As for `IngestJob`.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class MirrorStream:
         org_id: str | None = None,
         job_settings: Mapping[str, Any] | None = None,
         on_health: Callable[[Health], object] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_acked: Callable[[EventBatch, int], None] | None = None,
     ) -> None:
         self._spark = spark
         self._table = table
@@ -93,6 +100,8 @@ class MirrorStream:
         self._org_id = org_id
         self._settings = dict(job_settings or {})
         self._on_health = on_health
+        self._on_progress = on_progress
+        self._on_acked = on_acked
         self._opened = ExitStack()
         self._thread = threading.Thread(target=self._run, name=f"mirror {source.name}", daemon=True)
         self._job: IngestJob | None = None
@@ -115,6 +124,18 @@ class MirrorStream:
         self._opened.close()
         if self._error is not None and not any(error):
             raise self._error  # of the last write, which nobody asked about any more
+
+    @property
+    def job(self) -> IngestJob:
+        """What takes the events, once it is opened."""
+        if self._job is None:
+            raise AssertionError("a stream is opened before its job is asked for")
+        return self._job
+
+    @property
+    def subscription(self) -> Watched:
+        """Where they come from, once it is opened."""
+        return cast("Watched", self._subscription)
 
     def begin(self) -> None:
         """Begin to read."""
@@ -198,6 +219,8 @@ class MirrorStream:
             self._subscription,
             self._member,
             beside=sidecars,
+            on_progress=self._on_progress,
+            on_acked=self._on_acked,
             on_look=self._look,
             **settings,
         )
@@ -219,9 +242,7 @@ class MirrorStream:
             self._on_health(health)
 
     def _run(self) -> None:
-        job = self._job
-        if job is None:
-            raise AssertionError("a stream is opened before it begins")
+        job = self.job
         try:
             with self._subscription:
                 job.run()

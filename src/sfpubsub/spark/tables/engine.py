@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -69,6 +69,8 @@ class StepReport:
     """Why, and how often."""
     removed: int = 0
     """Raw batches whose rows were removed, because the raw table was set back."""
+    seconds: float = field(default=0.0, compare=False)
+    """How long it took."""
 
     def __add__(self, other: StepReport) -> StepReport:
         return StepReport(
@@ -77,6 +79,7 @@ class StepReport:
             self.undecodable + other.undecodable,
             dict(Counter(self.reasons) + Counter(other.reasons)),
             self.removed + other.removed,
+            self.seconds + other.seconds,
         )
 
 
@@ -157,6 +160,10 @@ class EventTables:
             self._followers += [make(self.target) for make in followers]
             self._unfinished = self._newest is not None
             self._laid: tuple[str, int] | None = None
+            self._clock = clock
+            self._since: float | None = None
+            self.on_step: Callable[[StepReport], None] | None = None
+            """Called after each step that has done something."""
             unless_done.pop_all()
 
     @property
@@ -174,12 +181,26 @@ class EventTables:
             WriteError: The step was not done. The next call, or the next process, does the rest.
             ConfigurationError: It cannot be done: what is missing is said.
         """
-        if self._unfinished and self._newest is not None:
-            self._do(self._newest, is_new=False)
-            self._unfinished = False
-        with self._errors("the raw table cannot be read"):
-            plan = self._planner.next(self._newest)
-        return None if plan is None else self._begin(plan)
+        with self._under_way():
+            if self._unfinished and self._newest is not None:
+                self._do(self._newest, is_new=False)
+                self._unfinished = False
+            with self._errors("the raw table cannot be read"):
+                plan = self._planner.next(self._newest)
+            return None if plan is None else self._begin(plan)
+
+    def step_seconds(self) -> float | None:
+        """Return how long the step under way has taken; None if there is none. Thread-safe."""
+        since = self._since
+        return None if since is None else max(0.0, self._clock() - since)
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        self._since = self._clock()
+        try:
+            yield
+        finally:
+            self._since = None
 
     @property
     def objects(self) -> tuple[str, ...]:
@@ -221,7 +242,8 @@ class EventTables:
         """
         if self.is_between:
             raise LocalProtocolError("the newest step has to be finished before one beside it")
-        self._begin(self._planner.beside(self._newest, note))
+        with self._under_way():
+            self._begin(self._planner.beside(self._newest, note))
 
     def laid(self) -> int:
         """Return the greatest ``ingest_seq`` of the raw rows that steps have taken; -1 for none.
@@ -249,7 +271,8 @@ class EventTables:
         Raises:
             WriteError: It was not done; call it again, or `step`, which does the rest.
         """
-        self._begin(self._planner.rebuild(self._newest))
+        with self._under_way():
+            self._begin(self._planner.rebuild(self._newest))
 
     def run(
         self, *, follow: bool = False, stopping: threading.Event | None = None
@@ -299,6 +322,9 @@ class EventTables:
         self._newest, self._unfinished = plan, True
         report = self._do(plan, is_new=True)
         self._unfinished = False
+        report = replace(report, seconds=self.step_seconds() or 0.0)
+        if self.on_step is not None:
+            self.on_step(report)
         return report
 
     def _do(self, plan: StepPlan, *, is_new: bool) -> StepReport:

@@ -1,0 +1,32 @@
+"""Whether changes of an object come on the channel that a mirror reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfpubsub.auth.rest import OrgClient
+from sfpubsub.tooling import API_VERSION
+from sfpubsub.tooling.event_channels import EventChannels
+
+# The channel of all objects that are selected for change data capture.
+ALL_CHANGES = "/data/ChangeEvents"
+
+
+def unselected(org: OrgClient, topic: str, objects: Sequence[str]) -> list[str]:
+    """Return which objects have no change events on a channel.
+
+    Args:
+        org: Is asked.
+        topic: The channel's, such as ``/data/ChangeEvents``.
+        objects: API names.
+
+    Raises:
+        SfPubSubError: It is not known.
+    """
+    found = EventChannels(org, API_VERSION).show(topic.rpartition("/")[2])
+    members = {member.entity.lower() for member in found.members}
+    return [name for name in objects if _event(name).lower() not in members]
+
+
+def _event(name: str) -> str:
+    return f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent"

@@ -1,0 +1,58 @@
+"""One line about how subscriptions go."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.observation import Facts
+from sfpubsub.monitoring.words import span
+
+# Seconds that a rate is taken over: long enough not to flicker, short enough to follow.
+_RATE_OVER = 10.0
+
+
+class Summary:
+    """Says how some subscriptions go: events, rate, lag, last commit, reconnects.
+
+    Args:
+        facts: Returns what is known of them.
+        clock: Seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self, facts: Callable[[], Sequence[Facts]], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._facts = facts
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def __call__(self) -> str:
+        """Return one line; blank where nothing is read yet."""
+        now, all_facts = self._clock(), self._facts()
+        if not all_facts:
+            return ""
+        events = sum(facts.health.delivered for facts in all_facts)
+        parts = [counted(events, "event"), f"{self._rate(now, events):,.0f}/s"]
+        lags = [lag for facts in all_facts if (lag := facts.lag(now)) is not None]
+        if lags:
+            parts.append(f"{span(max(lags))} behind")
+        commits = [facts.last_commit_at for facts in all_facts if facts.last_commit_at is not None]
+        if commits:
+            parts.append(f"committed {span(max(0.0, now - max(commits)))} ago")
+        reconnects = sum(facts.health.reconnects for facts in all_facts)
+        if reconnects:
+            parts.append(counted(reconnects, "reconnect"))
+        gaps = sum(len(facts.health.gaps) for facts in all_facts)
+        if gaps:
+            parts.append(counted(gaps, "gap"))
+        return ", ".join(parts)
+
+    def _rate(self, now: float, events: int) -> float:
+        self._seen.append((now, events))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_OVER:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return (events - before) / (now - since) if now > since else 0.0

@@ -1,0 +1,102 @@
+"""How a command that goes on is watched: its monitor, its HTTP server, its line on stderr."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from sfpubsub.cli.live import LiveLine, echo
+from sfpubsub.cli.summary import Summary
+from sfpubsub.config import Timings
+from sfpubsub.monitoring.monitor import Monitor
+from sfpubsub.monitoring.situations import Bounds
+
+_LOCAL = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+class Listen(click.types.StringParamType):
+    """A port of this machine alone, or an address and a port."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return an `Address`."""
+        if isinstance(value, Address):
+            return value
+        host, _, port = str(value).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]") or _LOCAL
+        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is neither a port nor HOST:PORT", param, ctx)
+        return Address(host, int(port))
+
+
+http_option = click.option(
+    "--http",
+    type=Listen(),
+    metavar="[HOST:]PORT",
+    help="Serve /metrics, /health and a page about this run.  [default of HOST: 127.0.0.1]",
+)
+
+
+@contextmanager
+def watching(
+    title: str,
+    address: Address | None,
+    *,
+    timings: Timings | None = None,
+    also: Callable[[], str] = str,
+    ends: bool = False,
+) -> Iterator[Monitor]:
+    """Watch a command while the block runs.
+
+    Args:
+        title: What runs, for people.
+        address: Where to listen; None for nowhere.
+        timings: Of the client.
+        also: Says more on the line; blank for nothing.
+        ends: Whether the line is said once more at the end.
+
+    Raises:
+        ConfigurationError: It cannot listen there.
+    """
+    with ExitStack() as opened:
+        monitor = Monitor(title, bounds=Bounds.of(timings or Timings()))
+        summary = Summary(lambda: [each.look() for each in monitor.observations])
+        line = opened.enter_context(
+            LiveLine(lambda: "; ".join(filter(None, (summary(), also()))), ends=ends)
+        )
+        # Events that are printed on the same terminal say enough.
+        if not (sys.stderr.isatty() and sys.stdout.isatty() and title.startswith("subscribe")):
+            monitor.on_look(line.look)
+        opened.enter_context(monitor)
+        if is_traced():
+            from sfpubsub.monitoring.otel import export_metrics
+
+            export_metrics(monitor.registry)
+        if address is not None:
+            from sfpubsub.monitoring.server import serve  # a server that most runs do not need
+
+            url = opened.enter_context(serve(monitor, address.host, address.port))
+            echo(f"metrics, health and a page: {url}")
+        yield monitor
+
+
+def is_traced() -> bool:
+    """Whether somebody has set up OpenTelemetry, and it is there: its import takes a while."""
+    is_set_up = any(name.startswith("OTEL_") for name in os.environ)
+    return is_set_up and importlib.util.find_spec("opentelemetry") is not None

@@ -1,0 +1,69 @@
+"""What the monitor learns of the writes of an ingest job: counts, durations, how long one takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sfpubsub.cli.words import counted
+from sfpubsub.monitoring.metrics import Metric
+from sfpubsub.monitoring.monitor import Monitor
+from sfpubsub.monitoring.registry import Sample
+from sfpubsub.monitoring.sources import source_labels
+
+if TYPE_CHECKING:
+    from sfpubsub.spark.ingest.job import IngestJob
+    from sfpubsub.spark.ingest.progress import Progress
+    from sfpubsub.spark.raw.sources import Source
+
+_STEP = "write"
+
+
+class WriteWatch:
+    """Watches the writes of one source. `wrote` is for the job's thread.
+
+    Args:
+        monitor: Learns of them.
+        source: Whose events are written.
+    """
+
+    def __init__(self, monitor: Monitor, source: Source) -> None:
+        self._monitor = monitor
+        self._name = source.name
+        self._labels = source_labels(source.kind, source.name)
+        self._seen: Progress | None = None
+
+    def follow(self, job: IngestJob) -> None:
+        """Read the job's counts whenever somebody asks."""
+        self._monitor.follow_step(_STEP, job.writing_seconds, self._labels, of=self._name)
+        self._monitor.follow_counts(
+            lambda: [
+                Sample(metric, value, self._labels)
+                for metric, value in _counts(job.progress).items()
+            ]
+        )
+
+    def wrote(self, progress: Progress) -> None:
+        """Note a write that has ended."""
+        before, self._seen = self._seen, progress
+
+        def new(name: str) -> int:
+            return int(getattr(progress, name)) - (int(getattr(before, name)) if before else 0)
+
+        parts = [counted(new("rows"), "row"), counted(new("duplicates"), "duplicate")]
+        if new("undecodable"):
+            parts.append(f"{new('undecodable')} not decoded")
+        if new("conflicts"):
+            parts.append(counted(new("conflicts"), "conflict"))
+        self._monitor.step_ended(
+            _STEP, progress.seconds, ", ".join(parts), self._labels, of=self._name
+        )
+
+
+def _counts(progress: Progress) -> dict[Metric, float]:
+    return {
+        Metric.WRITTEN: progress.rows,
+        Metric.WRITES: progress.batches,
+        Metric.DUPLICATES: progress.duplicates,
+        Metric.CONFLICTS: progress.conflicts,
+        Metric.UNDECODABLE: progress.undecodable,
+    }

@@ -1,0 +1,72 @@
+"""What was measured over the last hours, for the plots of the page."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Seconds between two points, and how long they are kept: 1,440 points of a series.
+EVERY = 15.0
+KEPT = 6 * 3600.0
+
+
+class Point(NamedTuple):
+    """One measurement. A value of None is a hole in the plot."""
+
+    at: float
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Something that is measured over time."""
+
+    title: str
+    unit: str
+    read: Callable[[float], float | None]
+    """Returns the value at a time; for a rate the count so far."""
+    is_rate: bool = False
+    """Whether it is the count's growth in a second that is shown."""
+
+
+class History:
+    """Points of some series. For one writer and any readers."""
+
+    def __init__(self) -> None:
+        self._points: dict[Series, deque[Point]] = {}
+        self._last: dict[Series, Point] = {}
+        self._due = 0.0
+
+    def follow(self, series: Series) -> None:
+        """Measure *series* from now on."""
+        self._points = {**self._points, series: deque(maxlen=int(KEPT / EVERY))}
+
+    def look(self, now: float) -> None:
+        """Measure, if it is time to.
+
+        Args:
+            now: Seconds since 1970 UTC.
+        """
+        if now < self._due:
+            return
+        self._due = now + EVERY
+        for series, points in self._points.items():
+            point = Point(now, series.read(now))
+            if series.is_rate:
+                last, self._last[series] = self._last.get(series), point
+                if last is None:
+                    continue
+                point = Point(now, _rate(last, point))
+            points.append(point)
+
+    def points(self) -> dict[Series, list[Point]]:
+        """Return what was measured, oldest first."""
+        return {series: list(points) for series, points in self._points.items()}
+
+
+def _rate(last: Point, now: Point) -> float | None:
+    if last.value is None or now.value is None or now.at <= last.at:
+        return None
+    return max(0.0, now.value - last.value) / (now.at - last.at)

@@ -1,0 +1,233 @@
+"""Everything that is known of a running command, in one place, and the thread that looks.
+
+What is read: subscriptions (`Observation`), jobs (by functions that return counts), steps. Who
+reads it: `/metrics`, `/health`, the page, OpenTelemetry, the line on a terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from sfpubsub.monitoring.history import History, Series
+from sfpubsub.monitoring.metrics import OPERATION, SYSTEM, SYSTEM_NAME, Metric
+from sfpubsub.monitoring.observation import Observation, SourceKind, Watched
+from sfpubsub.monitoring.registry import Labels, Reader, Registry, Sample, labels_of
+from sfpubsub.monitoring.situations import SITUATIONS, Bounds, Problem, problems
+from sfpubsub.monitoring.sources import samples_of
+from sfpubsub.monitoring.steps import Done, Steps
+
+# Seconds between two looks: as often as a person looks.
+EVERY = 1.0
+
+# Seconds that the end waits for the thread, which looks at facts alone.
+_JOIN = 5.0
+
+# Warnings and errors that the page shows.
+_SHOWN = 20
+
+OUR = ((SYSTEM, SYSTEM_NAME),)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A warning or an error of our log."""
+
+    at: float
+    level: str
+    text: str
+
+
+class Monitor:
+    """What a command, or a program of your own, tells of itself. Thread-safe.
+
+    ::
+
+        with Monitor("my program") as monitor, serve(monitor, "127.0.0.1", 9090):
+            with client.subscribe(topic) as subscription:
+                monitor.follow("topic", topic, subscription)
+                ...
+
+    Args:
+        title: What it is, for people.
+        bounds: What is too long.
+        clock: Seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        bounds: Bounds | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.title = title
+        self.bounds = bounds or Bounds()
+        self.clock = clock
+        self.started_at = clock()
+        self.registry = Registry()
+        self.steps = Steps()
+        self.history = History()
+        self.told: deque[Told] = deque(maxlen=_SHOWN)
+        self._observations: list[Observation] = []
+        self._counts: list[Reader] = []
+        self._on_look: list[Callable[[], None]] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._handler = _Listener(self)
+        self.registry.read(self._own_samples)
+
+    # What is followed.
+
+    def follow(self, kind: SourceKind, name: str, subscription: Watched) -> Observation:
+        """Follow a subscription.
+
+        Returns:
+            What observes it: tell it of acks and of turns of your loop, for the lag and for loops
+            that hang.
+        """
+        observation = Observation(kind, name, clock=self.clock)
+        observation.follow(subscription)
+        self.observe(observation)
+        return observation
+
+    def observe(self, observation: Observation) -> None:
+        """Follow what is observed already."""
+        self._observations = [*self._observations, observation]
+        self.registry.read(lambda: samples_of(observation.look(), self.clock()))
+        name = observation.look().name
+        self.history.follow(
+            Series(
+                f"{name}: events",
+                "events/s",
+                lambda _: float(observation.look().health.delivered),
+                is_rate=True,
+            )
+        )
+        self.history.follow(
+            Series(f"{name}: lag", "s behind", lambda now: observation.look().lag(now))
+        )
+
+    def follow_counts(self, read: Reader) -> None:
+        """Ask *read* for counts whenever somebody asks for metrics, or for the page."""
+        self._counts = [*self._counts, read]
+        self.registry.read(read)
+
+    def on_look(self, look: Callable[[], None]) -> None:
+        """Call *look* about once a second, in the monitor's thread."""
+        self._on_look.append(look)
+
+    def follow_step(
+        self,
+        kind: str,
+        seconds: Callable[[], float | None],
+        labels: Labels = OUR,
+        *,
+        of: str = "",
+    ) -> None:
+        """Follow steps that may hang.
+
+        Args:
+            kind: ``write``, ``table step``.
+            seconds: Returns how long the one under way has taken; None while there is none.
+            labels: Of the metrics.
+            of: What the steps are of, for people.
+        """
+        self.steps.follow(_named(kind, of), seconds)
+        labels = labels_of({**dict(labels), OPERATION: kind})
+        self.registry.read(lambda: [Sample(Metric.STEP_RUNNING, seconds() or 0.0, labels)])
+
+    def step_ended(
+        self, kind: str, seconds: float, text: str, labels: Labels = OUR, *, of: str = ""
+    ) -> None:
+        """Note a step that has ended: what kind of, how long it took, what it did."""
+        self.steps.ended(Done(_named(kind, of), self.clock(), seconds, text))
+        labels = labels_of({**dict(labels), OPERATION: kind})
+        self.registry.observe(Metric.PROCESS_DURATION, seconds, labels)
+
+    # What is known.
+
+    @property
+    def observations(self) -> list[Observation]:
+        """Whatever is followed."""
+        return list(self._observations)
+
+    def counts(self) -> list[Sample]:
+        """Return the counts of jobs and tables."""
+        return [sample for read in self._counts for sample in read()]
+
+    def problems(self) -> list[Problem]:
+        """Return what is not well now; empty if all is."""
+        facts = [observation.look() for observation in self._observations]
+        return problems(facts, self.steps.running(), self.bounds, self.clock())
+
+    def look(self) -> None:
+        """Take stock once; the monitor's thread does it by itself."""
+        self.history.look(self.clock())
+        self.steps.tell_stuck(self._running(), self.bounds.stuck)
+        for look in self._on_look:
+            look()
+
+    def _running(self) -> dict[str, float | None]:
+        """Return the steps under way, and loops that do not come by."""
+        running = self.steps.running()
+        if all(seconds is None for seconds in running.values()):
+            for observation in self._observations:
+                facts = observation.look()
+                if facts.turned_at is not None and not facts.health.has_ended:
+                    running[f"the loop of {facts.name}"] = self.clock() - facts.turned_at
+        return running
+
+    def _own_samples(self) -> Iterable[Sample]:
+        failing = {problem.situation for problem in self.problems()}
+        for situation in SITUATIONS:
+            labels = labels_of({SYSTEM: SYSTEM_NAME, "situation": situation})
+            yield Sample(Metric.FAILING, float(situation in failing), labels)
+
+    # Its life.
+
+    def __enter__(self) -> Monitor:
+        logging.getLogger("sfpubsub").addHandler(self._handler)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(_JOIN)
+        logging.getLogger("sfpubsub").removeHandler(self._handler)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(EVERY):
+            try:
+                self.look()
+            except Exception:  # what looks must not end what it looks at
+                logging.getLogger("sfpubsub.monitoring").exception("the monitor could not look")
+                return
+
+
+def _named(kind: str, of: str) -> str:
+    return f"{kind} of {of}" if of else kind
+
+
+class _Listener(logging.Handler):
+    """Keeps and counts warnings and errors of our loggers."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__(logging.WARNING)
+        self._monitor = monitor
+        for level in ("warning", "error"):  # the zeros too: Prometheus sees no growth from nothing
+            self._count(level, 0.0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        text, _, _ = record.getMessage().partition("\n")
+        self._monitor.told.append(Told(record.created, level, text))
+        self._count(level, 1.0)
+
+    def _count(self, level: str, amount: float) -> None:
+        labels = labels_of({SYSTEM: SYSTEM_NAME, "level": level})
+        self._monitor.registry.add(Metric.LOG_RECORDS, amount, labels)

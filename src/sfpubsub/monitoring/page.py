@@ -1,0 +1,163 @@
+"""The page for people: how it is, plots of the last hours, positions, gaps, batches, errors.
+
+Rendered here, as a whole, whenever somebody loads it; it loads itself again. No payload, no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from xml.etree.ElementTree import Element
+
+from sfpubsub.monitoring.html import document, element, table
+from sfpubsub.monitoring.metrics import SYSTEM
+from sfpubsub.monitoring.monitor import Monitor
+from sfpubsub.monitoring.observation import Facts
+from sfpubsub.monitoring.plot import number, plot
+from sfpubsub.monitoring.registry import Histogram
+from sfpubsub.monitoring.words import span
+
+# Seconds after which a browser loads the page again: often enough to watch.
+REFRESH = 10
+
+
+def page(monitor: Monitor) -> str:
+    """Return the page."""
+    now = monitor.clock()
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", http_equiv="refresh", content=REFRESH),
+        element("title", monitor.title),
+        element("link", rel="icon", href="data:,"),
+        element("link", rel="stylesheet", href="style.css"),
+    )
+    facts = [observation.look() for observation in monitor.observations]
+    main = element(
+        "main",
+        element("h1", monitor.title),
+        _verdict(monitor),
+        *_plots(monitor, now),
+        *(part for each in facts for part in _source(each, now)),
+        *_steps(monitor, now),
+        *_counts(monitor),
+        *_gaps(facts),
+        *_told(monitor, now),
+    )
+    footer = element(
+        "footer",
+        f"Running for {span(now - monitor.started_at)}; ",
+        f"as of {_time(now)} UTC, every {REFRESH} s. ",
+        element("a", "/metrics", href="metrics"),
+        " ",
+        element("a", "/health", href="health"),
+    )
+    return document(element("html", head, element("body", main, footer), lang="en"))
+
+
+def _verdict(monitor: Monitor) -> Element:
+    found = monitor.problems()
+    if not found:
+        return element("p", "All is well.", class_="well", role="status")
+    rows = (
+        element("li", element("strong", problem.situation), f" {problem.reason}")
+        for problem in found
+    )
+    return element("ul", *rows, class_="problems", role="alert")
+
+
+def _plots(monitor: Monitor, now: float) -> Iterator[Element]:
+    figures = [plot(series, points, now) for series, points in monitor.history.points().items()]
+    if figures:
+        yield element("h2", "The last 6 hours, in UTC")
+        yield element("div", *figures, class_="plots")
+
+
+def _source(facts: Facts, now: float) -> Iterator[Element]:
+    health = facts.health
+    lag = facts.lag(now)
+    yield element("h2", facts.name)
+    rows = {
+        "State": health.state + (f": {health.reason}" if health.reason else ""),
+        "Behind by": "not known" if lag is None else span(lag),
+        "Last message": _ago(facts.last_message_at, now),
+        "Events": f"{health.delivered:,} handed out, {health.redelivered:,} sent again",
+        "Not acked yet": f"{health.unacked:,}, and {health.pending_count:,} not taken yet",
+        "Reconnects": f"{health.reconnects:,}",
+        "Quarantined": f"{health.quarantined:,}, and {health.skipped:,} skipped",
+        "Last acked event": _ago(facts.acked_event_at, now),
+        "Acked position": facts.acked_position or "none",
+        "Received position": health.last_position.hex() if health.last_position else "none",
+    }
+    if facts.kind == "managed":
+        rows["Last commit"] = _ago(facts.last_commit_at, now)
+        rows["Committed position"] = health.committed.hex() if health.committed else "none"
+    pairs = (part for name, text in rows.items() for part in _pair(name, text))
+    yield element("dl", *pairs)
+
+
+def _pair(name: str, text: str) -> tuple[Element, Element]:
+    return element("dt", name), element("dd", text)
+
+
+def _steps(monitor: Monitor, now: float) -> Iterator[Element]:
+    running = [
+        (name, "under way", f"{number(seconds)} s", "")
+        for name, seconds in monitor.steps.running().items()
+        if seconds is not None
+    ]
+    done = [
+        (step.name, _ago(step.at, now), f"{number(step.seconds)} s", step.text)
+        for step in monitor.steps.done()
+    ]
+    if running or done:
+        yield element("h2", "Batches")
+        yield table(("Step", "Ended", "Took", "What it did"), [*running, *done])
+
+
+def _counts(monitor: Monitor) -> Iterator[Element]:
+    rows = [
+        (
+            sample.metric.meaning,
+            ", ".join(value for name, value in sample.labels if name != SYSTEM),
+            f"{sample.value:,.0f}",
+        )
+        for sample in monitor.counts()
+        if not isinstance(sample.value, Histogram)
+    ]
+    if rows:
+        yield element("h2", "Counts of this run")
+        yield table(("What", "Of", "Count"), rows)
+
+
+def _gaps(facts: list[Facts]) -> Iterator[Element]:
+    rows = [
+        (
+            each.name,
+            gap.reason,
+            gap.after.hex() if gap.after else "not known",
+            gap.before.hex() if gap.before else "not known",
+            gap.error_code or "",
+        )
+        for each in facts
+        for gap in each.health.gaps
+    ]
+    if facts:
+        yield element("h2", "Gaps")
+        heads = ("Subscription", "Reason", "After", "Before", "Error code")
+        yield table(heads, rows) if rows else element("p", "None: no position was given up.")
+
+
+def _told(monitor: Monitor, now: float) -> Iterator[Element]:
+    yield element("h2", "Warnings and errors")
+    rows = [(told.level, _ago(told.at, now), told.text) for told in list(monitor.told)[::-1]]
+    yield table(("Level", "When", "What"), rows) if rows else element("p", "None.")
+
+
+def _ago(at: float | None, now: float) -> str:
+    return "never" if at is None else f"{span(max(0.0, now - at))} ago"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")

@@ -1,0 +1,188 @@
+"""The HTTP server of a monitor: ``/metrics``, ``/health`` and the page.
+
+It changes nothing, and has no password. It listens on this machine alone unless it is told
+otherwise; there it answers only to addresses and ``localhost``, so that no page of somebody else
+can read it by a name that was bent to this address (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.monitoring.monitor import Monitor
+from sfpubsub.monitoring.page import page
+from sfpubsub.monitoring.prometheus import CONTENT_TYPE, prometheus_text
+
+_log = logging.getLogger("sfpubsub.monitoring")
+
+# Seconds that a connection may say nothing; one is a request and its answer.
+_SILENCE = 10.0
+
+# Connections at a time, one more is closed: a scraper, a probe and some browsers.
+_CONNECTIONS = 16
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class _Answer(NamedTuple):
+    status: HTTPStatus
+    kind: str
+    text: str
+
+
+@contextmanager
+def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve a monitor while the block runs; yields the URL.
+
+    Args:
+        monitor: What is shown.
+        host: Address to listen on.
+        port: 0 picks a free one.
+
+    Raises:
+        ConfigurationError: It cannot listen there.
+    """
+    server_class = _Server6 if ":" in host else _Server
+    try:
+        server = server_class((host, port), _Handler)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port} ({reason}): choose another port with --http"
+        ) from error
+    server.monitor = monitor
+    server.is_local = _is_loopback(str(server.server_address[0]))
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="http", daemon=True)
+    thread.start()
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a browser may keep a connection open; its thread is a daemon
+    allow_reuse_port = False  # or two commands could share a port
+    monitor: Monitor
+    is_local: bool
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):  # of the socket: the visitor's affair
+            _log.debug("a connection of %s ended: %r", client_address, error)
+        else:
+            _log.error("a request of %s failed", client_address, exc_info=error)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SILENCE
+    server_version = "sfpubsub"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        answer = self._answer()
+        data = answer.text.encode()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_HEAD = do_GET  # noqa: N815  # the name that http.server looks for
+
+    def _answer(self) -> _Answer:
+        if self.server.is_local and not _is_ours(self.headers.get("Host", "")):
+            text = "this is served under addresses and localhost alone\n"
+            return _Answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain; charset=utf-8", text)
+        monitor = self.server.monitor
+        match self.path.partition("?")[0]:
+            case "/":
+                return _Answer(HTTPStatus.OK, "text/html; charset=utf-8", page(monitor))
+            case "/metrics":
+                return _Answer(
+                    HTTPStatus.OK, CONTENT_TYPE, prometheus_text(monitor.registry.collect())
+                )
+            case "/health":
+                return _health(monitor)
+            case "/style.css":
+                return _Answer(HTTPStatus.OK, "text/css; charset=utf-8", _STYLE)
+        text = "there are /, /metrics and /health\n"
+        return _Answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+        _log.debug("%s %s", self.client_address[0], format % args)
+
+
+def _health(monitor: Monitor) -> _Answer:
+    found = monitor.problems()
+    status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
+    record = {
+        "status": "failing" if found else "ok",
+        "problems": [{"situation": each.situation, "reason": each.reason} for each in found],
+    }
+    return _Answer(status, "application/json", json.dumps(record) + "\n")
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
+
+
+def _is_ours(named: str) -> bool:
+    try:
+        host = urlsplit(f"//{named}").hostname or ""
+        return host == "localhost" or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+_STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")

@@ -1,0 +1,12 @@
+"""How times are told to people."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+def span(seconds: float) -> str:
+    """Return a time as people read it: 3.2 s, 0:05:10, 2 days, 1:00:00."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,111 @@
+"""The line that says how a command goes, and the words beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfpubsub.cli.live import EVERY, LiveLine, echo
+from sfpubsub.cli.summary import Summary
+from sfpubsub.cli.watching import Address, Listen
+from sfpubsub.monitoring.observation import Observation
+from sfpubsub.types import Gap, ReplayId
+
+from ..monitoring.support import Clock, Subscription
+
+CLEAR = "\r\033[K"
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_on_a_terminal_the_line_is_updated_and_words_have_their_own(clock, capsys, monkeypatch):
+    """What is shown is cleared for words, and the last line stays."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    texts = iter(["1 event", "2 events", "3 events", "4 events"])
+    with LiveLine(lambda: next(texts), clock=clock) as line:
+        line.look()
+        line.look()
+        echo("waiting: a reason")
+        line.look()
+    echo("at the end")
+    assert capsys.readouterr().err == (
+        f"{CLEAR}1 event{CLEAR}2 events{CLEAR}waiting: a reason\n"
+        f"{CLEAR}3 events{CLEAR}4 events\nat the end\n"
+    )
+
+
+def test_a_line_is_cut_where_the_terminal_ends(clock, capsys, monkeypatch):
+    """One that went on in a second row could not be cleared."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "11")
+    with LiveLine(lambda: "0123456789abc", clock=clock) as line:
+        line.look()
+    assert capsys.readouterr().err == f"{CLEAR}0123456789{CLEAR}0123456789\n"
+
+
+def test_elsewhere_it_is_a_line_now_and_then(clock, capsys):
+    """Every 30 s, and at the end where the command says so; never an empty one."""
+    text = ""
+    with LiveLine(lambda: text, ends=True, is_terminal=False, clock=clock) as line:
+        for second in range(95):
+            text = f"{second} events" if second > 30 else ""
+            line.look()
+            clock.now += 1
+    line.look()
+    assert EVERY == 30.0
+    assert capsys.readouterr().err.splitlines() == ["60 events", "90 events", "94 events"]
+
+
+def test_a_run_that_is_over_soon_says_nothing_of_itself(clock, capsys):
+    """Unless the command wants a last line."""
+    with LiveLine(lambda: "1 event", is_terminal=False, clock=clock) as line:
+        line.look()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_line_says(clock):
+    """Sums, the rate of the last ten seconds, the worst lag, the newest commit; what is zero and
+    tells nothing is left out."""
+    one = Subscription()
+    observed = [Observation("managed", "A", clock=clock), Observation("topic", "B", clock=clock)]
+    observed[1].follow(Subscription(delivered=7))
+    summary = Summary(lambda: [each.look() for each in observed], clock)
+    assert summary() == "7 events, 0/s"
+    observed[0].follow(one)
+    for _ in range(30):
+        clock.now += 1
+        one.becomes(delivered=one.said.delivered + 50, responses=one.said.responses + 1)
+        text = summary()
+    assert text == "1507 events, 50/s, 0.0 s behind"
+    gap = Gap("rejected", "A")
+    one.becomes(committed=ReplayId(b"\x01"), reconnects=2, gaps=(gap,))
+    summary()
+    clock.now += 4
+    assert summary().endswith("behind, committed 4.0 s ago, 2 reconnects, 1 gap")
+    assert Summary(list, clock)() == "", "before anything is read"
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9090", Address("127.0.0.1", 9090)),
+        (":9090", Address("127.0.0.1", 9090)),
+        ("0.0.0.0:0", Address("0.0.0.0", 0)),
+        ("[::1]:80", Address("::1", 80)),
+        ("metrics.local:80", Address("metrics.local", 80)),
+    ],
+)
+def test_where_to_listen(text, address):
+    """A port is one of this machine alone."""
+    assert Listen().convert(text, None, None) == address
+
+
+@pytest.mark.parametrize("text", ["", "x", "65536", "-1", "host:", "²"])
+def test_where_one_cannot_listen(text):
+    """A usage error that says what is meant."""
+    from click import BadParameter
+
+    with pytest.raises(BadParameter, match="neither a port nor HOST:PORT"):
+        Listen().convert(text, None, None)

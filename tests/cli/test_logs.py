@@ -1,0 +1,91 @@
+"""What goes to stderr as JSON lines, and what is left out of what repeats."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+
+import click
+
+from sfpubsub.cli.logs import LINES, WITHIN, JsonFormatter, JsonStderr, Limit
+from sfpubsub.cli.main import run
+from sfpubsub.errors import StreamUnavailableError
+
+from ..client.test_managed import NAME, TOPIC, orders
+from .test_cli import point_at
+
+
+def record(message: str, *args: object, at: float = 0.0, level: int = logging.WARNING):
+    made = logging.LogRecord("sfpubsub.client", level, "file", 1, message, args, None)
+    made.created = at
+    return made
+
+
+def test_a_line_is_an_object_with_the_rpc_id():
+    """Of the error in its arguments, else of its text."""
+    error = StreamUnavailableError("it is down", rpc_id="abc-1")
+    line = json.loads(JsonFormatter().format(record("trying again: %s", error)))
+    assert line == {
+        "time": "1970-01-01T00:00:00.000+00:00",
+        "level": "warning",
+        "logger": "sfpubsub.client",
+        "message": "trying again: it is down",
+        "rpc_id": "abc-1",
+    }
+    line = json.loads(JsonFormatter().format(record("refused (UNAVAILABLE, rpc id d-2)\nü")))
+    assert (line["rpc_id"], line["message"][-2:]) == ("d-2", "\nü")
+    assert "rpc_id" not in json.loads(JsonFormatter().format(record("nothing")))
+
+
+def test_what_repeats_is_limited_and_counted():
+    """Lines that differ in numbers and rpc ids are of one kind; another kind is not kept back, nor
+    is what is no warning. The first one of the next minute says how many were left out."""
+    limit, passed = Limit(), []
+    for number in range(20):
+        told = limit.told(record("again in %.1f s, rpc id %s", number, f"r{number}x", at=number))
+        passed += [told] if told else []
+    assert [told.getMessage() for told in passed] == [
+        f"again in {number:.1f} s, rpc id r{number}x" for number in range(LINES)
+    ]
+    assert limit.told(record("another", at=19.0))
+    assert all(limit.told(record("x", level=logging.INFO)) for _ in range(20))
+    told = limit.told(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN))
+    assert told.getMessage() == "again in 9.0 s, rpc id r (15 more of these were left out)"
+    assert limit.told(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN + 1))
+
+
+def test_words_for_people_become_json_lines_too():
+    """Line by line, however they are written; what is JSON already stays."""
+    out = io.StringIO()
+    wrapped = JsonStderr(out)
+    for text in ("wait", "ing: down, rpc id x-1\n\nerror: gone\n", '{"level": "info"}\n', "rest"):
+        wrapped.write(text)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line.get("message") for line in lines] == [
+        "waiting: down, rpc id x-1",
+        "error: gone",
+        None,
+    ]
+    assert [line["level"] for line in lines] == ["info", "error", "info"]
+    assert lines[0]["rpc_id"] == "x-1"
+
+
+def test_all_of_stderr_is_json(run_emulator, monkeypatch, capsys):
+    """A run that is well, one that fails, and a usage error: each line is an object."""
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # a run wraps it
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    emulator.publish(TOPIC, orders(2))
+    start = ["--log-format", "json", "-v"]
+    assert run([*start, "subscribe", "--managed", NAME, "--max-events", "2"]) == 0
+    assert run([*start, "topic", "/event/Nope__e"]) != 0
+    click.echo("two\nlines", err=True)
+    printed = capsys.readouterr()
+    lines = [json.loads(line) for line in printed.err.splitlines()]
+    assert {"2 events", "two", "lines"} <= {line["message"] for line in lines}
+    assert {line["logger"] for line in lines} >= {"sfpubsub.cli", "sfpubsub.transport"}
+    (failed,) = [line for line in lines if line["level"] == "error"]
+    assert failed["rpc_id"] in failed["message"]
+    assert len(printed.out.splitlines()) == 2, "stdout is as it was"

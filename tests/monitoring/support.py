@@ -1,0 +1,34 @@
+"""What the tests of monitoring share: a clock, and a subscription with the health they say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sfpubsub.monitoring.observation import NEW
+from sfpubsub.types import Health
+
+HOUR = 3600.0
+NOW = 1_800_000_000.0
+
+
+class Clock:
+    """Seconds since 1970 that a test moves."""
+
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Subscription:
+    """Has the health that a test says."""
+
+    def __init__(self, **values) -> None:
+        self.said = dataclasses.replace(NEW, state="streaming", outstanding=100, **values)
+
+    def health(self) -> Health:
+        return self.said
+
+    def becomes(self, **changes) -> None:
+        self.said = dataclasses.replace(self.said, **changes)

@@ -1,0 +1,242 @@
+"""What is served over HTTP, to whom; and the page, as text and in a real browser."""
+
+from __future__ import annotations
+
+import html.parser
+import http.client
+import json
+import math
+import os
+import socket
+
+import pytest
+
+from sfpubsub.errors import ConfigurationError
+from sfpubsub.monitoring.history import EVERY, KEPT, History, Series
+from sfpubsub.monitoring.metrics import Metric
+from sfpubsub.monitoring.monitor import Monitor, Told
+from sfpubsub.monitoring.plot import plot
+from sfpubsub.monitoring.registry import Sample
+from sfpubsub.monitoring.server import serve
+from sfpubsub.types import Gap, ReplayId
+
+from ..browser import BROWSER, FAINT, OPTIONS, WIDTHS
+from ..conftest import PATIENCE
+from .support import HOUR, NOW, Clock, Subscription
+
+HOSTILE = "<script>alert('x')</script>&\"/event/" + "Long_Name_" * 12
+POSITION = ReplayId(bytes(range(12)))
+
+
+def busy_monitor() -> Monitor:
+    """One that has run for six hours: two sources, a hole, gaps, writes, errors."""
+    clock = Clock()
+    monitor = Monitor("ingest into orders", clock=clock)
+    gap = Gap("rejected", HOSTILE, POSITION, None, "sfdc.platform.eventbus.grpc.x", "rpc-1")
+    first = Subscription(responses=9, delivered=0, last_position=POSITION, committed=POSITION)
+    second = Subscription(responses=9, gaps=(gap,), quarantined=2, reconnects=3)
+    watched = [
+        monitor.follow("managed", "My_Managed_Subscription", first),
+        monitor.follow("topic", HOSTILE, second),
+    ]
+    monitor.follow_counts(lambda: [Sample(Metric.WRITTEN, 123_456.0, (("messaging.system", "x"),))])
+    for number in range(int(6 * HOUR / EVERY)):
+        clock.now += EVERY
+        share = number * EVERY / HOUR
+        events = int(EVERY * (120 + 80 * math.sin(share * 2)))
+        # An outage, after which it catches up.
+        first.becomes(caught_up=not 2.0 < share < 3.0, unacked=7 if 2.0 < share < 3.0 else 0)
+        if not 2.0 < share < 2.5:
+            first.becomes(delivered=first.said.delivered + events, responses=number + 10)
+            second.becomes(delivered=second.said.delivered + events // 9, responses=number + 10)
+        for observation in watched:
+            observation.turn()
+        monitor.look()
+    for number in range(4):
+        monitor.step_ended("write", 0.4 + number / 7, f"{1000 + number} rows, 0 duplicates")
+    monitor.told.append(Told(clock.now - 60, "warning", f"{HOSTILE} cannot be fetched"))
+    return monitor
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A busy monitor and its URL, as host and port."""
+    monitor = busy_monitor()
+    with serve(monitor) as url:
+        yield monitor, url
+
+
+def get(url: str, path: str, host: str | None = None, method: str = "GET"):
+    address = url.removeprefix("http://").rstrip("/")
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+    connection.request(method, path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer, body
+
+
+def test_health_fails_with_the_reason_and_recovers(served):
+    """200 and ok, else 503 and why; JSON each time."""
+    monitor, url = served
+    answer, body = get(url, "/health")
+    assert (answer.status, json.loads(body)) == (200, {"status": "ok", "problems": []})
+    monitor.clock.now += 331
+    answer, body = get(url, "/health")
+    assert answer.status == 503
+    record = json.loads(body)
+    assert record["status"] == "failing"
+    assert {problem["situation"] for problem in record["problems"]} == {"silent"}
+    assert "messaging_salesforce_failing" in get(url, "/metrics")[1]
+    assert 'class="problems"' in get(url, "/")[1]
+    monitor.clock.now -= 331
+    assert get(url, "/health")[0].status == 200
+
+
+def test_what_is_served_binds_the_browser_and_is_not_kept(served):
+    """Every answer says so, whatever the path; a HEAD has no body, a POST is refused."""
+    _, url = served
+    for path, status in (("/", 200), ("/metrics?x=1", 200), ("/style.css", 200), ("/x", 404)):
+        answer, body = get(url, path)
+        assert answer.status == status
+        assert body
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cache-Control"] == "no-store"
+    assert get(url, "/", method="HEAD")[1] == ""
+    assert get(url, "/", method="POST")[0].status == 501
+    assert get(url, "/metrics")[0].headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "localhost.evil.example"])
+def test_a_name_that_was_bent_to_this_machine_is_refused(served, host):
+    """DNS rebinding: a page of somebody else reads nothing here."""
+    answer, body = get(served[1], "/metrics", host=host or "[")
+    assert answer.status == 421
+    assert "messaging" not in body
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:9", "10.0.0.7:9090"])
+def test_addresses_and_localhost_are_served(served, host):
+    """Whatever the port says: there may be a tunnel."""
+    assert get(served[1], "/health", host=host)[0].status == 200
+
+
+def test_names_of_others_are_text_on_the_page(served):
+    """A topic, a reason or a log line with markup in it is shown as it is."""
+
+    class Seen(html.parser.HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.tags, self.text = set(), ""
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.add(tag)
+
+        def handle_data(self, data):
+            self.text += data
+
+    seen = Seen()
+    seen.feed(get(served[1], "/")[1])
+    assert "script" not in seen.tags
+    assert seen.tags >= {"svg", "table", "dl"}
+    assert seen.text.count(HOSTILE) >= 4, "figure, heading, gap, error"
+
+
+def test_a_port_in_use_is_an_error_that_says_what_to_do():
+    """And not a traceback."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ConfigurationError, match="choose another port with --http"),
+            serve(Monitor("test"), port=port),
+        ):
+            pass
+
+
+def test_it_listens_on_ipv6_as_well():
+    """And the URL has its brackets."""
+    try:
+        with serve(Monitor("test"), "::1") as url:
+            assert url.startswith("http://[::1]:")
+            assert get(url, "/health")[0].status == 200
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+# What the plots are made of.
+
+
+def test_history_keeps_six_hours_of_points():
+    """A rate is the growth in a second; a count that begins anew is no negative rate; a value
+    that is not known is a hole."""
+    history, values = History(), iter([10.0, 40.0, 5.0, None, 7.0])
+    series = Series("x", "events/s", lambda _: next(values), is_rate=True)
+    history.follow(series)
+    for turn in range(5):
+        history.look(NOW + turn * EVERY)
+        history.look(NOW + turn * EVERY + 1)  # too early
+    assert [point.value for point in history.points()[series]] == [2.0, 0.0, None, None]
+    history, level = History(), Series("y", "s", lambda at: at)
+    history.follow(level)
+    for turn in range(2000):
+        history.look(NOW + turn * EVERY)
+    points = history.points()[level]
+    assert len(points) == KEPT / EVERY
+
+
+def test_a_plot_has_a_line_for_each_run_and_keeps_peaks():
+    """A hole breaks the line; the largest value of a column is drawn."""
+    history = History()
+    values = dict.fromkeys(range(1440), 1.0)
+    values[700] = 1000.0
+    values |= dict.fromkeys(range(200, 400), None)
+    series = Series("x", "s", lambda at: values[int((at - NOW) / EVERY)])
+    history.follow(series)
+    for turn in range(1440):
+        history.look(NOW + turn * EVERY)
+    figure = plot(series, history.points()[series], NOW + KEPT)
+    paths = [path.get("d") for path in figure.iter("path")]
+    assert len(paths) == 2
+    tops = [float(place.split()[1]) for place in " ".join(paths).replace("M", "").split(" L")]
+    assert min(tops) == 10.0, "the peak of one point is at the top"
+    assert "at most 1,000 s" in figure.find("svg").get("aria-label")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_the_page_in_a_browser(served, tmp_path):
+    """In two widths and both schemes nothing sticks out, every text can be read, nothing is asked
+    of elsewhere, and the browser has nothing to complain of. Without a script."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    _, url = served
+    complaints: list[str] = []
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=BROWSER, args=OPTIONS)
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE * 1000)
+        page.on("console", lambda said: complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda asked: (
+                None if asked.url.startswith((url, "data:")) else complaints.append(asked.url)
+            ),
+        )
+        page.goto(url)
+        assert page.locator("h1").text_content() == "ingest into orders"
+        assert page.locator("svg path.line").count() >= 4
+        assert page.get_by_text("All is well.").count() == 1
+        for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 22, 28)")):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
+            assert page.evaluate(FAINT) == [], scheme
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": 800})
+                over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                assert over <= 0, (scheme, width, over)
+                where = os.environ.get("SCREENSHOTS", tmp_path)
+                page.screenshot(path=f"{where}/{scheme}-{width}.png", full_page=True)
+        browser.close()
+    assert complaints == []
