@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.run import FULL
 from tests.protocol.scripted import event, rid
 
 
@@ -191,3 +192,29 @@ def test_behind_the_end_of_the_ledger_anything_new_may_come() -> None:
     assert ledger.begins_right_after(end.order, event(9))
     assert ledger.begins_right_after(end.order, None)
     assert not ledger.begins_right_after(end.order, event(1))
+
+
+def test_a_position_that_is_used_again_is_another_entry() -> None:
+    """After a reset another event may stand where one stood: each is known, acked and forgotten."""
+    ledger = filled(1, 2)
+    twin = event(1)._replace(id="another")
+    assert ledger.add((twin,), 3) == (twin,)
+    assert ledger.add((twin, event(1)), 4) == (), "both are entries"
+    ledger.ack(1, 1)
+    ledger.confirm(1)
+    assert ledger.holds(twin)
+    assert not ledger.holds(event(1))
+    ledger.ack(2, 3)
+    ledger.confirm(3)
+    assert not ledger.holds_events
+
+
+def test_small_responses_share_a_run() -> None:
+    """What a ledger holds is counted in hundreds, however few events came at a time."""
+    ledger = filled(*range(1, 2 * FULL + 2))
+    assert len(ledger._runs) == 3
+    ledger.ack(1, FULL)
+    ledger.confirm(FULL - 1)
+    assert len(ledger._runs) == 3
+    ledger.confirm(FULL)
+    assert len(ledger._runs) == 2

@@ -1,9 +1,9 @@
 """A random walk of the ledger beside a slow and simple one: they say the same after each step.
 
 Responses of one and of many events, redeliveries of all kinds, events that stand twice in one
-response, keepalives, acks in order, out of order, across responses and repeated, confirmations of
-any order, streams that end at any moment. The seed is printed with a failure;
-`SFPUBSUB_WALK_SEED` sets another one.
+response, other events at positions used before, keepalives, acks in order, out of order, across
+responses and repeated, confirmations of any order, streams that end at any moment. The seed is
+printed with a failure; `SFPUBSUB_WALK_SEED` sets another one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import pytest
 
 from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.run import FULL
 from sfpubsub.types import RawEvent
 from tests.protocol.plain_ledger import PlainLedger
 from tests.protocol.scripted import event, rid
@@ -45,6 +46,9 @@ class Walk:
             events = [*again, *fresh] if chance.random() < 0.7 else [*fresh, *again]
         if chance.random() < 0.05:
             events += events[-1:]
+        if self.log and chance.random() < 0.08:  # as after a reset of the stream
+            other = chance.choice(self.log)._replace(id=f"twin{chance.randrange(5)}")
+            events.insert(chance.randrange(len(events) + 1), other)
         if not events:
             return
         new = self.ledger.add(tuple(events), self.seq)
@@ -88,8 +92,13 @@ class Walk:
             one = self.chance.choice(self.log)
             held = any(position.is_event(one) for position in self.plain.positions)
             assert ledger.holds(one) == held
-        # What is confirmed takes no memory: a run is kept for what is in it.
-        assert len(ledger._runs) <= max(1, len(self.plain.positions))
+        # What is confirmed takes no memory but in a run that has something else, and neighbours
+        # share a run.
+        keepalives = sum(one.event_id is None for one in self.plain.positions)
+        assert len(ledger._runs) <= 2 + keepalives + len(self.plain.positions) // FULL
+        assert len(ledger._by_position) + len(ledger._twins) == (
+            len(self.plain.positions) - keepalives
+        )
 
 
 @pytest.mark.parametrize("number", range(60))

@@ -369,7 +369,7 @@ _HEAD = f"""# Metrics
 
 <!-- Made from src/sfpubsub/monitoring/metrics.py by scripts/metrics_page.sh -->
 
-`subscribe`, `ingest`, `tables` and `mirror run` tell these with `--http PORT` under `/metrics`, in the text format of Prometheus, and through OpenTelemetry ([operations.md](operations.md#opentelemetry)).
+`subscribe`, `ingest`, `tables` and `mirror run` tell these with `--http PORT` under `/metrics`, in the text format of Prometheus, and through OpenTelemetry ([operations.md](../how-to/operations.md#opentelemetry)).
 A program of your own tells them with `sfpubsub.monitoring.Monitor`.
 
 The names follow OpenTelemetry's conventions for messaging, version 1.44; what these do not know is under `messaging.salesforce`.

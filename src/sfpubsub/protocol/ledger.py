@@ -9,8 +9,10 @@ is done. Order is order of arrival; replay ids are only compared for equality.
     front ──────────────────────────────────────────────► newest
     │ done: the acked prefix, not yet confirmed │ open: starts with an unacked event │
 
-The new events of a response are kept together, as a *run* (`protocol.run`): one object a response,
-with marks for single events only where those are acked by themselves.
+New events are kept as *runs* (`protocol.run`): one object for some hundred events in a row, with
+marks for single events only where those are acked by themselves. They are found by their position.
+One that shares its position with another entry, as after a reset of the stream, is a *twin* and is
+found by its key.
 
 After a reconnect the service sends again what was not committed. Such a *redelivery*, equal in
 event id and replay id to an entry, is not a new entry: the old one is bound to the new stream.
@@ -34,7 +36,8 @@ class Ledger:
         self._runs: list[Run] = []
         self._firsts: list[int] = []  # the first seq of each, to find a run by
         self._open = 0  # index of the first run that is not all done
-        self._by_key: dict[EventKey, Run] = {}
+        self._by_position: dict[bytes, Run] = {}
+        self._twins: dict[EventKey, Run] = {}
         self._next_seq = 0
         self._orders = 0
         self._before_stream = 0  # newest order when the current stream was opened
@@ -69,29 +72,49 @@ class Ledger:
         Returns:
             The new ones.
         """
-        keys = event_keys(events)
-        if self._add_all(keys, first_seq):
-            return events
+        ids = [event.id for event in events]
+        positions = [event.replay_id._value for event in events]
+        if not self._twins:
+            run = self._last_run(first_seq)
+            index = dict.fromkeys(positions, run)
+            if len(index) == len(positions) and self._by_position.keys().isdisjoint(index):
+                self._by_position.update(index)
+                self._extend(run, ids, positions)
+                return events
         # One at a time: an event may stand twice in one response.
         new: list[RawEvent] = []
-        for event, key in zip(events, keys, strict=True):
+        for event, key in zip(events, zip(ids, positions, strict=True), strict=True):
             if not self._is_known(key):
-                self._add_all([key], first_seq + len(new))
+                self._add_one(key, first_seq + len(new))
                 new.append(event)
         return tuple(new)
 
-    def _add_all(self, keys: list[EventKey], first_seq: int) -> bool:
-        run = Run(self._orders + 1, first_seq, keys)
-        by_key = dict.fromkeys(keys, run)
-        if len(by_key) < len(keys) or not self._by_key.keys().isdisjoint(by_key):
-            return False
-        self._by_key.update(by_key)
-        self._append(run)
-        self._orders += len(keys)
+    def _add_one(self, key: EventKey, seq: int) -> None:
+        run = self._last_run(seq)
+        if key[1] in self._by_position:
+            self._twins[key] = run
+        else:
+            self._by_position[key[1]] = run
+        self._extend(run, [key[0]], [key[1]])
+
+    def _last_run(self, first_seq: int) -> Run:
+        """Return the run that the next event belongs to; a new one is not kept before `_extend`."""
+        if self._runs and self._runs[-1].takes_more:
+            return self._runs[-1]
+        return Run(self._orders + 1, first_seq)
+
+    def _extend(self, run: Run, ids: list[str], positions: list[bytes]) -> None:
+        if not run.positions:
+            self._append(run)
+        run.ids += ids
+        run.positions += positions
+        # Of the last run, which may have been all done before.
+        self._open = min(self._open, len(self._runs) - 1)
+        count = len(positions)
+        self._orders += count
         self._newest_seen = self._orders
-        self._next_seq = first_seq + len(keys)
-        self.unacked += len(keys)
-        return True
+        self._next_seq = run.first_seq + len(run.positions)
+        self.unacked += count
 
     def _append(self, run: Run) -> None:
         self._runs.append(run)
@@ -102,10 +125,9 @@ class Ledger:
         return self._is_known(*event_keys((event,)))
 
     def _is_known(self, key: EventKey) -> bool:
-        run = self._by_key.get(key)
-        if run is None:
+        entry = self._find(key)
+        if entry is None:
             return False
-        entry = run.entry(run.keys.index(key))
         if entry.order > self._newest_seen:
             self._newest_seen = entry.order
             self._again[entry.order] = entry
@@ -113,12 +135,19 @@ class Ledger:
                 self._candidate = entry  # newer than the one before: redeliveries go forward only
         return True
 
+    def _find(self, key: EventKey) -> Entry | None:
+        for run in (self._by_position.get(key[1]), self._twins.get(key)):
+            place = None if run is None else run.find(key)
+            if run is not None and place is not None:
+                return run.entry(place)
+        return None
+
     def add_keepalive(self, replay_id: ReplayId) -> None:
         """Append the position of a keepalive, acked."""
         self._orders += 1
         self._newest_seen = self._orders
         if not self._runs:
-            self._append(Run(self._orders, self._next_seq, []))
+            self._append(Run(self._orders, self._next_seq))
         # In the place of one before: a run of keepalives says no more than its last one.
         self._runs[-1].keepalive = Entry(self._orders, replay_id)
         # Of the last run, which may have been all done before.
@@ -196,11 +225,10 @@ class Ledger:
         """Forget everything up to *order*: it is committed or stored."""
         gone, to = 0, min(order, self._done_to)
         for run in self._runs:
-            for key in run.confirm(to):
-                # No two entries share a key: a redelivery is not a new entry.
-                del self._by_key[key]
-                self.confirmed_events += 1
-                self.done_events -= 1
+            places = run.confirm(to)
+            self._forget(run, places)
+            self.confirmed_events += len(places)
+            self.done_events -= len(places)
             if not run.is_over(to):
                 break
             gone += 1
@@ -211,14 +239,25 @@ class Ledger:
         if self._candidate is not None and self._candidate.order <= order:
             self._candidate = None
 
+    def _forget(self, run: Run, places: range) -> None:
+        # No two entries share a key: a redelivery is not a new entry.
+        if self._twins:
+            for place in places:
+                if self._twins.pop(run.key(place), None) is None:
+                    del self._by_position[run.positions[place]]
+        else:
+            index = self._by_position
+            for position in run.positions[places.start : places.stop]:
+                del index[position]
+
     # Where the service began.
 
     def event_after(self, order: int) -> EventKey | None:
         """Return the key of the first event behind *order*, or None when there is none."""
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
-            if place < len(run.keys):
-                return run.keys[place]
+            if place < len(run):
+                return run.key(place)
         return None
 
     def begins_right_after(self, order: int, first: RawEvent | None) -> bool:
@@ -237,9 +276,9 @@ class Ledger:
 
     def holds(self, event: RawEvent) -> bool:
         """Whether *event* is an entry."""
-        return event_keys((event,))[0] in self._by_key
+        return self._find(*event_keys((event,))) is not None
 
     @property
     def holds_events(self) -> bool:
         """Whether any event is not known to be committed."""
-        return bool(self._by_key)
+        return bool(self._by_position or self._twins)

@@ -1,10 +1,12 @@
-"""The new events of one response, as the ledger keeps them: how far they are acked and confirmed.
+"""Events in a row, as the ledger keeps them: which they are, how far they are acked and confirmed.
 
 ::
 
     │ confirmed │ done: in the acked prefix │ acked: the rest up to the first unacked one │ …
 
 Acks in order move a number. Only events that are acked before an earlier one are marked one by one.
+There is no object for an event: its id and position stand in two lists, which are cheap to make and
+nothing for the garbage collector to go through.
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ class Entry(NamedTuple):
     replay_id: ReplayId
 
 
+# Events in a run: so many that small responses share one, and few enough that the confirmed ones at
+# its front, which are forgotten with the last of it, take little memory.
+FULL = 100
+
+
 class Run:
-    """Events that came together, and the keepalive behind them. Places count from 0.
+    """Events that came one after another, and the keepalive behind them. Places count from 0.
 
     Args:
         first_order: Of the first event; the others follow without a hole.
         first_seq: ``delivery_seq`` of the first event; the others follow without a hole.
-        keys: Of the events; not the events, whose payloads would stay in memory.
     """
 
     __slots__ = (
@@ -37,15 +43,17 @@ class Run:
         "done",
         "first_order",
         "first_seq",
+        "ids",
         "keepalive",
-        "keys",
         "newest_done",
+        "positions",
     )
 
-    def __init__(self, first_order: int, first_seq: int, keys: list[EventKey]) -> None:
+    def __init__(self, first_order: int, first_seq: int) -> None:
         self.first_order: int = first_order
         self.first_seq: int = first_seq
-        self.keys: list[EventKey] = keys
+        self.ids: list[str] = []
+        self.positions: list[bytes] = []  # of replay ids: their hash is a call of Python code
         self.keepalive: Entry | None = None
         self.confirmed: int = 0  # events at the front that are forgotten
         self.done: int = 0  # events at the front that belong to the acked prefix of the ledger
@@ -53,14 +61,34 @@ class Run:
         self._acked = 0  # events at the front that are acked
         self._early: set[int] | None = None  # places behind that which are acked as well
 
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether events may be added behind those that are here."""
+        return self.keepalive is None and len(self.positions) < FULL
+
     def entry(self, place: int) -> Entry:
         """Return the entry of an event."""
-        return Entry(self.first_order + place, ReplayId(self.keys[place][1]))
+        return Entry(self.first_order + place, ReplayId(self.positions[place]))
+
+    def key(self, place: int) -> EventKey:
+        """Return the key of an event."""
+        return self.ids[place], self.positions[place]
+
+    def find(self, key: EventKey) -> int | None:
+        """Return the place of an event that is not confirmed; None when it is not here."""
+        event_id, position = key
+        for place in range(self.confirmed, len(self.positions)):
+            if self.positions[place] == position and self.ids[place] == event_id:
+                return place
+        return None
 
     def ack(self, first_seq: int, last_seq: int) -> int:
         """Ack what of a run of events is here; return how many were not acked before."""
         start = max(first_seq - self.first_seq, self._acked)
-        stop = min(last_seq + 1 - self.first_seq, len(self.keys))
+        stop = min(last_seq + 1 - self.first_seq, len(self.positions))
         if start >= stop:
             return 0
         if start == self._acked and not self._early:
@@ -88,16 +116,16 @@ class Run:
     @property
     def is_done(self) -> bool:
         """Whether all of it belongs to the acked prefix."""
-        return self.done == len(self.keys)
+        return self.done == len(self.positions)
 
-    def confirm(self, order: int) -> list[EventKey]:
-        """Forget the events up to *order*, which are done; return their keys."""
-        start, stop = self.confirmed, min(order + 1 - self.first_order, len(self.keys))
+    def confirm(self, order: int) -> range:
+        """Forget the events up to *order*, which are done; return their places."""
+        start, stop = self.confirmed, min(order + 1 - self.first_order, len(self.positions))
         self.confirmed = max(start, stop)
-        return self.keys[start : self.confirmed]
+        return range(start, self.confirmed)
 
     def is_over(self, order: int) -> bool:
         """Whether nothing is left behind *order*."""
         if self.keepalive is not None and self.keepalive.order > order:
             return False
-        return self.confirmed == len(self.keys)
+        return self.confirmed == len(self.positions)

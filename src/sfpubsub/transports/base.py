@@ -7,7 +7,7 @@ Protobuf and grpc stay behind this interface. `sfpubsub.transports.channel` is t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -32,10 +32,26 @@ class Target:
 
 
 class Call(ABC, Generic[Sent, Received]):
-    """One live call. `receive` is for one thread; the other methods are for any thread."""
+    """One live call. `read` is for one thread; the other methods are for any thread."""
 
     headers: Headers = ()
     """The session's headers that the call was made with."""
+
+    def read(
+        self, received: Callable[[Received], None], ended: Callable[[Failure | None], None]
+    ) -> None:
+        """Hand over every message, and then the end of the call.
+
+        Here by waiting for them; a call that has a thread for that anyway returns at once.
+
+        Args:
+            received: Called with one message after another, in one thread; does not wait.
+            ended: Called once, behind the last message, in that thread: with how the call failed,
+                or None when the service ended it with OK.
+        """
+        while (message := self.receive()) is not None and not isinstance(message, Failure):
+            received(message)
+        ended(message)
 
     @abstractmethod
     def receive(self) -> Received | Failure | None:

@@ -9,8 +9,9 @@ call):
 4. tell the application, outside the lock;
 5. on a close command finish the call.
 
-No decision about what to send, resuming or delays is made here. Each call is read by a thread of
-its own.
+No decision about what to send, resuming or delays is made here. Each call is opened by a thread of
+its own, since a session may have to be waited for; what comes is taken in the call's own thread, or
+in that one.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class CallDriver(ABC, Generic[Opening]):
         self._call: Call[Any, Any] | None = None
         self._headers: Headers = ()  # of the last call that was made
         self._threads: list[threading.Thread] = []
+        self._reading: list[threading.Event] = []  # one for each call; set once it has ended
         # What came, how it ended, and the news that whoever waits is waiting for.
         self._mailbox = Mailbox()
         self._home = Home()
@@ -155,16 +157,22 @@ class CallDriver(ABC, Generic[Opening]):
         self._apply(lambda _now: self._driven.abort())
 
     def join(self, timeout: float) -> None:
-        """Wait for the threads of calls that have ended, so that no call outlives its channel."""
+        """Wait for the end of calls that were ended, so that none outlives its channel."""
         deadline = time.monotonic() + timeout
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
+        for reading in list(self._reading):
+            reading.wait(max(0.0, deadline - time.monotonic()))
 
     @property
     def is_done(self) -> bool:
-        """Whether it is over and no thread of it is left."""
-        return self.over and not any(thread.is_alive() for thread in self._threads)
+        """Whether it is over, and no thread and no call of it is left."""
+        return (
+            self.over
+            and not any(thread.is_alive() for thread in self._threads)
+            and all(reading.is_set() for reading in self._reading)
+        )
 
     def _check_process(self) -> None:
         # A forked child has this object and none of its threads: nothing would ever happen here,
@@ -237,16 +245,20 @@ class CallDriver(ABC, Generic[Opening]):
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # a fault of ours has to end it, not silence it
-            if self.over:  # aborted while it was at work: nobody waits for this any more
-                logger.debug("after the end of %s", self._name, exc_info=True)
-                return
-            logger.exception("internal error on %s", self._name)
-            crash = StreamError(
-                f"{self._name}: internal error, {type(error).__name__}: please report it"
-            )
-            crash.__cause__ = error
-            self._apply(lambda _now: self._driven.crashed(crash))
+        except Exception as error:  # noqa: BLE001  # told, and the end of it
+            self._crash(error)
+
+    def _crash(self, error: Exception) -> None:
+        # A fault of ours has to end it, not silence it.
+        if self.over:  # aborted while it was at work: nobody waits for this any more
+            logger.debug("after the end of %s", self._name, exc_info=True)
+            return
+        logger.exception("internal error on %s", self._name)
+        crash = StreamError(
+            f"{self._name}: internal error, {type(error).__name__}: please report it"
+        )
+        crash.__cause__ = error
+        self._apply(lambda _now: self._driven.crashed(crash))
 
     def _read(self, opening: Opening) -> None:
         stream = opening.stream
@@ -267,10 +279,24 @@ class CallDriver(ABC, Generic[Opening]):
         if not wanted:
             call.cancel()
             # Read on: the end of the call is what lets go of it.
-        while (message := call.receive()) is not None and not isinstance(message, Failure):
+        over = threading.Event()
+        self._reading = [other for other in self._reading if not other.is_set()]
+        self._reading.append(over)
+
+        def end(failure: Failure | None) -> None:
+            try:
+                self._guard(lambda: self._ended(stream, failure))
+            finally:
+                over.set()
+
+        call.read(lambda message: self._take(stream, message), end)
+
+    def _take(self, stream: int, message: Any) -> None:
+        # In grpc's thread, perhaps, which serves others as well.
+        try:
             self._received(stream, message)
-        del call
-        self._ended(stream, message)
+        except Exception as error:  # noqa: BLE001  # told, and the end of it
+            self._crash(error)
 
     def _ended(self, stream: int, failure: Failure | None) -> None:
         if failure is not None:

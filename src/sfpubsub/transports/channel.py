@@ -7,41 +7,32 @@ method headers). The headers are asked for when a call starts and stay with it f
 from __future__ import annotations
 
 import logging
-import queue
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import grpc
 
 from sfpubsub.config import Timings, network
 from sfpubsub.errors import (
     ConfigurationError,
-    RemoteProtocolError,
     SchemaNotFoundError,
-    SfPubSubError,
     StreamUnavailableError,
     TopicNotFoundError,
 )
-from sfpubsub.protocol.commands import OpenPublish, OpenStream, SendRequest
-from sfpubsub.protocol.events import Failure, FailureKind, Response
+from sfpubsub.protocol.commands import OpenPublish, OpenStream
 from sfpubsub.transports import wire
 from sfpubsub.transports.base import Headers, PublishCall, StreamCall, Target, Transport
 from sfpubsub.transports.publish_calls import UNARY_TIMEOUT, StreamedPublish, UnaryPublish
 from sfpubsub.transports.status import classify
+from sfpubsub.transports.stream_call import GrpcStreamCall
 from sfpubsub.types import SchemaInfo, TopicInfo
 from sfpubsub_grpc import pubsub_api_pb2_grpc
 
 logger = logging.getLogger("sfpubsub.transport")
 
-Request = TypeVar("Request")
 Answer = TypeVar("Answer")
-
-# Seconds that the reader lets go of the interpreter, so that grpc's own thread takes the request
-# from the queue and sends it. Measured with responses of 100 events, received and decoded: 0.78
-# times the time. Many times what the hand-over needs, a small part of what a response costs.
-_HAND_OVER = 50e-6
 
 OPTIONS: list[tuple[str, Any]] = [
     # 100 events of up to 1 MB exceed the default of 4 MB.
@@ -147,21 +138,10 @@ class GrpcTransport(Transport):
 
     def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
         logger.info("subscribing to %s, asking for %d events", target.name, opening.num_requested)
-        if target.managed:
-            return GrpcStreamCall(
-                target,
-                self._stub.ManagedSubscribe,
-                wire.managed_opening(target, opening),
-                wire.managed_request,
-                self._headers(),
-            )
-        return GrpcStreamCall(
-            target,
-            self._stub.Subscribe,
-            wire.fetch_opening(target, opening),
-            wire.fetch_request,
-            self._headers(),
-        )
+        headers = self._headers()
+        method = self._stub.ManagedSubscribe if target.managed else self._stub.Subscribe
+        form = wire.MANAGED if target.managed else wire.PLAIN
+        return GrpcStreamCall(target, method, form, opening, headers, _traced(headers))
 
     def _unary(self, what: str, method: Callable[..., Answer], request: object) -> Answer:
         begun = time.monotonic()
@@ -198,97 +178,6 @@ class GrpcTransport(Transport):
         self._channel.close()
 
 
-class GrpcStreamCall(StreamCall, Generic[Request]):
-    """One Subscribe or ManagedSubscribe call."""
-
-    def __init__(
-        self,
-        target: Target,
-        method: Callable[..., Any],
-        opening: Request,
-        convert: Callable[[Target, SendRequest], Request],
-        headers: Headers,
-    ) -> None:
-        self.headers = headers
-        self._target = target
-        self._convert = convert
-        # The service ends a stream whose requests have ended, so this iterator lives as long as
-        # the call. None ends it.
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._requests.put(opening)
-        self._has_sent = False
-        self._opened = time.monotonic()
-        self._has_received = False
-        self._debug = logger.isEnabledFor(logging.DEBUG)
-        self._call = method(self._take_requests(), metadata=_traced(headers))
-
-    def _take_requests(self) -> Iterator[Request]:
-        while (request := self._requests.get()) is not None:
-            yield request
-
-    def receive(self) -> Response | Failure | None:
-        if self._has_sent:
-            # Then the service works on it while the application works on what came before. Without
-            # this the application's thread is as likely to run first, and grpc's to wait for it.
-            self._has_sent = False
-            time.sleep(_HAND_OVER)
-        try:
-            response = wire.response(next(self._call))
-        except StopIteration:
-            self.half_close()  # lets grpc's own thread go, which waits for the next request
-            return None
-        except grpc.RpcError as error:
-            self.half_close()
-            return classify(self._target.name, error, managed=self._target.managed)
-        except RemoteProtocolError as error:
-            self.cancel()
-            return Failure(FailureKind.STOP, _about(self._target, error))
-        if self._debug or not self._has_received:
-            self._log(response)
-        return response
-
-    def _log(self, response: Response) -> None:
-        # By counts: what an event says stays out of the log, as do the headers.
-        if not self._has_received:
-            self._has_received = True
-            waited = time.monotonic() - self._opened
-            logger.info("first response of %s after %.3f s", self._target.name, waited)
-        if self._debug:
-            answer = response.commit
-            logger.debug(
-                "response of %s: %d events, %d more asked for%s",
-                self._target.name,
-                len(response.events),
-                response.pending,
-                "" if answer is None else f"; commit {answer.error or 'confirmed'}",
-            )
-
-    def send(self, request: SendRequest) -> None:
-        if self._debug:
-            commit = request.commit
-            logger.debug(
-                "request to %s: %d events%s",
-                self._target.name,
-                request.num_requested,
-                "" if commit is None else f"; commit of {commit.replay_id.hex()}",
-            )
-        self._requests.put(self._convert(self._target, request))
-        self._has_sent = True
-
-    def half_close(self) -> None:
-        self._requests.put(None)
-
-    def cancel(self) -> None:
-        self._call.cancel()
-        self.half_close()
-
-
 def _traced(headers: Headers) -> list[tuple[str, str]]:
     # An id per call: what support asks for when something on the way to the service failed.
     return [*headers, ("x-client-trace-id", str(uuid.uuid4()))]
-
-
-def _about(target: Target, error: SfPubSubError) -> SfPubSubError:
-    named = type(error)(f"{target.name}: {error}", rpc_id=error.rpc_id)
-    named.__cause__ = error
-    return named

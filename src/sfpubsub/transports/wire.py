@@ -7,7 +7,10 @@ where its absence means something.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from google.protobuf.message import Message
 
 from sfpubsub.errors import LocalProtocolError, RemoteProtocolError
 from sfpubsub.protocol.commands import OpenStream, SendRequest
@@ -76,6 +79,18 @@ def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchReq
         message.commit_replay_id_request.commit_request_id = request.commit.request_id
         message.commit_replay_id_request.replay_id = bytes(request.commit.replay_id)
     return message
+
+
+class Form(NamedTuple):
+    """The messages of a kind of stream."""
+
+    parse: Callable[[bytes], pb.FetchResponse | pb.ManagedFetchResponse]
+    opening: Callable[[Target, OpenStream], Message]
+    request: Callable[[Target, SendRequest], Message]
+
+
+PLAIN = Form(pb.FetchResponse.FromString, fetch_opening, fetch_request)
+MANAGED = Form(pb.ManagedFetchResponse.FromString, managed_opening, managed_request)
 
 
 def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
