@@ -1,1 +1,1 @@
-"""Benchmarks, reached by one command: ``python -m benchmarks [CASE…]``; see docs/how-to/benchmarks.md."""
+"""Benchmarks, by one command: ``python -m benchmarks [CASE…]``; see docs/how-to/benchmarks.md."""
