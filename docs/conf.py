@@ -54,12 +54,13 @@ nitpick_ignore = [
     ("py:class", "sfpubsub.protocol.events.Failure"),
     ("py:class", "sfpubsub.protocol.events.Response"),
     ("py:class", "sfpubsub.spark.mirror.stream.Standing"),
+    ("py:class", "sfpubsub.spark.ingest.progress.Progress"),
     ("py:class", "sfpubsub.spark.raw.rows.Row"),
     ("py:class", "sfpubsub.spark.raw.rows.TimedEvents"),
     ("py:class", "sfpubsub.spark.tables.steps.StepPlan"),
 ]
 nitpick_ignore_regex = [
-    ("py:class", r"sfpubsub\..*\.[A-Z]\w*T"),  # type variables
+    ("py:class", r"sfpubsub\..*\.([A-Z]\w*T|Received)"),  # type variables
     ("py:obj", ".*"),
     ("py:.*", r"(?!sfpubsub\.).*"),  # other projects' names; their pages are not asked for
 ]
