@@ -64,5 +64,5 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:.*", r"(?!sfpubsub\.).*"),  # other projects' names; their pages are not asked for
 ]
-toc_object_entries_show_parents = "hide"
+toc_object_entries = False  # every method in the contents of every page: a third of the build
 suppress_warnings = ["ref.python"]  # of a word such as `type`, which several classes have

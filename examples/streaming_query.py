@@ -1,8 +1,9 @@
 """A streaming query over a topic: the sum of all orders by city, in a Parquet directory.
 
-    python examples/streaming_query.py /event/Order_Event__e totals checkpoint
+    python examples/streaming_query.py pubsub.toml /event/Order_Event__e totals checkpoint
 
-It reads what there is and ends; run again, it goes on from its checkpoint.
+It reads what there is and ends; run again, it goes on from its checkpoint. Where to read and as
+whom is in the settings file: the source runs in a process of its own, which gets no variables.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sfpubsub.spark import PubSubDataSource, spark_session
 
 def main() -> None:
     """Run the query once."""
-    topic, totals, checkpoint = sys.argv[1:]
+    settings, topic, totals, checkpoint = sys.argv[1:]
 
     def write(rows: DataFrame, number: int) -> None:
         # A batch that is repeated after a crash has the same number, and replaces itself.
@@ -28,6 +29,7 @@ def main() -> None:
         spark.dataSource.register(PubSubDataSource)
         events = (
             spark.readStream.format("sfpubsub")
+            .option("configFile", settings)
             .option("topic", topic)
             .option("startingOffsets", "earliest")
             .option("idleTimeout", 5)

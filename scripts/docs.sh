@@ -9,5 +9,5 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh
 prepare all,dev
 # Everything anew: parts of pages come from the code, whose changes Sphinx does not look at.
-python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet --jobs auto \
+python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet \
   --builder html docs "${1:-build/docs}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import ssl
 import sys
+import tomllib
 import urllib.request
 
 import pytest
 from click.testing import CliRunner
 
+from sfpubsub import PubSubClient, TopicNotFoundError
 from sfpubsub.cli.emulator import emulator as command
 from sfpubsub.emulator.server import EmulatorServer
 
@@ -66,6 +69,46 @@ def test_what_a_container_needs(spawn, tmp_path):
     process.popen.send_signal(signal.SIGTERM)
     assert process.result() == (0, "", "")
     assert list(tmp_path.glob("ready*")) == []
+
+
+APPS = """
+[[users]]
+username = "me@example.com"
+
+[[apps]]
+client_id = "mine"
+client_secret = "secret"
+run_as = "me@example.com"
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "seed", "auth"),
+    [
+        ([], None, "client-credentials"),
+        (["--tls"], None, "client-credentials"),
+        ([], APPS, "token"),
+    ],
+)
+def test_the_settings_file_leads_a_client_there(spawn, tmp_path, monkeypatch, options, seed, auth):
+    """With nothing but the file, a client signs in and reads; only its owner can read the file."""
+    for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
+        monkeypatch.delenv(variable)
+    if seed is not None:
+        (tmp_path / "seed.toml").write_text(seed)
+        options = [*options, "--seed", str(tmp_path / "seed.toml")]
+    process = spawn(*options, "--data-dir", str(tmp_path / "org")).wait_ready()
+    file = tmp_path / "org" / "client.toml"
+    assert file.stat().st_mode & 0o077 == 0
+    assert tomllib.loads(file.read_text())["auth"] == auth
+    with PubSubClient.from_env({"config": str(file)}) as client:
+        if seed is None:
+            assert client.get_topic(ORDERS).can_subscribe
+        else:  # a seed without topics
+            with pytest.raises(TopicNotFoundError):
+                client.get_topic(ORDERS)
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.result() == (0, "", "")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import sfpubsub.spark
 from tests.cli.test_cli import point_at
 from tests.client.test_managed import TOPIC, orders
 from tests.pages import ROOT
+from tests.spark.source_world import settings_file
 
 
 def run_example(monkeypatch, name: str, *arguments: str) -> None:
@@ -38,12 +39,12 @@ def test_streaming_query(spark, run_emulator, tmp_path, monkeypatch):
     if not hasattr(spark, "dataSource"):
         pytest.skip("this PySpark has no sources in Python")
     emulator = run_emulator()
-    point_at(emulator, monkeypatch)
+    settings = settings_file(emulator, tmp_path / "pubsub.toml")
     monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: nullcontext(spark), raising=False)
     amounts = [("Rome", 1.5), ("Oslo", 1.0), ("Rome", 2.5)]
     emulator.publish(TOPIC, [{"City__c": city, "Amount__c": amount} for city, amount in amounts])
     where = [str(tmp_path / name) for name in ("totals", "checkpoint")]
-    run_example(monkeypatch, "streaming_query.py", TOPIC, *where)
+    run_example(monkeypatch, "streaming_query.py", str(settings), TOPIC, *where)
     rows = ds.dataset(tmp_path / "totals").to_table(columns=["City__c", "amount"]).to_pylist()
     assert {row["City__c"]: row["amount"] for row in rows} == {"Rome": 4.0, "Oslo": 1.0}
 
