@@ -110,10 +110,11 @@ def measure_all(options: argparse.Namespace) -> None:
             print(f"\n{case.name}: {case.about} (rounds: {rounds})\n\n{report.of_case(found)}")
             reached += verdicts(case.name, found)
             all_rows[case.name] = [row.as_dict() for row in found]
-    if reached:
-        print(f"\n{report.of_targets(reached)}")
     about["load"].append(load())
-    if max(about["load"]) > BUSY * (os.cpu_count() or 1):
+    is_busy = max(about["load"]) > BUSY * (os.cpu_count() or 1)
+    if reached:
+        print(f"\n{report.of_targets(reached, is_busy=is_busy)}")
+    if is_busy:
         warnings.append("the machine was busy: read CPU times, and no speeds")
     for warning in warnings:
         print(f"\nWARNING: {warning}")

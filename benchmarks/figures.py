@@ -181,7 +181,5 @@ def _of_memory(case: str, row: Row) -> Verdict:
     """The other way round, so that more is better, as with speeds."""
     assert row.growth is not None
     what = f"{row.run.way}: memory at {MARKS[0]:,} events / at {MARKS[-1]:,}"
-    ratio = 1 / row.growth
-    return Verdict(
-        case, what, row.variant, None, 1 / MOST_GROWTH, Spread(ratio, ratio, ratio), None
-    )
+    ratio = Spread(1 / row.growth, 1 / row.growth, 1 / row.growth)
+    return Verdict(case, what, row.variant, None, 1 / MOST_GROWTH, ratio, None)
