@@ -43,7 +43,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from benchmarks.cases import INGEST
-from benchmarks.feed import KINDS
+from benchmarks.feed import KINDS, corpus
 from benchmarks.server import serving
 from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
@@ -86,10 +86,12 @@ def ingest(spark: SparkSession, client: PubSubClient, path: Path) -> float:
 
 def write(spark: SparkSession, batches: list[pa.Table], path: Path) -> float:
     """Return the seconds that the writer needs for rows in memory, each batch exactly once."""
+    schema, _ = corpus(arguments.kind)
+    schemas = {schema.schema_id: schema.text}
     with EventWriter(spark, path, topic=topic()) as writer:
         started = time.perf_counter()
         for batch in batches:
-            writer.write_rows(batch)
+            writer.write_rows(batch, schemas=schemas)
         return time.perf_counter() - started
 
 
