@@ -45,8 +45,9 @@ class Row:
     ratios: dict[str, Spread]
     """Of speeds, in the same round: ``bare``, ``good``, ``npm``; ``plain`` is the synchronous face
     with dicts; ``window`` what the window of 100 events lets through at the round trip; ``alone``
-    as many times one subscription as there are; ``against`` the other checkout, and
-    ``against_cpu`` what that takes of the processor by what this one takes."""
+    as many times one subscription as there are; ``against`` the other checkout."""
+    cpu_ratios: dict[str, Spread]
+    """Of CPU time an event, theirs by ours, so that more is better here too."""
     latency_ms: tuple[float, float] | None
     """From publish to handler, when there is little to do: the median and the 99th percentile."""
     marks_mb: dict[int, float]
@@ -87,6 +88,7 @@ def _row(samples: Samples, variant: str, run: Run) -> Row:
         peak_mb=max(each.sample.peak_mb for each in found),
         requests=statistics.median(each.requests for each in found),
         ratios=dict(_ratios(samples, variant, run)),
+        cpu_ratios=dict(_cpu_ratios(samples, variant, run)),
         latency_ms=latency,
         marks_mb={int(mark): size for mark, size in found[-1].sample.marks.items()},
     )
@@ -104,11 +106,12 @@ def _ratios(samples: Samples, variant: str, run: Run) -> Iterator[tuple[str, Spr
         if alone is not None:
             pairs = zip(ours, alone, strict=True)
             yield "alone", Spread.of([a / b.sample.speed / run.streams for a, b in pairs])
-    theirs = samples.get(("against", run))
-    if variant == "here" and theirs is not None:
-        mine = samples[variant, run]
-        pairs = [(b.sample.cpu_us, a.sample.cpu_us) for a, b in zip(mine, theirs, strict=True)]
-        yield "against_cpu", Spread.of([other / own for other, own in pairs])
+
+
+def _cpu_ratios(samples: Samples, variant: str, run: Run) -> Iterator[tuple[str, Spread]]:
+    ours = [each.sample.cpu_us for each in samples[variant, run]]
+    for name, others in _peers(samples, variant, run):
+        yield name, Spread.of([b.sample.cpu_us / a for a, b in zip(ours, others, strict=True)])
 
 
 def _peers(samples: Samples, variant: str, run: Run) -> Iterator[tuple[str, list[Measured]]]:
@@ -144,6 +147,8 @@ class Verdict:
     """What it was when the target was set."""
     wanted: float | None
     found: Spread
+    by_cpu: Spread | None
+    """The same of CPU time an event: what a busy machine changes little."""
 
     @property
     def is_reached(self) -> bool | None:
@@ -160,8 +165,8 @@ def verdicts(case: str, found: Sequence[Row]) -> list[Verdict]:
                 many = f", {target.streams} subscriptions" if target.streams > 1 else ""
                 what = f"{target.way} / {target.to}, {target.size} a response{many}"
                 wanted = target.native if row.variant == "native" else target.pure
-                ratio = row.ratios[target.to]
-                result.append(Verdict(case, what, row.variant, target.today, wanted, ratio))
+                ratio, by_cpu = row.ratios[target.to], row.cpu_ratios.get(target.to)
+                result.append(Verdict(case, what, row.variant, target.today, wanted, ratio, by_cpu))
     ours = [row for row in found if row.variant != "reference"]
     return result + [_of_memory(case, row) for row in ours if row.growth and case == "memory"]
 
@@ -176,5 +181,5 @@ def _of_memory(case: str, row: Row) -> Verdict:
     """The other way round, so that more is better, as with speeds."""
     assert row.growth is not None
     what = f"{row.run.way}: memory at {MARKS[0]:,} events / at {MARKS[-1]:,}"
-    ratio = 1 / row.growth
-    return Verdict(case, what, row.variant, None, 1 / MOST_GROWTH, Spread(ratio, ratio, ratio))
+    ratio = Spread(1 / row.growth, 1 / row.growth, 1 / row.growth)
+    return Verdict(case, what, row.variant, None, 1 / MOST_GROWTH, ratio, None)

@@ -98,8 +98,8 @@ class Meter:
         self._last = run.events
         self._marks = {mark: 0.0 for mark in MARKS if mark <= run.events}
         self._next_mark = min(self._marks, default=run.events + 1)
-        self._began: tuple[float, ...] | None = None
-        self._ended: tuple[float, ...] | None = None
+        self._began: tuple[int, float, float] | None = None
+        self._ended: tuple[int, float, float] | None = None
 
     def is_enough(self, count: int) -> bool:
         """Count *count* events, and return whether there were enough."""
@@ -119,22 +119,6 @@ class Meter:
         if self._began is not None:
             self.latencies.append(time.time_ns() - int.from_bytes(replay_id[:8], "big"))
 
-    def begin(self) -> None:
-        """Say that the warm-up is over; for who cannot count."""
-        self._began = self._now()
-
-    def deduct(self, events: int) -> None:
-        """Say that *events* were received since `begin`, and are to be taken off what comes."""
-        assert self._began is not None
-        self._seen += events
-        now = self._now()
-        self._began = tuple([2 * end - start for end, start in zip(now, self._began, strict=True)])
-
-    def end(self, events: int) -> None:
-        """Say that so many events were received since then."""
-        self._seen += events
-        self._ended = self._now()
-
     def sample(self) -> Sample:
         """Return what was measured."""
         assert self._began is not None
@@ -145,7 +129,7 @@ class Meter:
         marks = {str(mark): megabytes for mark, megabytes in self._marks.items()}
         return Sample(int(events), seconds, cpu, peak_mb(), self.latencies, marks)
 
-    def _now(self) -> tuple[float, ...]:
+    def _now(self) -> tuple[int, float, float]:
         return self._seen, time.perf_counter(), time.process_time()
 
     def _mark(self) -> None:

@@ -7,8 +7,8 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from sfpubsub import AsyncPubSubClient, PubSubClient, Session
 
 GATHERED = 1_000  # events that become Arrow data at a time
 WORKERS = 8  # of `run`
-FEW_LINES = 100  # of a run of the command that is to be short
 
 Read = Callable[[Any], None]
 """Uses each event of a batch."""
@@ -187,26 +186,14 @@ def run_aio(job: Job, meter: Meter) -> None:
 
 
 def cli(job: Job, meter: Meter) -> None:
-    """Print lines with ``sfpubsub subscribe`` into nothing.
-
-    The command says nothing before its end. So a first run loads what it needs, and what a second
-    short one takes, to connect and to end, is taken off a long one.
-    """
-    _print_lines(job, FEW_LINES)
-    meter.begin()
-    _print_lines(job, FEW_LINES)
-    meter.deduct(FEW_LINES)
-    _print_lines(job, job.run.events)
-    meter.end(job.run.events)
-
-
-def _print_lines(job: Job, events: int) -> None:
+    """Print lines with ``sfpubsub subscribe`` into nothing, and count them as they are written."""
     from sfpubsub.cli.main import run
 
     [name] = job.run.names()
     words = ["subscribe", "--topic", f"/data/{name}", "--replay", "earliest"]
-    words += ["--max-events", str(events), "--endpoint", job.target, "--ca-file", job.ca_file]
-    words += ["--instance-url", "https://127.0.0.1", "--tenant-id", "00D000000000001AAA"]
+    words += ["--max-events", str(job.run.events), "--endpoint", job.target]
+    words += ["--ca-file", job.ca_file, "--instance-url", "https://127.0.0.1"]
+    words += ["--tenant-id", "00D000000000001AAA"]
     os.environ["SFPUBSUB_ACCESS_TOKEN"] = "token"
     said = io.StringIO()
     with (
@@ -214,11 +201,30 @@ def _print_lines(job: Job, events: int) -> None:
         open(os.devnull, "w") as nothing,
         redirect_stdout(nothing),
         redirect_stderr(said),
+        counted_lines(nothing.fileno(), meter),
     ):
         os.environ["SFPUBSUB_STATE_DIR"] = place
         code = run(words)
     if code:
         raise SystemExit(f"sfpubsub ended with {code}: {said.getvalue()}")
+
+
+@contextmanager
+def counted_lines(descriptor: int, meter: Meter) -> Iterator[None]:
+    """Tell the meter of the lines that are written there."""
+    write = os.write
+
+    def counted(to: int, data: Any) -> int:
+        size = write(to, data)
+        if to == descriptor:
+            meter.is_enough(bytes(data[:size]).count(b"\n"))
+        return size
+
+    os.write = counted
+    try:
+        yield
+    finally:
+        os.write = write
 
 
 WAYS: dict[str, Callable[[Job, Meter], None]] = {
