@@ -19,25 +19,19 @@ import io
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import fastavro
 import pyarrow as pa
+from tests.avro.schemas import payload, schema_text, values
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.avro.schemas import payload, schema_text, values  # noqa: E402
-
-from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches  # noqa: E402
-from sfpubsub.avro.arrow_values import values_of  # noqa: E402
-from sfpubsub.avro.codec import Codec  # noqa: E402
-from sfpubsub.avro.native import is_installed  # noqa: E402
-from sfpubsub.client.batch import EventBatch  # noqa: E402
-from sfpubsub.types import RawEvent, ReplayId, dedupe_key  # noqa: E402
+from benchmarks.cpu import interleaved
+from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches
+from sfpubsub.avro.arrow_values import values_of
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.native import is_installed
+from sfpubsub.client.batch import EventBatch
+from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
 ROUNDS = 15  # enough for a stable median on a busy machine
 EVENTS = 1_000
@@ -125,18 +119,6 @@ def keys(batches: list[EventBatch]) -> list[bytes]:
     ]
 
 
-def medians(routes: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return microseconds of CPU an event, for each route."""
-    times: dict[str, list[float]] = {name: [] for name in routes}
-    for _ in range(ROUNDS):
-        for name, route in routes.items():
-            route()  # caches and memory as they are for who takes this route only
-            before = time.process_time()
-            route()
-            times[name].append(time.process_time() - before)
-    return {name: 1e6 * statistics.median(taken) / EVENTS for name, taken in times.items()}
-
-
 def measure(name: str) -> dict[str, float]:
     """Return microseconds an event and ratios for one schema."""
     codec = Codec(name, schema_text(name))
@@ -151,7 +133,7 @@ def measure(name: str) -> dict[str, float]:
         assert not made.rejected
         assert list(made) == [same], f"{name}: the routes differ"
 
-    taken = medians(
+    times = interleaved(
         {
             "events_peer": lambda: peer.events(batches),
             "events": lambda: record_batches(batches),
@@ -160,8 +142,12 @@ def measure(name: str) -> dict[str, float]:
             "values": lambda: ours[True].decode(payloads),
             "values_dicts": lambda: ours[False].decode(payloads),
             "key": lambda: keys(batches),
-        }
+        },
+        rounds=ROUNDS,
+        events=EVENTS,
+        is_warmed=True,
     )
+    taken = {route: statistics.median(found) for route, found in times.items()}
     figures = {f"{route}_us": round(value, 2) for route, value in taken.items()}
     for what in ("events", "values"):
         for route in (what, f"{what}_dicts"):

@@ -1,6 +1,6 @@
 """What naming the fields of a change event costs, as a share of the event's own cost.
 
-Prints one JSON line. The schema is the Account of the emulator's default seed; the events are
+Prints one JSON line. The schema is the Account of the tests' corpus; the events are
 updates of about four fields, every second one with some parts of an address. All work is done by
 turns, and medians of the CPU time are compared. Two streams:
 
@@ -19,27 +19,21 @@ import json
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import fastavro
 
+from benchmarks.cpu import for_each, interleaved
+from benchmarks.feed import corpus
 from sfpubsub.avro.bitmaps import ChangeSchema
 from sfpubsub.avro.codec import Codec
 from sfpubsub.client.batch import EventBatch
-from sfpubsub.emulator import seed
 from sfpubsub.transports import wire
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 EVENTS = 2_000  # four times the bitmaps that a schema keeps
 ROUNDS = 15  # enough for a stable median on a busy machine
-
-
-def account_schema() -> str:
-    """Return the schema of the emulator's AccountChangeEvent."""
-    topics = seed.load(seed.DEFAULT_SEED).topics
-    return next(schema.text for name, schema, *_ in topics if name == "/data/AccountChangeEvent")
 
 
 def bitmap(indices: list[int]) -> str:
@@ -88,13 +82,6 @@ def response(payloads: list[bytes]) -> bytes:
     return pb.FetchResponse(events=events, latest_replay_id=b"x").SerializeToString()
 
 
-def us_per_event(work: Callable[[], object]) -> float:
-    """Return the CPU time of one call over all events, in microseconds an event."""
-    start = time.process_time()
-    work()
-    return (time.process_time() - start) / EVENTS * 1e6
-
-
 def measure(codec: Codec, parsed: Any, values: list[dict[str, Any]]) -> dict[str, float]:
     """Decode and expand *values*, by turns."""
     payloads = [codec.encode(value) for value in values]
@@ -102,13 +89,8 @@ def measure(codec: Codec, parsed: Any, values: list[dict[str, Any]]) -> dict[str
     headers = [codec.decode(payload)["ChangeEventHeader"] for payload in payloads]
     schema = ChangeSchema(codec.schema_id, codec.schema_json)
 
-    def oracle() -> None:
-        for payload in payloads:
-            fastavro.schemaless_reader(io.BytesIO(payload), parsed, None)
-
-    def decode() -> None:
-        for payload in payloads:
-            codec.decode(payload)
+    def oracle(payload: bytes) -> None:
+        fastavro.schemaless_reader(io.BytesIO(payload), parsed, None)
 
     def whole() -> None:
         for message in responses:
@@ -124,24 +106,23 @@ def measure(codec: Codec, parsed: Any, values: list[dict[str, Any]]) -> dict[str
             for event in batch:
                 _ = event.value
 
-    def changed() -> None:
-        for header in headers:
-            schema.expand(header["changedFields"])
+    def changed(header: dict[str, Any]) -> None:
+        schema.expand(header["changedFields"])
 
-    def lists() -> None:
-        for header in headers:
-            schema.expand(header["changedFields"])
-            schema.expand(header["nulledFields"])
-            schema.expand(header["diffFields"])
+    def lists(header: dict[str, Any]) -> None:
+        schema.expand(header["changedFields"])
+        schema.expand(header["nulledFields"])
+        schema.expand(header["diffFields"])
 
-    lists()  # what a process does once
-    works = {
-        "fastavro": oracle, "decode": decode, "event": whole, "changed": changed, "lists": lists,
-    }  # fmt: skip
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(ROUNDS):
-        for name, work in works.items():
-            times[name].append(us_per_event(work))
+    works: dict[str, Callable[[], None]] = {
+        "fastavro": for_each(oracle, payloads),
+        "decode": for_each(codec.decode, payloads),
+        "event": whole,
+        "changed": for_each(changed, headers),
+        "lists": for_each(lists, headers),
+    }
+    works["lists"]()  # what a process does once
+    times = interleaved(works, rounds=ROUNDS, events=EVENTS)
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {
         **{f"{name}_us": round(median, 3) for name, median in medians.items()},
@@ -156,7 +137,7 @@ def measure(codec: Codec, parsed: Any, values: list[dict[str, Any]]) -> dict[str
 def main() -> None:
     """Measure and print."""
     rng = random.Random(4)
-    text = account_schema()
+    text = corpus("change")[0].text
     codec = Codec("bench", text)
     fields = json.loads(text)["fields"]
     common = [update(rng, fields, number) for number in range(20)]

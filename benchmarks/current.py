@@ -1,6 +1,6 @@
 """What a step into a current table costs, by the number of records that the table has.
 
-``python benchmarks/current.py [--records 100000 1000000] [--changes 2000] [--steps 3]``
+``python -m benchmarks current [--records 100000 1000000] [--changes 2000] [--steps 3]``
 
 Makes a Delta table of records of twenty fields for each size, and gives each the same steps in
 turns: updates of records drawn at random, some creates and deletes. Prints one JSON line: seconds a
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from processors import processor_seconds
 from pyspark.sql import DataFrame
 
+from benchmarks.processes import processor_seconds
 from sfpubsub.avro.columns import columns_of
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.spark.runtime.session import spark_session

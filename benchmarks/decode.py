@@ -1,6 +1,6 @@
 """How fast payloads become dicts, as a ratio to fastavro in the same run: one JSON line.
 
-    python benchmarks/decode.py [--events 1000] [--repeats 21]
+    python -m benchmarks decode [--events 1000] [--repeats 21]
 
 ``pe`` is a platform event of 10 fields; ``acct`` an Account change event of 58 fields with header,
 two addresses and a union of three branches, a quarter of them CREATEs. Both are from the corpus of
@@ -17,18 +17,14 @@ import json
 import operator
 import platform
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import fastavro
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from tests.avro.schemas import schema_text, values
 
+from benchmarks.cpu import for_each, interleaved
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import to_json
 
@@ -64,30 +60,26 @@ def measure(name: str) -> dict[str, float]:
         return fastavro.schemaless_reader(io.BytesIO(payload), schema, None)
 
     assert all(codec.decode(payload) == theirs(payload) for payload in payloads)
-    times = interleaved({"fastavro": theirs, "codec": codec.decode}, payloads)
     decoded = [codec.decode(payload) for payload in payloads]
-    lines = interleaved({"json": json.dumps, "to_json": to_json}, decoded)
+    times = interleaved(
+        {
+            "fastavro": for_each(theirs, payloads),
+            "codec": for_each(codec.decode, payloads),
+            "json": for_each(json.dumps, decoded),
+            "to_json": for_each(to_json, decoded),
+        },
+        rounds=arguments.repeats,
+        events=len(payloads),
+    )
     return {
         "bytes": round(statistics.mean(map(len, payloads))),
         "fastavro_us": median(times["fastavro"]),
         "decode_us": median(times["codec"]),
         "ratio": median(map(operator.truediv, times["fastavro"], times["codec"])),
-        "json_dumps_us": median(lines["json"]),
-        "to_json_us": median(lines["to_json"]),
+        "json_dumps_us": median(times["json"]),
+        "to_json_us": median(times["to_json"]),
         "compile_ms": round(compiled * 1e3, 1),
     }
-
-
-def interleaved(calls: dict[str, Callable[[Any], Any]], items: list[Any]) -> dict[str, list[float]]:
-    """Return the CPU time of each call for one item, in microseconds, for each round."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(arguments.repeats):
-        for name, call in calls.items():
-            started = time.process_time()
-            for item in items:
-                call(item)
-            times[name].append((time.process_time() - started) / len(items) * 1e6)
-    return times
 
 
 def median(figures: Iterable[float]) -> float:

@@ -1,6 +1,6 @@
 """What it costs to tell which events are new, with few keys in the window and with many.
 
-    python benchmarks/dedupe.py [--keys 30000000] [--rounds 60] [--directory DIR] [--no-write]
+    python -m benchmarks dedupe [--keys 30000000] [--rounds 60] [--directory DIR] [--no-write]
 
 Two windows of 73 h hold the keys: one a million (``few``), one all of ``--keys`` (``many``). Then
 batches of 10,000 new events of 150 bytes are judged and added in both, in turn, so that whatever
@@ -25,14 +25,11 @@ import operator
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy
 import pyarrow as pa

@@ -1,6 +1,6 @@
 """How many events the service delivers for each one handled, and how fast: one JSON line.
 
-    python benchmarks/delivery.py [--events 1000] [--bytes 1000000] [--handler 0.05] [--plain]
+    python -m benchmarks delivery [--events 1000] [--bytes 1000000] [--handler 0.05] [--plain]
 
 The emulator, a process of its own on loopback without TLS, holds the events; one subscription with
 default limits takes them, and the handler sleeps after each. ``ratio`` is what the emulator sent
@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.processes import Peer, module, peer
 from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
 
@@ -52,25 +52,16 @@ def serve(directory: str) -> None:
 
 
 @contextmanager
-def emulator_process(directory: str) -> Iterator[tuple[PubSubClient, subprocess.Popen[str]]]:
+def emulator_process(directory: str) -> Iterator[tuple[PubSubClient, Peer]]:
     """Start it, and yield a client of it."""
-    command = [sys.executable, __file__, "--serve", directory, *sys.argv[1:]]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        target, *session = json.loads(process.stdout.readline())
-        try:
-            with PubSubClient(Session(*session), endpoint=target, insecure="1") as client:
-                yield client, process
-        finally:
-            process.stdin.close()
+    with peer(module("delivery", "--serve", directory, *sys.argv[1:])) as process:
+        target, *session = process.hear()
+        with PubSubClient(Session(*session), endpoint=target, insecure="1") as client:
+            yield client, process
 
 
-def measure(client: PubSubClient, process: subprocess.Popen[str]) -> dict[str, Any]:
+def measure(client: PubSubClient, process: Peer) -> dict[str, Any]:
     """Return the figures of one run."""
-    assert process.stdin is not None
-    assert process.stdout is not None
     began, handled, largest = time.perf_counter(), 0, 0
     subscription = (
         client.subscribe(TOPIC, replay="earliest")
@@ -88,9 +79,7 @@ def measure(client: PubSubClient, process: subprocess.Popen[str]) -> dict[str, A
             largest = max(largest, subscription.health().pending_bytes)
         taken = time.perf_counter() - began
         health = subscription.health()
-    process.stdin.write("\n")
-    process.stdin.flush()
-    delivered = int(process.stdout.readline())
+    delivered = process.ask("delivered")
     return {
         "delivered": delivered,
         "ratio": round(delivered / handled, 3),

@@ -1,19 +1,18 @@
 """What the emulator carries: one JSON line a case.
 
-    python benchmarks/emulator.py [--seconds 60] [--events 20000] [--stored 1000000]
+    python -m benchmarks emulator [--seconds 60] [--events 20000] [--stored 1000000]
                                   [--streams 200] [--cases stream memory streams ready]
 
-The emulator is a process of its own, on loopback without TLS.
+The emulator is a process of its own, on loopback, over TLS.
 
 ``stream`` is how fast one stream gets its events, in responses of 100: change events (58 fields,
-630 bytes) and platform events (10 fields, 140 bytes), read from the earliest by the naive loop on
-grpcio that is the ``reference`` of `subscribe.py`. The same loop reads from `feed_server.go`, which
-sends the very bytes that the emulator sent, over and over. ``first`` is the first read of a new
-emulator, ``again`` the next one; ``ratio`` is the speed as a ratio to that of the other server. The
-three are interleaved, each read by a new process, in as many rounds as ``--seconds`` allow for a
-kind of event, at least three. A fifth of a read warms up. Without a Go compiler the emulator's own
-figures are printed, and why there is no ratio. The server is built in each run of this script, with
-modules from Go's proxy.
+630 bytes) and platform events (10 fields, 140 bytes), read from the earliest by the bare loop on
+grpcio that subscribers are compared with. The same loop reads from the server of the other
+benchmarks, which sends like events made beforehand. ``first`` is the first read of a new emulator,
+``again`` the next one; ``ratio`` is the speed as a ratio to that of the other server. The three are
+interleaved, each read by a new process, in as many rounds as ``--seconds`` allow for a kind of
+event, at least three. A fifth of a read warms up. Without a Go compiler the emulator's own figures
+are printed, and why there is no ratio.
 
 The other cases are about one log of ``--stored`` platform events. ``memory`` is the emulator's
 resident memory before these are published through the API, by calls of 200 events each, after that,
@@ -31,54 +30,49 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import grpc
-from feed_server import KINDS, corpus
-from subscribe import ROOT, WINDOW, Meter, Sample, of_pairs, of_samples, peer, receive_bare
-
+from benchmarks.feed import KINDS, WINDOW, corpus
+from benchmarks.figures import Spread
+from benchmarks.processes import module, packages, peer
+from benchmarks.references import channel, receive_bare
+from benchmarks.runs import Meter, Run, Sample
+from benchmarks.server import Server, serving
 from sfpubsub.emulator.org.bus import Draft
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 
 CASES = ("stream", "memory", "streams", "ready")
-TOPIC = KINDS["platform"][0]
+TOPIC = KINDS["platform"].topic
+KINDS_READ = ("change", "platform")
 RESPONSE = 100  # events
-RECORDED = 50  # responses that the other server sends again and again
 CALL = 200  # events published by a call: the service's most
 LIVE = 50  # events that every concurrent stream gets after its first
 STARTS = 5  # of a process that is measured to its ready line
-GO_MODULE = """module feed_server
-
-go 1.24
-
-require google.golang.org/grpc v1.83.2
-"""
 
 
 class Emulator:
     """A running emulator."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], ca_file: Path) -> None:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise SystemExit("the emulator ended before it was ready; what it wrote is above")
         ready = json.loads(line)
         self.target: str = ready["grpc"]
+        self.ca_file = str(ca_file)
         self.headers = (
             ("accesstoken", ready["access_token"]),
             ("instanceurl", ready["instance_url"]),
@@ -99,7 +93,7 @@ class Emulator:
 @contextmanager
 def running(data_dir: Path, **environment: str) -> Iterator[Emulator]:
     """Run an emulator as a process."""
-    command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes"]
+    command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes", "--tls"]
     ports = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]
     with subprocess.Popen(
         [*command, *ports],
@@ -109,38 +103,20 @@ def running(data_dir: Path, **environment: str) -> Iterator[Emulator]:
         env={**os.environ, "PYTHONPATH": packages(), **environment},
     ) as process:
         try:
-            yield Emulator(process)
+            yield Emulator(process, data_dir / "ca.pem")
         finally:
             assert process.stdin is not None
             process.stdin.close()
 
 
-def packages() -> str:
-    """Where this checkout has its packages."""
-    return os.pathsep.join([str(ROOT / "src"), str(ROOT / "generated")])
-
-
 # One stream, beside another server.
-
-
-def build(directory: Path) -> Path | str:
-    """Build the other server; a text says why it cannot be."""
-    go = shutil.which("go")
-    if go is None:
-        return "there is no Go compiler: no command go"
-    (directory / "go.mod").write_text(GO_MODULE)
-    shutil.copy(Path(__file__).with_name("feed_server.go"), directory)
-    made = directory / "feed_server"
-    done = subprocess.run(
-        [go, "build", "-mod=mod", "-o", str(made)], cwd=directory, text=True, capture_output=True
-    )
-    return made if done.returncode == 0 else f"go build failed: {done.stderr.strip()}"
 
 
 def fill(data_dir: Path, events: int) -> None:
     """Put so many events of each kind into an emulator's log."""
     with EmulatorServer(data_dir) as emulator:
-        for kind, (topic, _) in KINDS.items():
+        for kind in KINDS_READ:
+            topic = KINDS[kind].topic
             schema, payloads = corpus(kind)
             emulator.bus.put_topic(topic, schema)
             drafts = [Draft(payload, schema.schema_id) for payload in payloads]
@@ -148,98 +124,69 @@ def fill(data_dir: Path, events: int) -> None:
                 emulator.bus.append(topic, drafts)
 
 
-def record(emulator: Emulator, topic: str, file: Path) -> None:
-    """Write what the emulator sends into a file, as the other server wants it."""
-    with grpc.insecure_channel(emulator.target) as channel:
-        subscribe: Any = channel.stream_stream(
-            "/eventbus.v1.PubSub/Subscribe", pb.FetchRequest.SerializeToString
-        )
-        first = pb.FetchRequest(topic_name=topic, num_requested=WINDOW, replay_preset=pb.EARLIEST)
-        more = threading.Semaphore(0)
-
-        def requests() -> Iterator[pb.FetchRequest]:
-            yield first
-            for _ in range(RECORDED - 1):
-                more.acquire()
-                yield pb.FetchRequest(num_requested=RESPONSE)
-
-        with file.open("wb") as out:
-            for response in subscribe(requests(), metadata=emulator.headers):
-                assert len(pb.FetchResponse.FromString(response).events) == RESPONSE
-                out.write(struct.pack(">I", len(response)) + response)
-                more.release()
-
-
-@contextmanager
-def other(server: Path, responses: Path) -> Iterator[str]:
-    """Run the other server; its address."""
-    with subprocess.Popen(
-        [str(server), str(responses)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.stdin.close()
-
-
 def be_client() -> None:
     """Read as the line of input says, and print the sample."""
-    target, topic, headers = json.loads(sys.stdin.readline())
-    meter = Meter(arguments.events)
-    receive_bare(target, topic, RESPONSE, meter, [(name, value) for name, value in headers])
-    print(json.dumps(meter.sample), flush=True)
+    target, ca_file, topic, headers, events = json.loads(sys.stdin.readline())
+    meter = Meter(Run("bare", "", RESPONSE, events=events))
+    metadata = [(name, value) for name, value in headers]
+    receive_bare(target, ca_file, topic, RESPONSE, meter, metadata)
+    sample = meter.sample()
+    print(json.dumps([sample.events, sample.seconds, sample.cpu]), flush=True)
 
 
-def read_once(target: str, topic: str, headers: Any = (), events: int = 0) -> Sample:
+def read_once(
+    target: str, ca_file: str, topic: str, headers: Any = (), events: int | None = None
+) -> Sample:
     """Read from a server in a new process."""
-    count = str(events or arguments.events)
-    with peer(ROOT, Path(__file__).name, "--receive", "--events", count) as client:
-        client.tell([target, topic, headers])
-        return Sample(*client.hear())
+    with peer(module("emulator", "--receive"), environment={"PYTHONPATH": packages()}) as client:
+        return Sample(*client.ask([target, ca_file, topic, headers, events or arguments.events]))
 
 
 def stream(directory: Path) -> Iterator[dict[str, Any]]:
     """Return a line for each kind of event."""
-    server = build(directory)
     fill(directory / "data", arguments.events)
-    for kind, (topic, name) in KINDS.items():
-        line: dict[str, Any] = {"event": kind, "per_response": RESPONSE}
-        with running(directory / "data") as emulator:
-            record(emulator, topic, directory / name)
-        with ExitStack() as stack:
-            address = None
-            if isinstance(server, Path):
-                address = stack.enter_context(other(server, directory / name))
-            else:
-                line["skipped"] = server
-            samples = rounds(directory / "data", topic, address)
-        line["rounds"] = len(samples["first"])
-        for which in ("first", "again"):
-            line[which] = of_samples(samples[which])
-            if address is not None:
-                line[which] |= of_pairs("ratio", speed, samples[which], samples["go"])
-        if address is not None:
-            line["go"] = of_samples(samples["go"])
-        yield line
+    with serving() as server:
+        for kind in KINDS_READ:
+            line: dict[str, Any] = {"event": kind, "per_response": RESPONSE}
+            if server.warning:
+                line["skipped"] = server.warning
+            samples = rounds(directory / "data", kind, None if server.warning else server)
+            line["rounds"] = len(samples["first"])
+            for which, found in samples.items():
+                line[which] = of_samples(found, samples["other"])
+            yield line
 
 
-def speed(sample: Sample) -> float:
-    """Events a second."""
-    return sample.speed
+def of_samples(found: list[Sample], others: list[Sample]) -> dict[str, Any]:
+    """Return the figures of reads, and their ratios to those of the other server."""
+    speeds = [sample.speed for sample in found]
+    if not speeds:
+        return {}
+    line: dict[str, Any] = {
+        "events_per_s": round(statistics.median(speeds)),
+        "min": round(min(speeds)),
+        "max": round(max(speeds)),
+        "cpu_us": round(statistics.median(sample.cpu_us for sample in found), 2),
+    }
+    if others and found is not others:
+        ratio = Spread.of([a.speed / b.speed for a, b in zip(found, others, strict=True)])
+        line["ratio"] = round(ratio.median, 3)
+        line["ratio_spread"] = [round(ratio.low, 3), round(ratio.high, 3)]
+    return line
 
 
-def rounds(data_dir: Path, topic: str, address: str | None) -> dict[str, list[Sample]]:
+def rounds(data_dir: Path, kind: str, other: Server | None) -> dict[str, list[Sample]]:
     """Read from a new emulator twice and from the other server, in turns."""
-    samples: dict[str, list[Sample]] = {"first": [], "again": [], "go": []}
+    samples: dict[str, list[Sample]] = {"first": [], "again": [], "other": []}
     ends = time.perf_counter() + arguments.seconds
     while len(samples["first"]) < 3 or time.perf_counter() < ends:
         with running(data_dir) as emulator:
-            samples["first"].append(read_once(emulator.target, topic, emulator.headers))
-            if address is not None:
-                samples["go"].append(read_once(address, topic))
-            samples["again"].append(read_once(emulator.target, topic, emulator.headers))
+            of_emulator = emulator.target, emulator.ca_file, KINDS[kind].topic, emulator.headers
+            samples["first"].append(read_once(*of_emulator))
+            if other is not None:
+                topic = f"/data/{kind}_{RESPONSE}_0_0"
+                samples["other"].append(read_once(other.target(0), other.ca_file, topic))
+            samples["again"].append(read_once(*of_emulator))
     return samples
 
 
@@ -255,14 +202,16 @@ def memory(directory: Path) -> Iterator[dict[str, Any]]:
     request = pb.PublishRequest(topic_name=TOPIC, events=events[:CALL])
     with running(directory / "large") as running_one:
         line: dict[str, Any] = {"events": arguments.stored, "before_mib": running_one.memory()}
-        with grpc.insecure_channel(running_one.target) as channel:
-            publish = pb_grpc.PubSubStub(channel).Publish
+        with channel(running_one.target, running_one.ca_file) as opened:
+            publish = pb_grpc.PubSubStub(opened).Publish
             began = time.perf_counter()
             for _ in range(0, arguments.stored, CALL):
                 publish(request, metadata=running_one.headers)
             line["published_per_s"] = round(arguments.stored / (time.perf_counter() - began))
         line["published_mib"] = running_one.memory()
-        sample = read_once(running_one.target, TOPIC, running_one.headers, arguments.stored)
+        sample = read_once(
+            running_one.target, running_one.ca_file, TOPIC, running_one.headers, arguments.stored
+        )
         line["read_per_s"] = round(sample.speed)
         line["read_mib"] = running_one.memory()
         line["peak_mib"] = running_one.memory("VmHWM")
@@ -275,9 +224,9 @@ def streams(directory: Path) -> Iterator[dict[str, Any]]:
     event = pb.ProducerEvent(schema_id=schema.schema_id, payload=payloads[0])
     with (
         running(directory / "large") as emulator,
-        grpc.insecure_channel(emulator.target) as channel,
+        channel(emulator.target, emulator.ca_file) as opened,
     ):
-        stub = pb_grpc.PubSubStub(channel)
+        stub = pb_grpc.PubSubStub(opened)
         over = threading.Event()
         one = pb.PublishRequest(topic_name=TOPIC, events=[event])
         before = stub.Publish(one, metadata=emulator.headers).results[0].replay_id

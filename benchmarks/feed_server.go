@@ -1,37 +1,104 @@
-// A gRPC server that sends responses built beforehand, for emulator.py to compare with.
+// A fast and minimal server of the Pub/Sub API, for the benchmarks of subscribers.
 //
-// Its argument is a file of responses in their wire form, each behind its length in four bytes, the
-// highest first; each has 100 events. They are sent again and again, one whenever 100 events are
-// wanted: at most 100 may be, as with the service. Requests are read only for how many they ask for.
+//	feed_server DIRECTORY ROUND_TRIP...
 //
-// It prints its address and ends with its standard input.
+// DIRECTORY has feed.json, what feed.py writes: schemas, payloads, and the files of a certificate
+// and its key. For each ROUND_TRIP, in milliseconds, it listens at a port of its own, behind a line
+// that delays both directions by half of it and takes nothing else away. The ports are its first
+// line of output, as JSON. Each line of its input is answered with a line of counts; it ends with
+// its input.
+//
+// A topic is named /data/KIND_SIZE_RATE_NUMBER, a managed subscription KIND_SIZE_RATE_NUMBER: events
+// of that kind, up to SIZE in a response, RATE responses a second, and 0 for as many as credit
+// allows. NUMBER makes names different. A feed never ends, and where a stream is to start is not
+// looked at. Credit is as documented: requests add up, 100 events are the most, and what is sent is
+// taken off. Commits are answered at once.
+//
+// A replay id is when the event was published, in nanoseconds since 1970, in eight bytes, the
+// highest first, and two more: so a client can tell how long the event took. A client that is late
+// with its credit does not move that time.
 package main
 
 import (
+	"bufio"
+	"crypto/tls"
 	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-const events = 100 // in a response, and wanted at most
+const window = 100 // events that may be outstanding, as with the service
 
-const numRequested = 4 // field of FetchRequest
+const rpcID = "8f2c1f2e-5f0f-4d43-9a31-5d7d0f6f2b6c" // of all responses
 
-// wire passes messages on as bytes, so that nothing is built while it is measured.
+type kind struct {
+	SchemaID string   `json:"schema_id"`
+	Schema   string   `json:"schema"`
+	Payloads [][]byte `json:"payloads"`
+	events   []event
+}
+
+// event is a ConsumerEvent in its wire form, as a field of a response.
+type event struct {
+	wire             []byte
+	idAt, replayIDAt int // where the last twelve digits of its id begin, and its replay id
+}
+
+var feed struct {
+	Certificate string           `json:"certificate"`
+	Key         string           `json:"key"`
+	Kinds       map[string]*kind `json:"kinds"`
+}
+
+var counts struct {
+	requests, commits, responses, events atomic.Int64
+}
+
+func makeEvent(schemaID string, payload []byte) event {
+	var inner []byte
+	inner = protowire.AppendTag(inner, 1, protowire.BytesType)
+	inner = protowire.AppendString(inner, "00000000-0000-4000-8000-000000000000")
+	idAt := len(inner) - 12
+	inner = protowire.AppendTag(inner, 2, protowire.BytesType)
+	inner = protowire.AppendString(inner, schemaID)
+	inner = protowire.AppendTag(inner, 3, protowire.BytesType)
+	inner = protowire.AppendBytes(inner, payload)
+	var outer []byte
+	outer = protowire.AppendTag(outer, 1, protowire.BytesType)
+	outer = protowire.AppendBytes(outer, inner)
+	idAt += len(outer) - len(inner)
+	outer = protowire.AppendTag(outer, 2, protowire.BytesType)
+	outer = protowire.AppendBytes(outer, make([]byte, 10))
+	var wire []byte
+	wire = protowire.AppendTag(wire, 1, protowire.BytesType)
+	wire = protowire.AppendBytes(wire, outer)
+	return event{wire, idAt + len(wire) - len(outer), len(wire) - 10}
+}
+
+// wire passes messages on as bytes.
 type wire struct{}
 
 func (wire) Name() string { return "proto" }
 
 func (wire) Marshal(message any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(message.([]byte))}, nil
+	return mem.BufferSlice{mem.NewBuffer(message.(*[]byte), mem.DefaultBufferPool())}, nil
 }
 
 func (wire) Unmarshal(data mem.BufferSlice, message any) error {
@@ -39,83 +106,443 @@ func (wire) Unmarshal(data mem.BufferSlice, message any) error {
 	return nil
 }
 
-// wanted is how many events a FetchRequest asks for.
-func wanted(request []byte) (uint64, error) {
-	var found uint64
-	for len(request) > 0 {
-		field, kind, size := protowire.ConsumeTag(request)
+// fields calls take with each field of a message: with its bytes, or with its number.
+func fields(message []byte, take func(field protowire.Number, data []byte, number uint64)) error {
+	for len(message) > 0 {
+		field, kind, size := protowire.ConsumeTag(message)
 		if size < 0 {
-			return 0, protowire.ParseError(size)
+			return protowire.ParseError(size)
 		}
-		request = request[size:]
-		if field == numRequested && kind == protowire.VarintType {
-			found, size = protowire.ConsumeVarint(request)
-		} else {
-			size = protowire.ConsumeFieldValue(field, kind, request)
+		message = message[size:]
+		var data []byte
+		var number uint64
+		switch kind {
+		case protowire.VarintType:
+			number, size = protowire.ConsumeVarint(message)
+		case protowire.BytesType:
+			data, size = protowire.ConsumeBytes(message)
+		default:
+			size = protowire.ConsumeFieldValue(field, kind, message)
 		}
 		if size < 0 {
-			return 0, protowire.ParseError(size)
+			return protowire.ParseError(size)
 		}
-		request = request[size:]
+		message = message[size:]
+		take(field, data, number)
 	}
-	return found, nil
+	return nil
 }
 
-func subscribe(responses [][]byte) grpc.StreamHandler {
-	return func(_ any, stream grpc.ServerStream) error {
-		var credit uint64
-		for next := 0; ; next = (next + 1) % len(responses) {
-			for credit < events {
-				var request []byte
-				if err := stream.RecvMsg(&request); errors.Is(err, io.EOF) {
-					return nil
-				} else if err != nil {
-					return err
-				}
-				more, err := wanted(request)
-				if err != nil {
-					return err
-				}
-				credit = min(events, credit+more)
+// request is what a FetchRequest or a ManagedFetchRequest says.
+type request struct {
+	name         string
+	numRequested int
+	commit       []byte // a CommitReplayRequest
+}
+
+func parse(message []byte, isManaged bool) (request, error) {
+	var found request
+	name, numRequested := protowire.Number(1), protowire.Number(4)
+	if isManaged {
+		name, numRequested = 2, 3
+	}
+	err := fields(message, func(field protowire.Number, data []byte, number uint64) {
+		switch {
+		case field == name:
+			found.name = string(data)
+		case field == numRequested:
+			found.numRequested = int(number)
+		case isManaged && field == 5:
+			found.commit = data
+		}
+	})
+	return found, err
+}
+
+// stream is one call of Subscribe or ManagedSubscribe.
+type stream struct {
+	grpc.ServerStream
+	isManaged bool
+	requests  chan request
+	failed    error // why there are no more requests
+	kind      *kind
+	size      int
+	interval  time.Duration // between two responses
+	credit    int
+	sent      int
+	last      int64 // the latest position
+}
+
+func (s *stream) read() {
+	defer close(s.requests)
+	for {
+		var message []byte
+		if s.failed = s.RecvMsg(&message); s.failed != nil {
+			return
+		}
+		counts.requests.Add(1)
+		found, err := parse(message, s.isManaged)
+		if s.failed = err; err != nil {
+			return
+		}
+		s.requests <- found
+	}
+}
+
+// open takes what the name of the first request says.
+func (s *stream) open(name string) error {
+	parts := strings.Split(name[strings.LastIndex(name, "/")+1:], "_")
+	if len(parts) != 4 || feed.Kinds[parts[0]] == nil {
+		return fmt.Errorf("there is no feed named %q", name)
+	}
+	s.kind = feed.Kinds[parts[0]]
+	size, err := strconv.Atoi(parts[1])
+	if err != nil {
+		return err
+	}
+	rate, err := strconv.Atoi(parts[2])
+	if err != nil {
+		return err
+	}
+	if s.size = size; rate > 0 {
+		s.interval = time.Second / time.Duration(rate)
+	}
+	return nil
+}
+
+func (s *stream) take(found request) error {
+	if s.kind == nil {
+		if err := s.open(found.name); err != nil {
+			return err
+		}
+	}
+	s.credit = min(window, s.credit+found.numRequested)
+	if found.commit != nil {
+		return s.answer(found.commit)
+	}
+	return nil
+}
+
+// answer confirms a commit; the answer begins with the very fields of what it answers.
+func (s *stream) answer(commit []byte) error {
+	counts.commits.Add(1)
+	commit = protowire.AppendTag(commit, 4, protowire.VarintType)
+	commit = protowire.AppendVarint(commit, uint64(time.Now().UnixMilli()))
+	var message []byte
+	message = protowire.AppendTag(message, 4, protowire.VarintType)
+	message = protowire.AppendVarint(message, uint64(s.credit))
+	message = protowire.AppendTag(message, 5, protowire.BytesType)
+	message = protowire.AppendBytes(message, commit)
+	return s.SendMsg(&message)
+}
+
+// respond sends what credit allows, published at that time.
+func (s *stream) respond(published time.Time) error {
+	count := min(s.size, s.credit)
+	s.credit -= count
+	at := max(published.UnixNano(), s.last+1)
+	length := 128 // for what follows the events
+	for n := range count {
+		length += len(s.kind.events[(s.sent+n)%len(s.kind.events)].wire)
+	}
+	buffer := mem.DefaultBufferPool().Get(length)
+	message := (*buffer)[:0]
+	var replayID [10]byte
+	var number [6]byte
+	for range count {
+		next := s.kind.events[s.sent%len(s.kind.events)]
+		start := len(message)
+		message = append(message, next.wire...)
+		binary.BigEndian.PutUint64(replayID[:], uint64(at))
+		copy(message[start+next.replayIDAt:], replayID[:])
+		unique := counts.events.Add(1)
+		binary.BigEndian.PutUint32(number[2:], uint32(unique))
+		hex.Encode(message[start+next.idAt:], number[:])
+		s.last = at
+		s.sent++
+		at++
+	}
+	message = protowire.AppendTag(message, 2, protowire.BytesType)
+	message = protowire.AppendBytes(message, replayID[:])
+	message = protowire.AppendTag(message, 3, protowire.BytesType)
+	message = protowire.AppendString(message, rpcID)
+	if s.credit > 0 { // none is not written, as with any number in protobuf
+		message = protowire.AppendTag(message, 4, protowire.VarintType)
+		message = protowire.AppendVarint(message, uint64(s.credit))
+	}
+	counts.responses.Add(1)
+	*buffer = message
+	return s.SendMsg(buffer)
+}
+
+func (s *stream) serve() error {
+	go s.read()
+	var due time.Time
+	for {
+		for s.credit == 0 || len(s.requests) > 0 {
+			found, isOpen := <-s.requests
+			if !isOpen {
+				return ended(s.failed)
 			}
-			credit -= events
-			if err := stream.SendMsg(responses[next]); err != nil {
+			if err := s.take(found); err != nil {
+				return err
+			}
+		}
+		published := time.Now()
+		if s.interval > 0 {
+			if due.IsZero() {
+				due = published
+			}
+			if due = due.Add(s.interval); published.Before(due) {
+				if err := s.wait(due); err != nil {
+					return err
+				}
+				published = time.Now()
+			} else {
+				published = due
+			}
+		}
+		if err := s.respond(published); err != nil {
+			return err
+		}
+	}
+}
+
+// wait takes requests until it is time.
+func (s *stream) wait(due time.Time) error {
+	timer := time.NewTimer(time.Until(due))
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			return nil
+		case found, isOpen := <-s.requests:
+			if !isOpen {
+				return ended(s.failed)
+			}
+			if err := s.take(found); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-func read(path string) ([][]byte, error) {
-	rest, err := os.ReadFile(path)
+var errEnded = errors.New("the client has ended its side")
+
+func ended(err error) error {
+	if errors.Is(err, io.EOF) {
+		return errEnded
+	}
+	return err
+}
+
+// unary answers GetTopic and GetSchema.
+func unary(method string, call grpc.ServerStream) error {
+	var message, answer []byte
+	if err := call.RecvMsg(&message); err != nil {
+		return err
+	}
+	var asked string
+	if err := fields(message, func(field protowire.Number, data []byte, _ uint64) {
+		if field == 1 {
+			asked = string(data)
+		}
+	}); err != nil {
+		return err
+	}
+	put := func(field protowire.Number, text string) {
+		answer = protowire.AppendTag(answer, field, protowire.BytesType)
+		answer = protowire.AppendString(answer, text)
+	}
+	switch method {
+	case "GetTopic":
+		found := stream{}
+		if err := found.open(asked); err != nil {
+			return err
+		}
+		put(1, asked)
+		put(2, "00D000000000001AAA")
+		answer = protowire.AppendTag(answer, 4, protowire.VarintType)
+		answer = protowire.AppendVarint(answer, 1)
+		put(5, found.kind.SchemaID)
+	case "GetSchema":
+		for _, one := range feed.Kinds {
+			if one.SchemaID == asked {
+				put(1, one.Schema)
+				put(2, one.SchemaID)
+			}
+		}
+	default:
+		return fmt.Errorf("there is no method %s", method)
+	}
+	return call.SendMsg(&answer)
+}
+
+func handle(_ any, call grpc.ServerStream) error {
+	name, _ := grpc.MethodFromServerStream(call)
+	method := name[strings.LastIndex(name, "/")+1:]
+	if method != "Subscribe" && method != "ManagedSubscribe" {
+		return unary(method, call)
+	}
+	one := stream{
+		ServerStream: call, isManaged: method == "ManagedSubscribe", requests: make(chan request, window),
+	}
+	if err := one.serve(); err != errEnded {
+		return err
+	}
+	return nil
+}
+
+// delayed is a connection at the end of a long line.
+type delayed struct {
+	net.Conn
+	way       time.Duration
+	in, out   chan parcel
+	rest      []byte
+	failed    error
+	isClosed  chan struct{}
+	closeOnce sync.Once
+}
+
+type parcel struct {
+	data []byte
+	due  time.Time
+	err  error
+}
+
+func delay(connection net.Conn, way time.Duration) net.Conn {
+	// So many parcels are more than credit lets be under way.
+	line := &delayed{
+		Conn: connection, way: way, isClosed: make(chan struct{}),
+		in: make(chan parcel, 1<<14), out: make(chan parcel, 1<<14),
+	}
+	go line.fetch()
+	go line.deliver()
+	return line
+}
+
+func (d *delayed) fetch() {
+	for {
+		data := make([]byte, 1<<15)
+		size, err := d.Conn.Read(data)
+		d.in <- parcel{data[:size], time.Now().Add(d.way), err}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (d *delayed) deliver() {
+	for {
+		select {
+		case <-d.isClosed:
+			return
+		case next := <-d.out:
+			time.Sleep(time.Until(next.due))
+			d.Conn.Write(next.data) // one that fails is seen by fetch
+		}
+	}
+}
+
+func (d *delayed) Read(data []byte) (int, error) {
+	if len(d.rest) == 0 && d.failed == nil {
+		next := <-d.in
+		time.Sleep(time.Until(next.due))
+		d.rest, d.failed = next.data, next.err
+	}
+	if len(d.rest) == 0 {
+		return 0, d.failed
+	}
+	size := copy(data, d.rest)
+	d.rest = d.rest[size:]
+	return size, nil
+}
+
+func (d *delayed) Write(data []byte) (int, error) {
+	select {
+	case d.out <- parcel{append([]byte(nil), data...), time.Now().Add(d.way), nil}:
+		return len(data), nil
+	case <-d.isClosed:
+		return 0, net.ErrClosed
+	}
+}
+
+func (d *delayed) Close() error {
+	d.closeOnce.Do(func() { close(d.isClosed) })
+	return d.Conn.Close()
+}
+
+type longLine struct {
+	net.Listener
+	way time.Duration
+}
+
+func (l longLine) Accept() (net.Conn, error) {
+	connection, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	var responses [][]byte
-	for len(rest) >= 4 {
-		end := 4 + int(binary.BigEndian.Uint32(rest))
-		responses = append(responses, rest[4:end])
-		rest = rest[end:]
+	return delay(connection, l.way), nil
+}
+
+func load(directory string) (credentials.TransportCredentials, error) {
+	text, err := os.ReadFile(filepath.Join(directory, "feed.json"))
+	if err != nil {
+		return nil, err
 	}
-	return responses, nil
+	if err := json.Unmarshal(text, &feed); err != nil {
+		return nil, err
+	}
+	for _, one := range feed.Kinds {
+		for _, payload := range one.Payloads {
+			one.events = append(one.events, makeEvent(one.SchemaID, payload))
+		}
+	}
+	certificate, err := tls.LoadX509KeyPair(
+		filepath.Join(directory, feed.Certificate), filepath.Join(directory, feed.Key),
+	)
+	if err != nil {
+		return nil, err
+	}
+	return credentials.NewServerTLSFromCert(&certificate), nil
+}
+
+func listen(roundTrip string) (net.Listener, error) {
+	milliseconds, err := strconv.ParseFloat(roundTrip, 64)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil || milliseconds == 0 {
+		return listener, err
+	}
+	return longLine{listener, time.Duration(milliseconds * float64(time.Millisecond) / 2)}, nil
 }
 
 func main() {
-	responses, err := read(os.Args[1])
-	if err != nil {
-		log.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	trusted, err := load(os.Args[1])
 	if err != nil {
 		log.Fatal(err)
 	}
 	server := grpc.NewServer(
-		grpc.ForceServerCodecV2(wire{}), grpc.UnknownServiceHandler(subscribe(responses)),
+		grpc.Creds(trusted), grpc.ForceServerCodecV2(wire{}), grpc.UnknownServiceHandler(handle),
+		grpc.MaxConcurrentStreams(1000), // as the service allows
 	)
-	fmt.Println(listener.Addr())
-	go func() {
-		io.Copy(io.Discard, os.Stdin)
-		os.Exit(0)
-	}()
-	log.Fatal(server.Serve(listener))
+	targets := map[string]string{}
+	for _, roundTrip := range os.Args[2:] {
+		listener, err := listen(roundTrip)
+		if err != nil {
+			log.Fatal(err)
+		}
+		targets[roundTrip] = listener.Addr().String()
+		go server.Serve(listener)
+	}
+	say := json.NewEncoder(os.Stdout)
+	say.Encode(targets)
+	for input := bufio.NewScanner(os.Stdin); input.Scan(); {
+		say.Encode(map[string]int64{
+			"requests": counts.requests.Load(), "commits": counts.commits.Load(),
+			"responses": counts.responses.Load(), "events": counts.events.Load(),
+		})
+	}
 }

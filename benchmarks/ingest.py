@@ -1,11 +1,10 @@
-"""How fast events get from a service into a raw table, beside two references: one JSON line.
+"""How fast events get from a service into a raw table, beside the writer alone: one JSON line.
 
-    python benchmarks/ingest.py [--events 200000] [--batch 10000] [--rounds 5] [--schema NAME]
+    python -m benchmarks ingest [--events 200000] [--batch 10000] [--rounds 5] [--kind platform]
 
-``ingest`` is the whole path: `IngestJob`, `EventWriter` and client take events from an emulator
-that holds them already, a process of its own on loopback without TLS, and write them into a new
-Parquet table, each write flushed to the disk and acked. What it is compared with has the same rows
-in memory, in the same batches:
+``ingest`` is the whole path: `IngestJob`, `EventWriter` and client take events from the server of
+the other benchmarks, over TLS, and write them into a new Parquet table, each write flushed to the
+disk and acked. What it is compared with has the same rows in memory, in the same batches:
 
 - ``write``: `EventWriter.write_rows`, the best there is: what ``ingest`` would take if receiving
   and decoding cost nothing. It dedupes, flushes and publishes.
@@ -14,39 +13,38 @@ in memory, in the same batches:
 - ``naive``: ``createDataFrame(list of dicts)`` and append.
 
 The four take turns; the figures are medians of the rounds and the ratios medians of the ratios of
-each round. Client, Spark and emulator share this machine's cores, so ``ingest`` pays for the
-emulator as well.
+each round. Client, Spark and server share this machine's cores. The accelerator is used where it is
+installed; ``SFPUBSUB_NATIVE=0`` in the environment switches it off.
 
-Targets: with batches of 10,000 ``ingest`` at 0.6 or more of ``create_frame``; with batches of
-100,000 the writer 4 times or more ``naive``.
+Targets: `cases.INGEST` for ``ingest`` by ``write``, with batches of 10,000; with batches of 100,000
+the writer 4 times or more ``naive``.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import operator
 import os
 import platform
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyspark
 from pyspark.sql import SparkSession
 
+from benchmarks.cases import INGEST
+from benchmarks.feed import KINDS
+from benchmarks.server import serving
 from sfpubsub.auth.session import Session
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.spark.ingest.job import IngestJob
@@ -55,60 +53,20 @@ from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.runtime.session import spark_session
 
-TOPICS = {"order_event": "/event/Order_Event__e", "account_change": "/data/AccountChangeEvent"}
 WARM_UP = 2  # rounds: the JVM compiles what it has run some times
-PUBLISH = 1_000  # events that are put into the emulator at once
 
 
-def serve(directory: str, schema: str, events: int) -> None:
-    """Be the emulator's process until standard input ends."""
-    from tests.avro.schemas import schema_text, values
-
-    from sfpubsub.emulator.org.schemas import Schema
-    from sfpubsub.emulator.server import EmulatorServer
-
-    with EmulatorServer(data_dir=directory) as emulator:
-        topic = TOPICS[schema]
-        emulator.bus.put_topic(topic, Schema(schema_text(schema)))
-        kinds = [young(value) for value in values(schema, PUBLISH)]
-        for start in range(0, events, PUBLISH):
-            emulator.bus.publish_values(topic, kinds[: min(PUBLISH, events - start)])
-        ready = [emulator.grpc_target, emulator.access_token, emulator.instance_url]
-        print(json.dumps([*ready, emulator.tenant_id]), flush=True)
-        sys.stdin.read()
-
-
-def young(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an event of now: one older than the dedupe window would be looked up in the table."""
-    now = round(time.time() * 1000)
-    if "ChangeEventHeader" in value:
-        return {**value, "ChangeEventHeader": value["ChangeEventHeader"] | {"commitTimestamp": now}}
-    return {**value, "CreatedDate": now}
-
-
-@contextmanager
-def emulator_process(directory: Path) -> Iterator[PubSubClient]:
-    """Start it, and yield a client of it. Start Spark first: the JVM is started by a fork."""
-    command = [sys.executable, __file__, "--serve", str(directory)]
-    command += ["--schema", arguments.schema, "--events", str(arguments.events)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        target, *session = json.loads(process.stdout.readline())
-        try:
-            with PubSubClient(Session(*session), endpoint=target, insecure="1") as client:
-                yield client
-        finally:
-            process.stdin.close()
+def topic() -> str:
+    """Return the feed: up to 100 events in a response, as many as credit allows."""
+    return f"/data/{arguments.kind}_100_0_0"
 
 
 def ingest(spark: SparkSession, client: PubSubClient, path: Path) -> float:
     """Return the seconds from the subscription's start to the last ack."""
-    topic = TOPICS[arguments.schema]
-    with EventWriter(spark, path, topic=topic) as writer:
+    with EventWriter(spark, path, topic=topic()) as writer:
         started = time.perf_counter()
         with client.subscribe(
-            topic,
+            topic(),
             replay=TableReplayStore(writer),
             ack="manual",
             max_unacked=2 * arguments.batch + 1_000,
@@ -128,7 +86,7 @@ def ingest(spark: SparkSession, client: PubSubClient, path: Path) -> float:
 
 def write(spark: SparkSession, batches: list[pa.Table], path: Path) -> float:
     """Return the seconds that the writer needs for rows in memory, each batch exactly once."""
-    with EventWriter(spark, path, topic=TOPICS[arguments.schema]) as writer:
+    with EventWriter(spark, path, topic=topic()) as writer:
         started = time.perf_counter()
         for batch in batches:
             writer.write_rows(batch)
@@ -190,11 +148,19 @@ def main() -> None:
     """Measure and print."""
     with (
         tempfile.TemporaryDirectory(prefix="sfpubsub-ingest-") as place,
-        spark_session() as spark,
-        emulator_process(Path(place) / "org") as client,
+        spark_session() as spark,  # before the server: the JVM is started by a fork
+        serving() as server,
+        PubSubClient(
+            Session("token", "https://127.0.0.1", "00D000000000001AAA"),
+            endpoint=server.target(0),
+            ca_file=server.ca_file,
+        ) as client,
     ):
         gc.freeze()  # as `sfpubsub ingest` does
         figures = measure(spark, client, Path(place))
+    has_native = importlib.util.find_spec("sfpubsub_native") is not None
+    is_native = has_native and os.environ.get("SFPUBSUB_NATIVE") != "0"
+    target = INGEST["native" if is_native else "pure"]
     print(
         json.dumps(
             {
@@ -202,11 +168,12 @@ def main() -> None:
                 "python": platform.python_version(),
                 "pyspark": pyspark.__version__,
                 "cores": os.cpu_count(),
-                "schema": arguments.schema,
-                "events": arguments.events,
-                "batch": arguments.batch,
-                "rounds": arguments.rounds,
+                "warning": server.warning,
+                **vars(arguments),
+                "native": is_native,
                 **figures,
+                "target": target,
+                "reached": figures["ingest_to_write"] >= target,
             }
         )
     )
@@ -217,10 +184,6 @@ if __name__ == "__main__":
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--schema", choices=TOPICS, default="order_event")
-    parser.add_argument("--serve", metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", choices=KINDS, default="platform")
     arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.serve, arguments.schema, arguments.events)
-    else:
-        main()
+    main()

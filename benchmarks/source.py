@@ -8,8 +8,8 @@ Triggers come at an interval, as in use, which leaves the source the time to rec
 ``end_to_end`` compares the whole time of reading without pauses instead: both ways from the first
 trigger to the last, with the server and the client on the same cores.
 
-The target (0.7) is for triggers. The server sends responses that were serialised before; its events
-are platform events of about 300 bytes.
+The target (0.7) is for triggers. The server is that of the other benchmarks, and its events are
+platform events of about 140 bytes.
 """
 
 from __future__ import annotations
@@ -19,117 +19,43 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.feed import corpus
+from benchmarks.server import serving
+from sfpubsub.spark import PubSubDataSource, spark_session
+from sfpubsub.spark.stream.feed import ReceivedEvent
+from sfpubsub.spark.stream.options import SourceOptions
+from sfpubsub.spark.stream.reader import EventStreamReader
+from sfpubsub.types import RawEvent, ReplayId
+
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-from sfpubsub.avro.codec import Codec  # noqa: E402
-from sfpubsub.avro.schema_cache import schema_id_of  # noqa: E402
-from sfpubsub.spark import PubSubDataSource, spark_session  # noqa: E402
-from sfpubsub.spark.stream.feed import ReceivedEvent  # noqa: E402
-from sfpubsub.spark.stream.options import SourceOptions  # noqa: E402
-from sfpubsub.spark.stream.reader import EventStreamReader  # noqa: E402
-from sfpubsub.types import RawEvent, ReplayId  # noqa: E402
-
-TOPIC = "/event/Order_Event__e"
+KIND = "platform"
+TOPIC = f"/data/{KIND}_100_0_0"  # as the server knows it
 EVENTS = 100_000  # of a trigger
 RESPONSE = 100  # events in one response, at most
 DISTINCT = 2  # triggers until ids come again; no more are ever held at once
 TARGET = 0.7
 DEADLINE = 900.0  # seconds for a few triggers, on a machine that has other things to do
 
-SCHEMA = json.dumps(
-    {
-        "type": "record",
-        "name": "Order_Event__e",
-        "namespace": "com.sforce.eventbus",
-        "fields": [
-            {"name": "CreatedDate", "type": "long", "doc": "CreatedDate:DateTime"},
-            {"name": "CreatedById", "type": "string", "doc": "CreatedBy:EntityId"},
-            *(
-                {"name": f"Field_{n}__c", "type": ["null", kind], "default": None}
-                for n, kind in enumerate(["string"] * 4 + ["double"] * 3 + ["boolean"] * 2)
-            ),
-        ],
-    }
-)
-SCHEMA_ID = schema_id_of(SCHEMA)
 
-
-def events(first: int, count: int) -> Iterator[RawEvent]:
-    """Make events with numbers from *first* on."""
-    codec = Codec(SCHEMA_ID, SCHEMA)
-    for number in range(first, first + count):
-        value: dict[str, Any] = {
-            "CreatedDate": 1_795_000_000_000 + number,
-            "CreatedById": "005" * 6,
-        }
-        value |= {
-            f"Field_{n}__c": f"{number} of the orders, with some text to it" for n in range(4)
-        }
-        value |= {f"Field_{n}__c": number / 7 for n in range(4, 7)}
-        value |= {f"Field_{n}__c": number % 2 == 0 for n in range(7, 9)}
-        replay_id = ReplayId(number.to_bytes(8, "big") + b"\0\0")
-        yield RawEvent(
-            f"{number:08x}-0000-4000-8000-000000000000", SCHEMA_ID, codec.encode(value), replay_id
+def events(count: int) -> list[RawEvent]:
+    """Make events as the server sends them."""
+    schema, payloads = corpus(KIND)
+    return [
+        RawEvent(
+            f"{number:08x}-0000-4000-8000-000000000000",
+            schema.schema_id,
+            payloads[number % len(payloads)],
+            ReplayId(number.to_bytes(8, "big") + b"\0\0"),
         )
-
-
-# The server, a process of its own.
-
-
-def serve() -> None:
-    """Send events for ever, as many as are asked for, from responses made before."""
-    import grpc
-
-    from sfpubsub_grpc import pubsub_api_pb2 as pb
-
-    responses = []
-    batch: list[Any] = []
-    for raw in events(0, DISTINCT * EVENTS):
-        event = pb.ProducerEvent(id=raw.id, schema_id=raw.schema_id, payload=raw.payload)
-        batch.append(pb.ConsumerEvent(event=event, replay_id=bytes(raw.replay_id)))
-        if len(batch) == RESPONSE:
-            response = pb.FetchResponse(
-                events=batch, latest_replay_id=batch[-1].replay_id, rpc_id="benchmark"
-            )
-            responses.append(response.SerializeToString())
-            batch = []
-
-    def subscribe(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
-        place = owed = 0
-        for request in requests:
-            owed += pb.FetchRequest.FromString(request).num_requested
-            while owed >= RESPONSE:  # a whole response at a time: 100 is what can be outstanding
-                owed -= RESPONSE
-                yield responses[place % len(responses)]
-                place += 1
-
-    def schema(_request: bytes, _context: Any) -> bytes:
-        return pb.SchemaInfo(schema_json=SCHEMA, schema_id=SCHEMA_ID).SerializeToString()
-
-    handlers = {
-        "Subscribe": grpc.stream_stream_rpc_method_handler(subscribe),
-        "GetSchema": grpc.unary_unary_rpc_method_handler(schema),
-    }
-    server = grpc.server(futures.ThreadPoolExecutor(8))
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler("eventbus.v1.PubSub", handlers)]
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(port, flush=True)
-    sys.stdin.read()  # until the benchmark closes it
-    server.stop(None)
+        for number in range(count)
+    ]
 
 
 # The same source, fed from memory.
@@ -141,7 +67,8 @@ class GeneratorReader(EventStreamReader):
     def _open(self, base: Any, start: Any) -> Any:
         self._base, self._held = base, []
         self._feed = GeneratorFeed()  # type: ignore[assignment]
-        self._schemas.put(SCHEMA_ID, SCHEMA)
+        schema, _ = corpus(KIND)
+        self._schemas.put(schema.schema_id, schema.text)
         return self._feed
 
 
@@ -149,7 +76,7 @@ class GeneratorFeed:
     """Has the next events at once, always."""
 
     def __init__(self) -> None:
-        self._events = [ReceivedEvent(raw, time.time()) for raw in events(0, DISTINCT * EVENTS)]
+        self._events = [ReceivedEvent(raw, time.time()) for raw in events(DISTINCT * EVENTS)]
         self._place = 0
         gc.collect()
         gc.freeze()  # so many objects that live on would slow down every collection
@@ -247,36 +174,25 @@ def measure(spark: Any, settings: str, rounds: int, each: int, interval: float) 
 
 
 def main() -> None:
-    """Start the server and Spark, measure, print."""
+    """Start Spark and the server, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--triggers", type=int, default=4, help="of each source in a round")
     parser.add_argument("--interval", type=float, default=8.0, help="seconds between triggers")
     options = parser.parse_args()
-    if options.serve:
-        serve()
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, __file__, "--serve"]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            settings = Path(directory, "settings.toml")
-            settings.touch(mode=0o600)
-            port = int(server.stdout.readline())  # type: ignore[union-attr]
-            settings.write_text(
-                f'endpoint = "127.0.0.1:{port}"\ninsecure = "1"\naccess_token = "x"\n'
-                f'instance_url = "https://localhost"\ntenant_id = "00D000000000000EAA"\n'
-            )
-            with spark_session(settings={"spark.driver.memory": "2g"}) as spark:
-                rate = measure(
-                    spark, str(settings), options.rounds, options.triggers, options.interval
-                )
-        finally:
-            server.stdin.close()  # type: ignore[union-attr]
-            server.wait(30)
-            server.stdout.close()  # type: ignore[union-attr]
-    print(json.dumps(rate))
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        spark_session(settings={"spark.driver.memory": "2g"}) as spark,
+        serving() as server,
+    ):
+        settings = Path(directory, "settings.toml")
+        settings.touch(mode=0o600)
+        settings.write_text(
+            f'endpoint = "{server.target(0)}"\nca_file = "{server.ca_file}"\naccess_token = "x"\n'
+            f'instance_url = "https://localhost"\ntenant_id = "00D000000000000EAA"\n'
+        )
+        rate = measure(spark, str(settings), options.rounds, options.triggers, options.interval)
+    print(json.dumps({"warning": server.warning, **rate}))
     sys.exit(0 if rate["ok"] else 1)
 
 

@@ -1,6 +1,6 @@
 """Twenty sources with small batches: one commit for all, or one for each.
 
-``python -m benchmarks.sources delta --seconds 60``; prints one JSON line. Each source hands over a
+``python -m benchmarks sources delta --seconds 60``; prints one JSON line. Each source hands over a
 batch every ten seconds, at a moment of its own. What counts is whether a write is done before the
 next one is due, and how many commits the table takes for it.
 """

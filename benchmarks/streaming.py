@@ -1,6 +1,6 @@
 """Events a second of both streaming clients, against a bare long-polling loop on the same server.
 
-    python benchmarks/streaming.py [--events N] [--rounds R]
+    python -m benchmarks streaming [--events N] [--rounds R]
 
 The server, in a process of its own, answers every connect at once with 1,000 PushTopic events. The
 bare loop is what one would write with the same HTTP library: post, json.loads, look at each

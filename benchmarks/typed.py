@@ -12,7 +12,7 @@ and an Account change event of 60 or more. ``executors`` is the step; ``driver``
 with pyarrow, decodes them natively in this process, hands the Arrow data to Spark and lets it write
 them.
 
-Usage: python benchmarks/typed.py [parquet|delta|iceberg]; iceberg with the PySpark that it has jars
+Usage: python -m benchmarks typed [parquet|delta|iceberg]; iceberg with the PySpark that it has jars
 for (scripts/test_iceberg.sh).
 """
 
@@ -30,24 +30,20 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from processors import processor_seconds
 from pyspark.sql import SparkSession
+from tests.avro.schemas import payload, schema_text, values
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.avro.schemas import payload, schema_text, values  # noqa: E402
-
-from sfpubsub.avro.codec import Codec  # noqa: E402
-from sfpubsub.avro.columns import BATCH, columns_of  # noqa: E402
-from sfpubsub.avro.typed_rows import Plan, decode_rows  # noqa: E402
-from sfpubsub.spark.raw.ownership import claim_table  # noqa: E402
-from sfpubsub.spark.raw.schema import SCHEMA  # noqa: E402
-from sfpubsub.spark.raw.sources import Source  # noqa: E402
-from sfpubsub.spark.runtime.session import spark_session  # noqa: E402
-from sfpubsub.spark.tables.engine import EventTables  # noqa: E402
-from sfpubsub.stores.schema_store import FileSchemaStore  # noqa: E402
-from sfpubsub.types import dedupe_key  # noqa: E402
+from benchmarks.processes import processor_seconds
+from sfpubsub.avro.codec import Codec
+from sfpubsub.avro.columns import BATCH, columns_of
+from sfpubsub.avro.typed_rows import Plan, decode_rows
+from sfpubsub.spark.raw.ownership import claim_table
+from sfpubsub.spark.raw.schema import SCHEMA
+from sfpubsub.spark.raw.sources import Source
+from sfpubsub.spark.runtime.session import spark_session
+from sfpubsub.spark.tables.engine import EventTables
+from sfpubsub.stores.schema_store import FileSchemaStore
+from sfpubsub.types import dedupe_key
 
 ROUNDS = 5
 TYPES = (1, 10, 40)

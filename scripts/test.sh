@@ -45,10 +45,11 @@ streaming() {
 }
 iceberg() { scripts/test_iceberg.sh --smoke; }
 native() { scripts/native.sh --test; }
+benchmarks() { python -m benchmarks --short; } # shows that it works, and reports
 java() { python -m tests.java; } # for the tests below, whose Java starts sooner by it
 
 # Side by side; what each says is shown when it has ended, in this order.
-checks=(java lint types generated core consumer streaming iceberg native)
+checks=(java lint types generated core consumer streaming iceberg native benchmarks)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 declare -A pids

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults import source_killer
 
-KILLS = 4
+KILLS = 3
 
 
 @pytest.mark.spark

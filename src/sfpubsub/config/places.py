@@ -25,14 +25,15 @@ ENVIRONMENT_PREFIX = "SFPUBSUB_"
 CONFIG, PROFILE = "config", "profile"
 
 # Variables of the project's scripts and tests, which run in the same environment, the directory of
-# status files, which is needed where there are no settings, and the emulator that commands about
-# one mean.
+# status files, which is needed where there are no settings, the switch of the accelerator, and the
+# emulator that commands about one mean.
 NOT_SETTINGS = (
     "VENV",
     "ICEBERG_VENV",
     "PROTO_ENV",
     "WALK_SEED",
     "STATE_DIR",
+    "NATIVE",
     "EMULATOR_URL",
     "EMULATOR_TOKEN",
     "EMULATOR_CA_FILE",

@@ -285,6 +285,26 @@ def test_soql(shared, where, names):
         shared.records.delete("Order__c", one, user)
 
 
+def test_all_records_are_read_in_ranges_of_id(shared):
+    """As who reads an object in pages of queries does: from behind the last id, in order of ids,
+    each record comes once. An id of 15 characters stands for the same record.
+    """
+    user = shared.accounts.user("user@example.com")
+    made = [shared.records.create("Order__c", {"Name": str(n)}, user) for n in range(5)]
+    found: list[str] = []
+    after = made[0]
+    while True:
+        soql = f"SELECT Id FROM Order__c WHERE Id > '{after}' ORDER BY Id LIMIT 2"
+        rows = shared.records.query(soql, user).rows
+        if not rows:
+            break
+        found += [row["Id"] for row in rows]
+        after = found[-1][:15]
+    assert found == sorted(made)[1:]
+    for one in made:
+        shared.records.delete("Order__c", one, user)
+
+
 def test_a_condition_can_be_long(shared):
     """Thousands of conditions in a row are as good as one, as loaders write them."""
     user = shared.accounts.holder("")

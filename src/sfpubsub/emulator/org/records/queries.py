@@ -21,8 +21,6 @@ _ORDERED = ("=", "!=", "<", "<=", ">", ">=", "IN", "NOT IN")
 _SIGNS_OF = {
     "boolean": ("=", "!=", "IN", "NOT IN"),
     "multipicklist": ("=", "!=", "IN", "NOT IN", "INCLUDES", "EXCLUDES"),
-    "id": ("=", "!=", "IN", "NOT IN"),
-    "reference": ("=", "!=", "IN", "NOT IN"),
 }
 _TEXTS = ("string", "textarea", "picklist", "email", "phone", "url", "name")
 _LONG_TEXT = 255

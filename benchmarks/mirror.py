@@ -1,0 +1,193 @@
+"""How fast a mirror is: a first read in bulk, and a step of changes over it.
+
+Prints one JSON line. Two cores; all of one run.
+
+``snapshot``: accounts of the emulator, read in bulk by a mirror into an empty Delta table, against
+``spark.read.csv`` of the same result files into a Delta table; for few and for many records, with
+the peak of this process's memory. ``step``: 10,000 updates laid by one step of the mirror over all
+these rows, against a bare MERGE of the same rows into a copy of the table.
+
+Usage: python -m benchmarks mirror [RECORDS]; a million by default.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+from tests.rest.support import Sessions
+from tests.spark.mirror.mirror_world import World
+
+from sfpubsub.emulator.org.records.values import full_id
+from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.rest import OrgReader
+from sfpubsub.spark.runtime.session import spark_session
+
+MANY = 1_000_000
+FEW = 100_000
+CHANGES = 10_000
+# Of the rate of the bare ways, at least.
+TARGETS = {"snapshot": 0.5, "step": 0.5}
+# Rows of one result file, as the mirror fetches them.
+PIECE = 50_000
+
+
+def fill(directory: Path, records: int) -> None:
+    """Put so many accounts into an org that nobody runs: copies of one, with ids of their own."""
+    with EmulatorServer(directory) as emulator:
+        values = {
+            "Name": "Blue Bottle Coffee",
+            "Phone": "+1 510 555 0100",
+            "BillingStreet": "300 Webster Street",
+            "BillingCity": "Oakland",
+            "BillingCountry": "United States",
+            "Description": "Roaster; deliveries on Tuesdays, by the back door",
+        }
+        first = emulator.records.create("Account", values, emulator.accounts.holder(""))
+    with closing(sqlite3.connect(directory / "bus.sqlite3")) as database:
+        database.create_function("id_of", 1, lambda n: full_id(f"{first[:6]}{n:09d}"))
+        names = [row[1] for row in database.execute('PRAGMA table_info("rec_Account")')]
+        listed = ", ".join(f'"{name}"' for name in names)
+        made = {"n": "k.n", "Id": "id_of(k.n)", "Name": "Name || ' ' || k.n"}
+        copied = ", ".join(made.get(name, f'"{name}"') for name in names)
+        database.execute(
+            f"WITH RECURSIVE k(n) AS (SELECT 1000 UNION ALL SELECT n + 1 FROM k WHERE n < ?) "
+            f'INSERT INTO "rec_Account" ({listed}) SELECT {copied} FROM k, '
+            f'"rec_Account" WHERE "rec_Account".Id = ?',
+            (1000 + records - 2, first),
+        )
+        database.commit()
+
+
+def snapshot(world: World, records: int) -> float:
+    """Return the seconds in which a mirror of nothing has all records."""
+    with world.mirror(bulk_from=0) as mirror:
+        mirror.advance(world.stream.standing())
+        world.until(mirror, lambda: mirror._fetching.is_busy)  # a margin has passed
+        began = time.perf_counter()
+        world.until(mirror, lambda: mirror.report.reads == 1)
+        taken = time.perf_counter() - began
+        assert mirror.report.records == records
+    return taken
+
+
+def files_of(world: World, place: Path) -> tuple[list[str], list[str]]:
+    """Fetch the same results into files; return these and their columns."""
+    reader = OrgReader(Sessions(world.emulator))
+    described = reader.describe("Account")
+    fields = [each.name for each in described.fields if each.type not in ("address", "location")]
+    job = reader.jobs.create(f"SELECT {', '.join(fields)} FROM Account", all_rows=True)
+    job = reader.jobs.wait(job.id, deadline=time.monotonic() + 3600)
+    found, locator = [], None
+    while True:
+        path = place / f"{len(found)}.csv"
+        with path.open("w+b") as file:
+            page = reader.jobs.results(
+                job.id, file, columns=fields, locator=locator, max_records=PIECE
+            )
+        found.append(f"file://{path}")
+        locator = page.next_locator
+        if locator is None:
+            return found, fields
+
+
+def bare_snapshot(spark: SparkSession, files: list[str], fields: list[str], to: Path) -> float:
+    """Return the seconds in which Spark alone makes a table of result files."""
+    schema = ", ".join(f"`{name}` STRING" for name in fields)
+    began = time.perf_counter()
+    rows = spark.read.options(header=True, multiLine=True, escape='"').schema(schema).csv(files)
+    rows.write.format("delta").save(f"file://{to}")
+    return time.perf_counter() - began
+
+
+def step(world: World, records: int) -> tuple[float, float]:
+    """Return the seconds of a step of changes, and of a bare MERGE of the same rows."""
+    ids = world.spark.read.format("delta").load(f"file://{world.to}/Account")
+    ids = [row[0] for row in ids.select("record_id").orderBy("record_id").limit(records).collect()]
+    chosen = ids[:: max(1, len(ids) // CHANGES)][:CHANGES]
+    with world.mirror(bulk_from=0) as mirror:
+        for number, record_id in enumerate(chosen):
+            world.update(record_id, Phone=str(number))
+        standing = world.stream.standing()
+        while standing.written < len(chosen):
+            time.sleep(0.5)
+            standing = world.stream.standing()
+        began = time.perf_counter()
+        laid = mirror.report.events
+        while mirror.report.events < laid + len(chosen):
+            mirror.advance(world.stream.standing())
+        taken = time.perf_counter() - began
+    now = world.spark.read.format("delta").load(f"file://{world.to}/Account")
+    changed = now.where("Phone IS NOT NULL AND length(Phone) < 6").persist()
+    assert changed.count() == len(chosen), changed.count()
+    copy = world.to.parent / "copy"
+    shutil.copytree(world.to / "Account", copy)
+    began = time.perf_counter()
+    merge = DeltaTable.forPath(world.spark, f"file://{copy}").alias("t")
+    merge = merge.merge(changed.alias("s"), "t.record_id = s.record_id")
+    values = {name: f"s.`{name}`" for name in changed.columns}
+    merge.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values).execute()
+    bare = time.perf_counter() - began
+    changed.unpersist()
+    return taken, bare
+
+
+def peak() -> int:
+    """The most memory that this process ever had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def measure(spark: SparkSession, here: Path, records: int) -> dict[str, Any]:
+    """Measure with so many records."""
+    here.mkdir()
+    fill(here / "org", records)
+    with EmulatorServer(here / "org") as emulator:
+        world = World(spark, here, emulator, "delta")
+        taken = snapshot(world, records)
+        memory = peak()
+        (here / "files").mkdir()
+        files, fields = files_of(world, here / "files")
+        bare = bare_snapshot(spark, files, fields, here / "bare")
+        found: dict[str, Any] = {
+            "records": records,
+            "snapshot": {
+                "mirror": round(taken, 1), "bare": round(bare, 1), "ratio": round(bare / taken, 2)
+            },
+            "peak_mb": memory,
+        }  # fmt: skip
+        print(json.dumps(found), file=sys.stderr, flush=True)
+        stepped, merged = step(world, records)
+        found["step"] = {
+            "mirror": round(stepped, 1),
+            "bare": round(merged, 1),
+            "ratio": round(merged / stepped, 2),
+        }
+        print(json.dumps(found), file=sys.stderr, flush=True)
+        return found
+
+
+def main(records: int) -> None:
+    """Measure, and print the ratios."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        spark_session("local[2]", format="delta") as spark,
+    ):
+        runs = [
+            measure(spark, Path(directory) / str(count), count)
+            for count in sorted({min(FEW, records), records})
+        ]
+    print(json.dumps({"targets": TARGETS, "runs": runs}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else MANY)

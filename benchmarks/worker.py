@@ -1,0 +1,38 @@
+"""A client's process: answers each line of input, which has a job, with its sample.
+
+python -m benchmarks.worker
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import sys
+from dataclasses import asdict
+
+from benchmarks import references
+from benchmarks.runs import Job, Meter
+
+STUCK = 180.0  # seconds for a run; after that its process says where it stands, and ends
+
+
+def main() -> None:
+    """Do as told until standard input ends."""
+    for line in sys.stdin:
+        job = Job.from_json(json.loads(line))
+        receive = references.WAYS.get(job.run.way)
+        if receive is None:  # imported late: a reference's memory is not that of this package
+            from benchmarks import subscribers
+
+            receive = subscribers.WAYS[job.run.way]
+        meter = Meter(job.run)
+        gc.collect()
+        faulthandler.dump_traceback_later(STUCK, exit=True)
+        receive(job, meter)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(asdict(meter.sample())), flush=True)
+
+
+if __name__ == "__main__":
+    main()
