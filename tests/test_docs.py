@@ -34,6 +34,7 @@ PAGES = [
     ROOT / "docs" / "values.md",
     ROOT / "docs" / "change-events.md",
     ROOT / "docs" / "arrow.md",
+    ROOT / "docs" / "performance.md",
     ROOT / "docs" / "quarantine.md",
     ROOT / "docs" / "settings.md",
     ROOT / "docs" / "signing-in.md",

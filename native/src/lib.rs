@@ -1,7 +1,7 @@
 //! The compiled decoder of `sfpubsub`: payloads of one schema as dicts, as JSON text, and as Arrow.
 //!
 //! What is returned equals what the Python code returns. Whatever is rare or does not fit is a
-//! `ValueError`, or a None in a list: the caller then reads the payload with the Python code, which
+//! `ValueError`, or its number is in a list: the caller then reads the payload with the Python code, which
 //! decides. Nothing here is unsafe, and time and memory are bounded by the size of the payload.
 
 #![forbid(unsafe_code)]
