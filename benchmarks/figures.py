@@ -107,8 +107,8 @@ def _ratios(samples: Samples, variant: str, run: Run) -> Iterator[tuple[str, Spr
     theirs = samples.get(("against", run))
     if variant == "here" and theirs is not None:
         mine = samples[variant, run]
-        pairs = [(b.sample.cpu_us, a.sample.cpu_us) for a, b in zip(mine, theirs, strict=True)]
-        yield "against_cpu", Spread.of([other / own for other, own in pairs])
+        both = zip(mine, theirs, strict=True)
+        yield "against_cpu", Spread.of([b.sample.cpu_us / a.sample.cpu_us for a, b in both])
 
 
 def _peers(samples: Samples, variant: str, run: Run) -> Iterator[tuple[str, list[Measured]]]:

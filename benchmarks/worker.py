@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 
 from benchmarks import references
@@ -17,15 +18,20 @@ from benchmarks.runs import Job, Meter
 STUCK = 180.0  # seconds for a run; after that its process says where it stands, and ends
 
 
+def way(name: str) -> Callable[[Job, Meter], None]:
+    """Return what receives in a way."""
+    if name in references.WAYS:
+        return references.WAYS[name]
+    from benchmarks import subscribers  # late: a reference's memory is not that of this package
+
+    return subscribers.WAYS[name]
+
+
 def main() -> None:
     """Do as told until standard input ends."""
     for line in sys.stdin:
         job = Job.from_json(json.loads(line))
-        receive = references.WAYS.get(job.run.way)
-        if receive is None:  # imported late: a reference's memory is not that of this package
-            from benchmarks import subscribers
-
-            receive = subscribers.WAYS[job.run.way]
+        receive = way(job.run.way)
         meter = Meter(job.run)
         gc.collect()
         faulthandler.dump_traceback_later(STUCK, exit=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import time
 
 import pytest
@@ -155,6 +156,22 @@ def test_objects_for_arrow_data(made):
             if rows == EVENTS:
                 break
     assert not made
+
+
+@pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="only Linux counts by thread")
+def test_wake_ups_of_a_reader():
+    """A thread that reads what has come already goes through it without waiting for another."""
+    service = CountingService(1)
+    with (
+        PubSubClient(SESSION, transport=service) as client,
+        client.subscribe(TOPIC, replay="earliest") as subscription,
+    ):
+        subscription.next_batch()
+        until(lambda: subscription.health().responses == EVENTS)
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        take_all(subscription, seen=1)
+        waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    assert waits <= EVENTS / 10  # a few for locks, on a busy machine
 
 
 def test_wake_ups_of_a_loop():
