@@ -16,7 +16,8 @@ unset SFPUBSUB_NATIVE
 
 if [ $# -gt 0 ]; then
   cargo fmt --check --manifest-path native/Cargo.toml
-  python -m pytest -q -m "not slow" tests/avro tests/spark/raw/test_decoded.py
+  python -m pytest -q tests/avro/test_native.py tests/avro/test_arrow.py \
+    tests/avro/test_projection.py tests/spark/raw/test_decoded.py
 fi
 if [ "${1:-}" = --slow ]; then
   cargo clippy --quiet --locked --manifest-path native/Cargo.toml -- -D warnings

@@ -10,7 +10,7 @@ from benchmarks.__main__ import MODULES, OTHERS
 from benchmarks.cases import CASES, SHORT, TARGETS
 from benchmarks.feed import KINDS, corpus
 
-PAGE = (Path(__file__).parent.parent / "docs" / "benchmarks.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "how-to" / "benchmarks.md").read_text()
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -36,6 +36,7 @@ PAGES = [
     page("values"),
     page("change-events"),
     page("arrow"),
+    page("performance"),
     page("quarantine"),
     page("settings"),
     page("signing-in"),

@@ -205,7 +205,7 @@ impl Column {
     }
 
     /// Adds the column and all below it to a message. It was made to `fit` before.
-    pub fn write(&self, out: &mut Message, rows: usize) {
+    pub fn write<'a>(&'a self, out: &mut Message<'a>, rows: usize) {
         let nulls = rows - self.valid.count();
         out.node(rows, nulls);
         out.bytes(if nulls == 0 { &[] } else { &self.valid.bytes });

@@ -1,7 +1,7 @@
 //! The compiled decoder of `sfpubsub`: payloads of one schema as dicts, as JSON text, and as Arrow.
 //!
 //! What is returned equals what the Python code returns. Whatever is rare or does not fit is a
-//! `ValueError`, or a None in a list: the caller then reads the payload with the Python code, which
+//! `ValueError`, or its number is in a list: the caller then reads the payload with the Python code, which
 //! decides. Nothing here is unsafe, and time and memory are bounded by the size of the payload.
 
 #![forbid(unsafe_code)]
@@ -187,27 +187,17 @@ fn batch<'py>(
     payloads: &[PyBackedBytes],
     make: impl FnOnce(&[PyBackedBytes]) -> (usize, Vec<Column>, Vec<usize>) + Send,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<usize>)> {
-    let make = || {
-        let (rows, columns, odd) = make(payloads);
-        let mut message = Message::default();
-        columns
-            .iter()
-            .for_each(|column| column.write(&mut message, rows));
-        (message.head(rows), message, odd)
-    };
     let size: usize = payloads.iter().map(|payload| payload.len()).sum();
-    let (head, message, odd) = if size < LARGE {
-        make()
+    let (rows, columns, odd) = if size < LARGE {
+        make(payloads)
     } else {
-        py.detach(make)
+        py.detach(|| make(payloads))
     };
-    let body = message.body();
-    let bytes = PyBytes::new_with(py, head.len() + body.len(), |out| {
-        out[..head.len()].copy_from_slice(&head);
-        out[head.len()..].copy_from_slice(body);
-        Ok(())
-    })?;
-    Ok((bytes, odd))
+    let mut message = Message::default();
+    columns
+        .iter()
+        .for_each(|column| column.write(&mut message, rows));
+    Ok((message.to_bytes(py, rows)?, odd))
 }
 
 #[pymodule]

@@ -2,60 +2,70 @@
 //! nothing is shared by pointers. (Arrow documentation, "Serialization and Interprocess
 //! Communication"; Message.fbs and Schema.fbs of the format.)
 
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
 /// Arrow recommends it, for vector instructions; 8 are required.
 const ALIGNMENT: usize = 64;
 
-/// Nodes and buffers in the order of the columns.
+/// Nodes and buffers in the order of the columns, whose memory it borrows.
 #[derive(Default)]
-pub struct Message {
+pub struct Message<'a> {
     /// Length and number of nulls of every array.
     nodes: Vec<[usize; 2]>,
     /// Place in the body, and size.
     buffers: Vec<[usize; 2]>,
-    body: Vec<u8>,
+    parts: Vec<Part<'a>>,
+    /// Of the body.
+    size: usize,
 }
 
-impl Message {
+enum Part<'a> {
+    Bytes(&'a [u8]),
+    Ends(&'a [i32]),
+}
+
+impl<'a> Message<'a> {
     pub fn node(&mut self, rows: usize, nulls: usize) {
         self.nodes.push([rows, nulls]);
     }
 
-    pub fn bytes(&mut self, bytes: &[u8]) {
-        self.buffers.push([self.body.len(), bytes.len()]);
-        self.body.extend_from_slice(bytes);
-        self.align();
+    pub fn bytes(&mut self, bytes: &'a [u8]) {
+        self.add(Part::Bytes(bytes), bytes.len());
     }
 
-    pub fn ends(&mut self, ends: &[i32]) {
-        let begin = self.body.len();
-        self.buffers.push([begin, ends.len() * 4]);
-        self.body.resize(begin + ends.len() * 4, 0);
-        for (place, end) in self.body[begin..].chunks_exact_mut(4).zip(ends) {
-            place.copy_from_slice(&end.to_le_bytes());
-        }
-        self.align();
+    pub fn ends(&mut self, ends: &'a [i32]) {
+        self.add(Part::Ends(ends), ends.len() * 4);
     }
 
-    fn align(&mut self) {
-        self.body
-            .resize(self.body.len().next_multiple_of(ALIGNMENT), 0);
+    fn add(&mut self, part: Part<'a>, size: usize) {
+        self.buffers.push([self.size, size]);
+        self.parts.push(part);
+        self.size += size.next_multiple_of(ALIGNMENT);
     }
 
-    pub fn body(&self) -> &[u8] {
-        &self.body
-    }
-
-    /// What stands before the body.
-    pub fn head(&self, rows: usize) -> Vec<u8> {
+    /// Makes the message of so many rows.
+    pub fn to_bytes<'py>(&self, py: Python<'py>, rows: usize) -> PyResult<Bound<'py, PyBytes>> {
         let metadata = self.metadata(rows);
-        // With the mark and the size before it.
-        let size = (metadata.len() + 8).next_multiple_of(ALIGNMENT);
-        let mut head = Vec::with_capacity(size);
-        head.extend(u32::MAX.to_le_bytes());
-        head.extend(((size - 8) as u32).to_le_bytes());
-        head.extend(metadata);
-        head.resize(size, 0);
-        head
+        // A mark, the size of what follows up to the body, and the metadata.
+        let begin = (metadata.len() + 8).next_multiple_of(ALIGNMENT);
+        PyBytes::new_with(py, begin + self.size, |out| {
+            out[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+            out[4..8].copy_from_slice(&((begin - 8) as u32).to_le_bytes());
+            out[8..8 + metadata.len()].copy_from_slice(&metadata);
+            for (part, [at, size]) in self.parts.iter().zip(&self.buffers) {
+                let place = &mut out[begin + at..][..*size];
+                match part {
+                    Part::Bytes(bytes) => place.copy_from_slice(bytes),
+                    Part::Ends(ends) => {
+                        for (place, end) in place.chunks_exact_mut(4).zip(*ends) {
+                            place.copy_from_slice(&end.to_le_bytes());
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })
     }
 
     /// The flatbuffer. All of it but the two lists has a fixed place.
@@ -70,7 +80,7 @@ impl Message {
         }
         out.u32(16, 12);
         out.u32(20, 56 - 20);
-        out.u64(24, self.body.len());
+        out.u64(24, self.size);
         out.u16(32, 4); // version 5
         out.0[34] = 3; // a record batch
 

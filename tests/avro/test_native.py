@@ -13,6 +13,7 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import tracemalloc
@@ -283,6 +284,31 @@ def test_threads_share_a_decoder():
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: both.compiled.compiled.to_arrow(raws), range(20)):
             assert found == expected
+
+
+@needs_native
+def test_other_threads_go_on_while_many_payloads_become_arrow():
+    """The GIL is let go for what is worth it; a decoder that kept it would let nobody go on."""
+    decoder = Ways(schema_text("account_change")).compiled.compiled
+    raws = [raw for raw, _ in golden("account_change")] * 5_000
+    deadline = time.monotonic() + 60
+    found = False
+    while not found and time.monotonic() < deadline:  # on a busy machine the turn may not come
+        span, seen = [], []
+
+        def work(span=span):
+            span.append(time.monotonic())
+            decoder.to_arrow(raws)
+            span.append(time.monotonic())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while thread.is_alive():
+            seen.append(time.monotonic())
+        began, ended = span
+        third = (ended - began) / 3
+        found = any(began + third < at < ended - third for at in seen)
+    assert found
 
 
 # Never needed

@@ -465,6 +465,20 @@ def test_every_command_has_help(command, capsys):
     assert "Options:" in out
 
 
+def test_help_loads_nothing_of_the_service():
+    """`subscribe --help` answers at once: gRPC and Avro alone take three times as long."""
+    code = (
+        "import sys\n"
+        "from sfpubsub.cli.main import run\n"
+        "assert run(['subscribe', '--help']) == 0\n"
+        "print(sorted({'grpc', 'google.protobuf', 'fastavro', 'requests'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_version_is_the_packages(capsys):
     """sfpubsub --version."""
     import sfpubsub

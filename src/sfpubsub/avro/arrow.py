@@ -311,10 +311,16 @@ def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
         type_ = type_.field(name).type
     if not pa.types.is_integer(type_):
         return pa.nulls(len(value), TIME)
-    times = pc.struct_field(value, path).cast(pa.int64())
-    ends = pc.min_max(times)
+    return times_of(pc.struct_field(value, path).cast(pa.int64()))
+
+
+def times_of(milliseconds: pa.Array) -> pa.Array:
+    """Return times in milliseconds since 1970 as Spark can hold them, null for the others."""
+    ends = pc.min_max(milliseconds)
     first, last = ends["min"].as_py(), ends["max"].as_py()
     if first is not None and (first < FIRST_TIME or last > LAST_TIME):
-        held = pc.and_(pc.greater_equal(times, FIRST_TIME), pc.less_equal(times, LAST_TIME))
-        times = pc.if_else(held, times, pa.scalar(None, pa.int64()))
-    return times.view(pa.timestamp("ms", tz="UTC")).cast(TIME)
+        held = pc.and_(
+            pc.greater_equal(milliseconds, FIRST_TIME), pc.less_equal(milliseconds, LAST_TIME)
+        )
+        milliseconds = pc.if_else(held, milliseconds, pa.scalar(None, pa.int64()))
+    return milliseconds.view(pa.timestamp("ms", tz="UTC")).cast(TIME)

@@ -85,7 +85,7 @@ def generate(
 class _Source:
     """The source text of one decoder, and the values of its globals.
 
-    In the text: ``b`` payload, ``p`` position, ``q`` end of a text, ``x`` a first byte.
+    In the text: ``b`` payload, ``p`` position, ``q`` length of a text, ``x`` a first byte.
     """
 
     def __init__(self, named: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The lines of a generated decoder that read one value or step over it, and what they call.
 
-In them: ``b`` payload, ``p`` position, ``q`` end of a text, ``x`` a first byte. What they do not
+In them: ``b`` payload, ``p`` position, ``q`` length of a text, ``x`` a first byte. What they do not
 expect they raise an exception for, of any type (see `sfpubsub.avro.decoder`).
 """
 
@@ -61,12 +61,10 @@ def _scalars(at: int) -> dict[str, tuple[str, ...]]:
         found[kind] = (
             f"q = {'sizes_and_1' if at else 'sizes'}[{first}]",
             "if q:",
-            "    q += p",
-            f"    = b[p + {at + 1} : q]{decode}",
+            f"    = b[p + {at + 1} : (p := p + q)]{decode}",
             "else:",
-            f"    p, q = span(b, p + {at + 1})",
-            f"    = b[p:q]{decode}",
-            "p = q",
+            f"    x, p = span(b, p + {at + 1})",
+            f"    = b[x:p]{decode}",
         )
     return found
 

@@ -6,16 +6,17 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sfpubsub.auth.oauth import session_provider
-from sfpubsub.auth.session import CurrentSession
-from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import DEFAULT_ENDPOINT, Settings
 from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL, STREAMING_API_VERSION
-from sfpubsub.stores.schema_store import SchemaStore
+
+if TYPE_CHECKING:  # what takes long to import is imported where it is used, which no --help does
+    from sfpubsub.auth.session import CurrentSession
+    from sfpubsub.client.client import PubSubClient
+    from sfpubsub.stores.schema_store import SchemaStore
 
 logger = logging.getLogger("sfpubsub.cli")
 
@@ -86,6 +87,9 @@ def connected_client(
         AuthenticationError: The sign-in was refused.
         StreamUnavailableError: The service, or the host to sign in at, cannot be reached.
     """
+    from sfpubsub.auth.oauth import session_provider
+    from sfpubsub.auth.session import CurrentSession
+
     settings = Settings.load(options)
     sessions = sessions or CurrentSession(session_provider(settings))
     with client_of(settings, sessions, schema_store) as client:
@@ -103,6 +107,8 @@ def client_of(
     Raises:
         ConfigurationError: A setting is wrong.
     """
+    from sfpubsub.client.client import PubSubClient
+
     return PubSubClient(
         sessions,
         endpoint=settings.endpoint,

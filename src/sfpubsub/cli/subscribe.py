@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import click
 
 from sfpubsub.cli.main import INTERRUPTED
 from sfpubsub.cli.output import Output
 from sfpubsub.cli.params import ManagedName, ReadingCommand, Seconds, Topic
-from sfpubsub.cli.render import EventLines
 from sfpubsub.cli.service import StopRequest, connected_client, service_options
 from sfpubsub.cli.status_file import StatusFile
 from sfpubsub.cli.tracing import Subscription as Reading
@@ -23,15 +23,16 @@ from sfpubsub.cli.tracing import TracedSubscription
 from sfpubsub.cli.waiting import Waiting
 from sfpubsub.cli.watching import Address, http_option, is_traced, watching
 from sfpubsub.cli.words import counted
-from sfpubsub.client.batch import EventBatch
-from sfpubsub.client.client import PubSubClient
-from sfpubsub.client.subscription import Subscription
-from sfpubsub.client.undecodable import OnUndecodable
 from sfpubsub.config import Settings
-from sfpubsub.stores.file_quarantine import FileQuarantine
-from sfpubsub.stores.file_replay_store import FileReplayStore
-from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import start_position
+
+if TYPE_CHECKING:  # what takes long to import is imported where it is used, which no --help does
+    from sfpubsub.client.batch import EventBatch
+    from sfpubsub.client.client import PubSubClient
+    from sfpubsub.client.subscription import Subscription
+    from sfpubsub.client.undecodable import OnUndecodable
+    from sfpubsub.stores.file_quarantine import FileQuarantine
+    from sfpubsub.stores.file_replay_store import FileReplayStore
 
 # How often to look whether a signal has asked to stop, in seconds: soon enough for a person.
 # A signal sets a flag and cannot wake a waiting thread.
@@ -138,6 +139,10 @@ def subscribe(
             "position of --managed"
         )
     _check_replay(replay)
+    from sfpubsub.stores.file_quarantine import FileQuarantine
+    from sfpubsub.stores.file_replay_store import FileReplayStore
+    from sfpubsub.stores.schema_store import FileSchemaStore
+
     out = Output(sys.stdout)
     kept = None if quarantine_dir is None else FileQuarantine(quarantine_dir)
     first = "latest" if replay is None else replay
@@ -226,6 +231,8 @@ class _Printer:
     ) -> None:
         self.out = out
         self.status = status
+        from sfpubsub.cli.render import EventLines
+
         self._line = EventLines(raw=raw).line
         self._max = max_events
         self._written = 0

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
+from sfpubsub.avro.arrow import times_of
+from sfpubsub.avro.arrow_types import TIME, shape_of
 from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
 from sfpubsub.client.batch import Event
@@ -80,30 +80,18 @@ def _decoded(codec: Codec, fact: pa.Field, payloads: list[bytes]) -> Decoded | N
     columns = pa.schema([("text", pa.string()), fact])
     texts, facts = pa.ipc.read_record_batch(pa.py_buffer(message), columns).columns
     if not codec.is_change_event:
-        return Decoded(_times(facts), texts, pa.nulls(len(facts), CHANGE_HEADER))
+        return Decoded(times_of(facts), texts, pa.nulls(len(facts), CHANGE_HEADER))
     parts = []
     for name, field in zip(HEADER_FIELDS, CHANGE_HEADER, strict=True):
         part = facts.field(name)
         if field.type == TIME:
-            part = _times(part)
+            part = times_of(part)
         elif pa.types.is_list(field.type) and part.values.null_count:
             return None
         parts.append(part.cast(field.type))
     absent = facts.is_null() if facts.null_count else None
     header = pa.StructArray.from_arrays(parts, fields=list(CHANGE_HEADER), mask=absent)
     return Decoded(header.field("commit_timestamp"), texts, header)
-
-
-def _times(milliseconds: pa.Array) -> pa.Array:
-    """Return times as Spark can hold them, null for the others."""
-    ends = pc.min_max(milliseconds)
-    first, last = ends["min"].as_py(), ends["max"].as_py()
-    if first is not None and (first < FIRST_TIME or last > LAST_TIME):
-        held = pc.and_(
-            pc.greater_equal(milliseconds, FIRST_TIME), pc.less_equal(milliseconds, LAST_TIME)
-        )
-        milliseconds = pc.if_else(held, milliseconds, pa.scalar(None, pa.int64()))
-    return milliseconds.view(pa.timestamp("ms", tz="UTC")).cast(TIME)
 
 
 def _fact(codec: Codec) -> pa.Field | None:
