@@ -96,6 +96,30 @@ def test_a_stream_that_was_never_heard_is_silent_since_it_was_followed():
     assert monitor.problems() == []
 
 
+def test_a_quiet_channel_of_the_streaming_api_is_well():
+    """Its keepalives nobody sees: what counts is its connection, and what was acked while it was
+    open."""
+    clock = Clock()
+    monitor = Monitor("test", clock=clock)
+    subscription = Subscription(responses=1)
+    observed = monitor.follow("channel", "/topic/X", subscription)
+    observed.acked(batch_of(NOW - 60 * HOUR))
+    observed.turn()
+    for _ in range(3):
+        clock.now += 3600
+        observed.turn()
+        assert monitor.problems() == []
+    assert observed.look().last_message_at == NOW
+    subscription.becomes(state="waiting", reason="no route")
+    clock.now += 330
+    observed.turn()
+    assert monitor.problems() == []
+    clock.now += 1
+    assert [problem.situation for problem in monitor.problems()] == ["silent"]
+    subscription.becomes(state="streaming")
+    assert monitor.problems() == []
+
+
 def test_a_write_that_is_stuck(world):
     """Under way for longer than the bound; its end ends it. The loop that waits for it is not
     told of beside it."""

@@ -50,6 +50,9 @@ class Facts:
     """When its loop last came by; None where it does not tell."""
     last_message_at: float | None = None
     """When the service last sent something, keepalives included."""
+    heard_at: float | None = None
+    """When the service was last known to be there: by a message, or an open connection of a
+    channel, whose keepalives nobody sees."""
     last_commit_at: float | None = None
     """When the last commit was confirmed."""
     acked_position: str | None = None
@@ -142,10 +145,14 @@ class Observation:
             seen, now = self._facts, self._clock()
             found = replace(seen, health=health)
             if health.responses != seen.health.responses:
-                found = replace(found, last_message_at=now)
+                found = replace(found, last_message_at=now, heard_at=now)
+            is_open = health.state == "streaming"
+            is_quiet = is_open and (health.caught_up or seen.kind == "channel")
+            if is_open and seen.kind == "channel":
+                found = replace(found, heard_at=now)
             if health.committed is not None and health.committed != seen.health.committed:
                 found = replace(found, last_commit_at=now)
-            if health.state == "streaming" and health.caught_up and not found.is_behind:
+            if is_quiet and not found.is_behind:
                 found = replace(found, idle_at=now)
             waits = health.state == "waiting_for_schema"
             found = replace(found, schema_since=(seen.schema_since or now) if waits else None)
