@@ -83,15 +83,22 @@ def test_a_silent_stream(world):
 
 
 def test_a_stream_that_was_never_heard_is_silent_since_it_was_followed():
-    """And one that its own application has paused is not."""
+    """And one that its own application has paused is not, nor one that asks for nothing; from when
+    it asks again it has its time."""
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     subscription = Subscription()
     monitor.follow("topic", NAME, subscription)
     clock.now += 331
     assert [problem.situation for problem in monitor.problems()] == ["silent"]
-    subscription.becomes(state="paused")
-    assert monitor.problems() == []
+    for asks_nothing in ({"state": "paused"}, {"state": "streaming", "outstanding": 0}):
+        subscription.becomes(**asks_nothing)
+        assert monitor.problems() == []
+        subscription.becomes(state="streaming", outstanding=1)
+        clock.now += 330
+        assert monitor.problems() == []
+        clock.now += 1
+        assert [problem.situation for problem in monitor.problems()] == ["silent"]
     subscription.becomes(state="closed")
     assert monitor.problems() == []
 
@@ -102,6 +109,7 @@ def test_a_quiet_channel_of_the_streaming_api_is_well():
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     subscription = Subscription(responses=1)
+    subscription.becomes(outstanding=0)
     observed = monitor.follow("channel", "/topic/X", subscription)
     observed.acked(batch_of(NOW - 60 * HOUR))
     observed.turn()

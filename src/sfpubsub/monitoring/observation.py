@@ -51,8 +51,8 @@ class Facts:
     last_message_at: float | None = None
     """When the service last sent something, keepalives included."""
     heard_at: float | None = None
-    """When the service was last known to be there: by a message, or an open connection of a
-    channel, whose keepalives nobody sees."""
+    """When the service last sent something, or nothing was expected of it: as it is of a paused
+    stream, of one that asks for no events, and of a channel, whose keepalives nobody sees."""
     last_commit_at: float | None = None
     """When the last commit was confirmed."""
     acked_position: str | None = None
@@ -147,9 +147,9 @@ class Observation:
             if health.responses != seen.health.responses:
                 found = replace(found, last_message_at=now, heard_at=now)
             is_open = health.state == "streaming"
-            is_quiet = is_open and (health.caught_up or seen.kind == "channel")
-            if is_open and seen.kind == "channel":
+            if health.state == "paused" or (is_open and not health.outstanding):
                 found = replace(found, heard_at=now)
+            is_quiet = is_open and (health.caught_up or seen.kind == "channel")
             if health.committed is not None and health.committed != seen.health.committed:
                 found = replace(found, last_commit_at=now)
             if is_quiet and not found.is_behind:

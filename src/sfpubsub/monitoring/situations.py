@@ -80,8 +80,7 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
     if turn > bounds.stuck and not has_step:  # else the step says it
         found.append(Problem("stuck", f"{facts.name}: its loop has not come by for {span(turn)}"))
     silence = now - (facts.heard_at or facts.since)
-    # A paused one waits for its own application, and wants nothing of the service.
-    if silence > bounds.silence and health.state != "paused":
+    if silence > bounds.silence:
         why = f": {health.reason}" if health.reason else ""
         found.append(
             Problem(
