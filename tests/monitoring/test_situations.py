@@ -37,7 +37,7 @@ class World:
             assert word in problem.reason
 
     def passes(self, seconds: float, *, heard: bool = True) -> None:
-        """Let time pass, in which the loop comes by and the service is heard."""
+        """Let time pass, in which the loop turns and the service is heard."""
         self.clock.now += seconds
         if heard:
             self.subscription.becomes(responses=self.subscription.said.responses + 1)
@@ -144,7 +144,7 @@ def test_a_write_that_is_stuck(world):
     world.well()
 
 
-def test_a_loop_that_does_not_come_by(world):
+def test_a_loop_that_makes_no_progress(world):
     """A handler, or a reader of stdout, that never returns; no step says so."""
     world.passes(1)
     world.clock.now += 601

@@ -47,7 +47,7 @@ class Facts:
     """Since when it is observed."""
     health: Health = NEW
     turned_at: float | None = None
-    """When its loop last came by; None where it does not tell."""
+    """When its loop last turned; None where it does not tell."""
     last_message_at: float | None = None
     """When the service last sent something, keepalives included."""
     heard_at: float | None = None
@@ -121,7 +121,7 @@ class Observation:
         self._acked = batch, len(batch) if events is None else events, self._clock()
 
     def turn(self) -> Facts:
-        """Look, and note that the loop has come by; for its thread, about once a second."""
+        """Look, and note that the loop has turned; for its thread, about once a second."""
         if self._acked is not None:
             batch, events, at = self._acked
             self._acked = None
