@@ -12,10 +12,10 @@ import socket
 import pytest
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.monitoring.history import EVERY, KEPT, History, Series
+from sfpubsub.monitoring.history import EVERY, KEPT, History, Point, Series
 from sfpubsub.monitoring.metrics import Metric
 from sfpubsub.monitoring.monitor import Monitor, Told
-from sfpubsub.monitoring.plot import plot
+from sfpubsub.monitoring.plot import Window, plot
 from sfpubsub.monitoring.registry import Sample
 from sfpubsub.monitoring.server import serve
 from sfpubsub.types import Gap, ReplayId
@@ -197,12 +197,26 @@ def test_a_plot_has_a_line_for_each_run_and_keeps_peaks():
     history.follow(series)
     for turn in range(1440):
         history.look(NOW + turn * EVERY)
-    figure = plot(series, history.points()[series], NOW + KEPT)
+    figure = plot(series, history.points()[series], Window(NOW, NOW + KEPT))
     paths = [path.get("d") for path in figure.iter("path")]
     assert len(paths) == 2
     tops = [float(place.split()[1]) for place in " ".join(paths).replace("M", "").split(" L")]
     assert min(tops) == 10.0, "the peak of one point is at the top"
     assert "at most 1,000 s" in figure.find("svg").get("aria-label")
+
+
+def test_a_plot_shows_the_run_and_no_more_than_is_kept():
+    """A quarter of an hour at least, six hours at most, with some marks; points that come as often
+    as they do are one line."""
+    for ran, shown in ((60.0, 900.0), (2 * HOUR, 2 * HOUR), (9 * HOUR, KEPT)):
+        window = Window.of(NOW, NOW + ran)
+        assert (window.seconds, window.end) == (shown, NOW + ran)
+        points = [Point(window.begin + turn * EVERY, 1.0) for turn in range(int(shown / EVERY))]
+        figure = plot(Series("x", "s", float), points, window)
+        (path,) = [path.get("d") for path in figure.iter("path")]
+        assert path.count("L") > 35
+        marks = [text.text for text in figure.iter("text") if text.get("class") == "time"]
+        assert 2 < len(marks) <= 7, marks
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")

@@ -37,7 +37,7 @@ class World:
             assert word in problem.reason
 
     def passes(self, seconds: float, *, heard: bool = True) -> None:
-        """Let time pass, in which the loop comes by and the service is heard."""
+        """Let time pass, in which the loop turns and the service is heard."""
         self.clock.now += seconds
         if heard:
             self.subscription.becomes(responses=self.subscription.said.responses + 1)
@@ -83,16 +83,48 @@ def test_a_silent_stream(world):
 
 
 def test_a_stream_that_was_never_heard_is_silent_since_it_was_followed():
-    """And one that its own application has paused is not."""
+    """And one that its own application has paused is not, nor one that asks for nothing; from when
+    it asks again it has its time."""
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     subscription = Subscription()
     monitor.follow("topic", NAME, subscription)
     clock.now += 331
     assert [problem.situation for problem in monitor.problems()] == ["silent"]
-    subscription.becomes(state="paused")
-    assert monitor.problems() == []
+    for asks_nothing in ({"state": "paused"}, {"state": "streaming", "outstanding": 0}):
+        subscription.becomes(**asks_nothing)
+        assert monitor.problems() == []
+        subscription.becomes(state="streaming", outstanding=1)
+        clock.now += 330
+        assert monitor.problems() == []
+        clock.now += 1
+        assert [problem.situation for problem in monitor.problems()] == ["silent"]
     subscription.becomes(state="closed")
+    assert monitor.problems() == []
+
+
+def test_a_quiet_channel_of_the_streaming_api_is_well():
+    """Its keepalives nobody sees: what counts is its connection, and what was acked while it was
+    open."""
+    clock = Clock()
+    monitor = Monitor("test", clock=clock)
+    subscription = Subscription(responses=1)
+    subscription.becomes(outstanding=0)
+    observed = monitor.follow("channel", "/topic/X", subscription)
+    observed.acked(batch_of(NOW - 60 * HOUR))
+    observed.turn()
+    for _ in range(3):
+        clock.now += 3600
+        observed.turn()
+        assert monitor.problems() == []
+    assert observed.look().last_message_at == NOW
+    subscription.becomes(state="waiting", reason="no route")
+    clock.now += 330
+    observed.turn()
+    assert monitor.problems() == []
+    clock.now += 1
+    assert [problem.situation for problem in monitor.problems()] == ["silent"]
+    subscription.becomes(state="streaming")
     assert monitor.problems() == []
 
 
@@ -112,7 +144,7 @@ def test_a_write_that_is_stuck(world):
     world.well()
 
 
-def test_a_loop_that_does_not_come_by(world):
+def test_a_loop_that_makes_no_progress(world):
     """A handler, or a reader of stdout, that never returns; no step says so."""
     world.passes(1)
     world.clock.now += 601

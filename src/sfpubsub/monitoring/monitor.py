@@ -173,7 +173,7 @@ class Monitor:
             look()
 
     def _running(self) -> dict[str, float | None]:
-        """Return the steps under way, and loops that do not come by."""
+        """Return for how long steps, and turns of loops, are under way."""
         running = self.steps.running()
         if all(seconds is None for seconds in running.values()):
             for observation in self._observations:

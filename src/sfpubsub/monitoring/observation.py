@@ -47,9 +47,12 @@ class Facts:
     """Since when it is observed."""
     health: Health = NEW
     turned_at: float | None = None
-    """When its loop last came by; None where it does not tell."""
+    """When its loop last turned; None where it does not tell."""
     last_message_at: float | None = None
     """When the service last sent something, keepalives included."""
+    heard_at: float | None = None
+    """When the service last sent something, or nothing was expected of it: as it is of a paused
+    stream, of one that asks for no events, and of a channel, whose keepalives nobody sees."""
     last_commit_at: float | None = None
     """When the last commit was confirmed."""
     acked_position: str | None = None
@@ -118,7 +121,7 @@ class Observation:
         self._acked = batch, len(batch) if events is None else events, self._clock()
 
     def turn(self) -> Facts:
-        """Look, and note that the loop has come by; for its thread, about once a second."""
+        """Look, and note that the loop has turned; for its thread, about once a second."""
         if self._acked is not None:
             batch, events, at = self._acked
             self._acked = None
@@ -142,10 +145,14 @@ class Observation:
             seen, now = self._facts, self._clock()
             found = replace(seen, health=health)
             if health.responses != seen.health.responses:
-                found = replace(found, last_message_at=now)
+                found = replace(found, last_message_at=now, heard_at=now)
+            is_open = health.state == "streaming"
+            if health.state == "paused" or (is_open and not health.outstanding):
+                found = replace(found, heard_at=now)
+            is_quiet = is_open and (health.caught_up or seen.kind == "channel")
             if health.committed is not None and health.committed != seen.health.committed:
                 found = replace(found, last_commit_at=now)
-            if health.state == "streaming" and health.caught_up and not found.is_behind:
+            if is_quiet and not found.is_behind:
                 found = replace(found, idle_at=now)
             waits = health.state == "waiting_for_schema"
             found = replace(found, schema_since=(seen.schema_since or now) if waits else None)

@@ -13,7 +13,7 @@ from sfpubsub.monitoring.html import document, element, table
 from sfpubsub.monitoring.metrics import SYSTEM
 from sfpubsub.monitoring.monitor import Monitor
 from sfpubsub.monitoring.observation import Facts
-from sfpubsub.monitoring.plot import number, plot
+from sfpubsub.monitoring.plot import Window, number, plot
 from sfpubsub.monitoring.registry import Histogram
 from sfpubsub.monitoring.words import span
 
@@ -68,9 +68,10 @@ def _verdict(monitor: Monitor) -> Element:
 
 
 def _plots(monitor: Monitor, now: float) -> Iterator[Element]:
-    figures = [plot(series, points, now) for series, points in monitor.history.points().items()]
+    window = Window.of(monitor.started_at, now)
+    figures = [plot(series, points, window) for series, points in monitor.history.points().items()]
     if figures:
-        yield element("h2", "The last 6 hours, in UTC")
+        yield element("h2", f"Since {_time(window.begin)[:5]} UTC")
         yield element("div", *figures, class_="plots")
 
 

@@ -26,7 +26,7 @@ class Bounds:
     """Without a message of the service: it sends one every 270 s while events are wanted, the
     client opens a new stream after 300 s, and that has half a minute to bring something."""
     stuck: float = 600.0
-    """For one step, or for the loop to come by: a write takes seconds, on a store that is slow a
+    """For one step, or one turn of the loop: a write takes seconds, on a store that is slow a
     minute; the first step of a large raw table's tables may take some minutes."""
     retention: float = RETENTION * 2 / 3
     """Age of the position: a third of the retention is left, a day in which somebody can act."""
@@ -78,10 +78,10 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
     found = []
     turn = 0.0 if facts.turned_at is None else now - facts.turned_at
     if turn > bounds.stuck and not has_step:  # else the step says it
-        found.append(Problem("stuck", f"{facts.name}: its loop has not come by for {span(turn)}"))
-    silence = now - (facts.last_message_at or facts.since)
-    # A paused one waits for its own application, and wants nothing of the service.
-    if silence > bounds.silence and health.state != "paused":
+        reason = f"{facts.name}: its loop has made no progress for {span(turn)}"
+        found.append(Problem("stuck", reason))
+    silence = now - (facts.heard_at or facts.since)
+    if silence > bounds.silence:
         why = f": {health.reason}" if health.reason else ""
         found.append(
             Problem(

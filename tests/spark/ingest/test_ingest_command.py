@@ -63,6 +63,9 @@ def kill_jvm():
     from pyspark import SparkContext
     jvm = SparkContext._gateway.proc
     jvm.kill(); jvm.wait()
+def scrape():
+    from sfpubsub.monitoring.prometheus import prometheus_text
+    print(prometheus_text(monitors[0].registry.collect()), file=sys.stderr)
 def lose(): every[0].state = "waiting"
 def find(): every[0].state = "streaming"
 def look():
@@ -99,10 +102,6 @@ def watching(*arguments, **options):
 
 monitors, really_watching = [], runs.watching
 runs.watching = watching
-
-def scrape():
-    from sfpubsub.monitoring.prometheus import prometheus_text
-    print(prometheus_text(monitors[0].registry.collect()), file=sys.stderr)
 
 try:
     command.ingest.main(sys.argv[1:], standalone_mode=True)
