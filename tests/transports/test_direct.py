@@ -12,7 +12,7 @@ import pytest
 
 from sfpubsub.protocol.commands import OpenStream, SendRequest
 from sfpubsub.protocol.events import Failure, FailureKind, Response
-from sfpubsub.transports import direct
+from sfpubsub.transports import direct, wire
 from sfpubsub.transports.base import Target
 from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.types import StartPosition
@@ -207,3 +207,25 @@ def test_a_message_that_is_not_valid_ends_the_call(
         assert reading.ids == ["e1"]
         assert failure is not None
         assert failure.kind is kind
+
+
+def test_a_fault_of_ours_ends_the_call_and_not_grpcs_thread(
+    serve: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """The thread that receives serves every call of the channel: one that follows is read."""
+
+    def script(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
+        next(requests)
+        yield message(1)
+
+    transport = serve(script)
+    with monkeypatch.context() as patched:
+        patched.setattr(wire, "PLAIN", wire.PLAIN._replace(parse=lambda _message: 1 / 0))
+        failure = Reading(transport).wait()
+    assert failure is not None
+    assert failure.kind is FailureKind.STOP
+    assert "internal error, ZeroDivisionError" in str(failure.error)
+    assert "internal error on /event/Order_Event__e" in caplog.text
+    following = Reading(transport)
+    assert following.wait() is None
+    assert following.ids == ["e1"]
