@@ -85,8 +85,10 @@ class Bell:
             waiter = self._loop.create_future()
             self._waiters.add(waiter)
             try:
-                # Not wait_for: before Python 3.12 it may swallow a cancellation.
-                await asyncio.wait({waiter}, timeout=rest)
+                if rest is None:
+                    await waiter
+                else:  # not wait_for: before Python 3.12 it may swallow a cancellation
+                    await asyncio.wait({waiter}, timeout=rest)
             finally:
                 self._waiters.discard(waiter)
         return True

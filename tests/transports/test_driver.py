@@ -53,6 +53,7 @@ class Harness:
         on_gap=None,
         start=None,
         alarm=None,
+        clock=time.monotonic,
     ):
         self.transport = MemoryTransport()
         self.alarm = alarm or AlarmClock(time.monotonic)
@@ -67,6 +68,7 @@ class Harness:
             renew=renew or self.renewals.append,
             on_gap=on_gap or self.gaps.append,
             jitter=lambda: 0.5,
+            clock=clock,
         )
         self.driver.start()
         self.call = self.transport.next_call()
@@ -348,3 +350,33 @@ def test_nothing_of_a_subscription_stays_behind(harness):
     h.driver.join(PATIENCE)
     gc.collect()
     assert not [t for t in threading.enumerate() if t.name.startswith("sfpubsub-read")]
+
+
+class CountedClock:
+    """Steady time that counts how often it was asked: once for each turn of the recipe."""
+
+    asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        return time.monotonic()
+
+
+@pytest.mark.parametrize("managed", [False, True])
+def test_a_response_takes_two_turns_of_the_recipe_and_no_wake_up(harness, managed):
+    """One when it comes and one when it is taken, one more for its ack; nobody waits, so no bell.
+
+    A turn is a lock, a look for deadlines and for what to send; a wake-up is a switch of threads.
+    """
+    clock = CountedClock()
+    h = harness(managed=managed, clock=clock, start=None if managed else StartPosition.earliest())
+    h.call.respond(Response(events(0, 1), pending=99))
+    h.take()
+    before = clock.asked
+    for first in range(1, 41):
+        h.driver._received(1, Response(events(first, 1), pending=99))
+        assert not h.driver._mailbox._waiting
+        h.driver.accept(h.driver.peek())
+        if managed:
+            h.driver.ack(first + 1, first + 1)
+    assert clock.asked - before == 40 * (3 if managed else 2)

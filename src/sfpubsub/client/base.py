@@ -135,8 +135,9 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             max_unacked: Events handed out and not acked before no more are asked for.
             connection_timeout: The outage budget: seconds that transport failures may last before
                 the subscription fails; None for ever. Not a timeout of one connection attempt.
-            on_gap: Told of every position that is given up; must not wait. Called in the thread
-                that finds it, by the asyncio client in the loop's.
+            on_gap: Told of every position that is given up; must not wait, nor close the client:
+                it is called in the thread that finds it, which may be the one that receives for all
+                subscriptions; by the asyncio client in the loop's.
             on_undecodable: What becomes of an event that cannot be decoded: ``fail``: reading its
                 value raises; ``quarantine``: it is put into *quarantine*, durably before its
                 position can be passed, and is not handed out; ``skip``: it is counted, logged, and

@@ -30,6 +30,9 @@ class Due(enum.Enum):
     CLOSE = "the orderly end has taken long enough"
 
 
+_WHILE_STREAMING = (Due.SILENT, Due.RESERVE, Due.COMMIT, Due.NEVER_ACKED)
+
+
 class Alarms:
     """The times of one subscription. Not thread-safe; the driver serialises.
 
@@ -60,12 +63,7 @@ class Alarms:
         """Return everything that is waited for in *state*, and when it is due."""
         times, found = self._timings, list[tuple[float, Due]]()
         if state is State.STREAMING:
-            found += (
-                (self._silent_at, Due.SILENT),
-                (self._reserve_at, Due.RESERVE),
-                (self._commit_at, Due.COMMIT),
-                (self._never_acked_at, Due.NEVER_ACKED),
-            )
+            found += zip(self._while_streaming(), _WHILE_STREAMING, strict=True)
         elif state is State.WAITING:
             # Not while opening: an idle topic's first response may take the keepalive interval.
             if self._retries.give_up_at is not None:
@@ -84,8 +82,8 @@ class Alarms:
 
     def earliest(self, state: State) -> float:
         """Return when the first thing is due in *state*; infinity for never."""
-        if state is State.STREAMING:  # asked after each response and ack: without a list
-            return min(self._silent_at, self._reserve_at, self._commit_at, self._never_acked_at)
+        if state is State.STREAMING:  # asked after each response and ack
+            return min(self._while_streaming())
         return min([at for at, _ in self.due(state)], default=_NEVER)
 
     @property
@@ -97,17 +95,16 @@ class Alarms:
         since = max(self.heard_at, outgoing.last_credit)
         return since + self._timings.keepalive + self._timings.keepalive_margin
 
-    @property
-    def _reserve_at(self) -> float:
-        if not self._outgoing.window.starving:
-            return _NEVER
-        # A commit and its answer may not count for the service's 60 s.
-        return self._outgoing.last_figure + self._timings.reserve
-
-    @property
-    def _commit_at(self) -> float:
-        at = None if self._standing is None else self._standing.commit_at
-        return _NEVER if at is None else at
+    def _while_streaming(self) -> tuple[float, float, float, float]:
+        """Return when each of `_WHILE_STREAMING` is due."""
+        outgoing, reserve, commit = self._outgoing, _NEVER, _NEVER
+        if outgoing.window.starving:
+            # A commit and its answer may not count for the service's 60 s.
+            reserve = outgoing.last_figure + self._timings.reserve
+        if self._standing is not None:
+            at = self._standing.commit_at
+            commit = _NEVER if at is None else at
+        return self._silent_at, reserve, commit, self._never_acked_at
 
     @property
     def _never_acked_at(self) -> float:

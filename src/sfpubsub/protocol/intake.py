@@ -66,22 +66,9 @@ class Intake:
 
     def take_in(self, response: Response) -> list[Command]:
         """Deliver the new events of *response* and note every position."""
-        keepalive, position = response.keepalive, response.position
-        if position is None:
-            return []
-        out: list[Command] = []
-        self.last_position = position
-        self.caught_up = keepalive is not None
-        if self.caught_up:
-            self.redelivering = False
-        if self._resume is not None:
-            self._resume.received(position)
-        if self._ledger is not None and keepalive is not None:
-            self._ledger.add_keepalive(keepalive)
-            if self._resume is not None:
-                out.append(Wake())
         if not response.events:
-            return out
+            return self._take_keepalive(response.keepalive)
+        self._note(response.events[-1].replay_id, caught_up=False)
         new, size = response.events, _size(response.events)
         self._appetite.seen(new, size)
         if self._ledger is not None:
@@ -90,10 +77,26 @@ class Intake:
             if again:
                 self.redelivered += again
                 size = _size(new)
-        if new:
-            self.redelivering = False
-            out.append(self._deliver(new, size, response.rpc_id))
-        return out
+        if not new:
+            return []
+        self.redelivering = False
+        return [self._deliver(new, size, response.rpc_id)]
+
+    def _take_keepalive(self, position: ReplayId | None) -> list[Command]:
+        if position is None:
+            return []
+        self._note(position, caught_up=True)
+        self.redelivering = False
+        if self._ledger is None:
+            return []
+        self._ledger.add_keepalive(position)
+        return [] if self._resume is None else [Wake()]
+
+    def _note(self, position: ReplayId, *, caught_up: bool) -> None:
+        self.last_position = position
+        self.caught_up = caught_up
+        if self._resume is not None:
+            self._resume.received(position)
 
     def recognise(self, response: Response) -> None:
         """Note the known events of *response*; drop the others, and all behind them."""

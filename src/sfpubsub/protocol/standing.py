@@ -42,7 +42,8 @@ class Standing:
         self._name = name
         self._ledger = ledger
         self._commits = Commits(timings)
-        self._fresh = True  # no position seen on the current stream
+        self.is_fresh = True
+        """Whether no position was seen on the current stream."""
         self._doubt = False  # a stream ended that may have begun, and none has since
         self._anchored = False  # the service is known to have a position, or to begin at EARLIEST
         self._tickets = 0
@@ -51,7 +52,7 @@ class Standing:
 
     def new_stream(self, stream: int, now: float) -> None:
         """Look at the first position that comes on *stream*."""
-        self._fresh = True
+        self.is_fresh = True
         self._commits.new_stream(stream, now)
 
     def dropped(self) -> None:
@@ -72,9 +73,9 @@ class Standing:
         Returns:
             Callers of `commit` whose answer this is, and what was lost.
         """
-        if not self._fresh or response.position is None:
+        if not self.is_fresh or response.position is None:
             return [], None
-        self._fresh = False
+        self.is_fresh = False
         doubt, self._doubt = self._doubt, False
         first = response.events[0] if response.events else None
         before = response.position if first is None else first.replay_id

@@ -17,6 +17,7 @@ from sfpubsub.errors import LocalProtocolError, StreamStalledError
 from sfpubsub.protocol.alarms import Due
 from sfpubsub.protocol.commands import CancelStream, Command, Discard, HalfClose
 from sfpubsub.protocol.events import Response
+from sfpubsub.protocol.standing import Standing
 from sfpubsub.protocol.states import ALIVE, Signal, State
 from sfpubsub.protocol.streams import Streams
 from sfpubsub.types import Health, ReplayId
@@ -121,20 +122,20 @@ class SubscriptionProtocol(Streams):
         self._alarms.heard_at = now
         self._responses += 1
         self._outgoing.received(response, now)
-        out = self._answered(response, now)
+        standing = self._standing
+        out = [] if standing is None else self._settled(standing, response, now)
         if self.state is State.DRAINING:
-            out += self._began(response)
             self._intake.recognise(response)
             return out + self._drain_on(now)
         if self.state is not State.STREAMING:
             return out
-        out += self._began(response)
         out += self._intake.take_in(response)
-        if self._standing is not None and self._standing.exhausted is not None:
-            return out + self._fail(self._standing.exhausted)
+        if standing is not None and standing.exhausted is not None:
+            return out + self._fail(standing.exhausted)
+        overfull = self._appetite.overfull
         # First, so that the service works on it while the application works on the events.
-        out = self._request(now, at_once=self._appetite.overfull) + out
-        return out + self._leave_when_overfull()
+        out = self._request(now, at_once=overfull) + out
+        return out + self._leave_when_overfull() if overfull else out
 
     # Time speaks.
 
@@ -188,7 +189,7 @@ class SubscriptionProtocol(Streams):
 
     def _leave_when_overfull(self) -> list[Command]:
         standing = self._standing
-        if not self._appetite.overfull or not self._outgoing.window.outstanding:
+        if not self._outgoing.window.outstanding:
             return []
         if standing is not None and standing.unanswered:
             return []  # what is acked would come again
@@ -214,16 +215,16 @@ class SubscriptionProtocol(Streams):
             return []
         return self._outgoing.request(now, commit, self._room)
 
-    def _answered(self, response: Response, now: float) -> list[Command]:
-        if self._standing is None or response.commit is None:
-            return []
-        return [*self._standing.answered(response.commit, now)]
-
-    def _began(self, response: Response) -> list[Command]:
-        if self._standing is None:
-            return []
-        settled, gap = self._standing.began(response, self._intake.last_position)
-        return [*settled] if gap is None else [*settled, self._report(gap)]
+    def _settled(self, standing: Standing, response: Response, now: float) -> list[Command]:
+        out: list[Command] = []
+        if response.commit is not None:
+            out += standing.answered(response.commit, now)
+        if standing.is_fresh and self.state in {State.STREAMING, State.DRAINING}:
+            settled, gap = standing.began(response, self._intake.last_position)
+            out += settled
+            if gap is not None:
+                out.append(self._report(gap))
+        return out
 
     # The orderly end.
 

@@ -185,18 +185,25 @@ class CallDriver(ABC, Generic[Opening]):
 
     # The recipe.
 
-    def _apply(self, happened: Callable[[float], list[Command]]) -> None:
-        self._check_process()
-        told: list[Command] = []
+    def _apply(self, happened: Callable[..., list[Command]], *what: Any) -> None:
+        """Do all of the recipe after something happened.
+
+        Args:
+            happened: Tells the protocol; the time is its last argument.
+            what: The ones before.
+        """
+        if not self._home.is_here:
+            self._check_process()
+        told: list[Command] | None = None
         with self._lock:
             todo = self._todo
-            todo += happened(self._clock())
+            todo += happened(*what, self._clock())
             while todo:
                 command = todo.popleft()
                 if not self._carry_out(command):
-                    told.append(command)
+                    told = [*(told or ()), command]
             self._reminder.set(self._driven.deadline())
-        for command in told:
+        for command in told or ():
             self._tell(command)
 
     def _on_alarm(self) -> None:

@@ -15,11 +15,14 @@ others `open_direct` answers None, and the call is read as documented.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import grpc
+
+logger = logging.getLogger("sfpubsub.transport")
 
 # Versions of grpcio, the last one excluded, whose sources and behaviour were looked at. Newer ones
 # are read as documented until the tests of this file have passed with them.
@@ -84,8 +87,8 @@ class DirectCall:
         if self._unsent and state.code is None:
             operation = cygrpc.SendMessageOperation(self._unsent.popleft(), 0)
             state.due.add(_SEND)
-            if not self._call.operate((operation,), self._sent):
-                state.due.remove(_SEND)  # the call is over
+            if not self._start(operation, self._sent):
+                state.due.remove(_SEND)
         elif self._closing:
             self._end_requests()
 
@@ -110,7 +113,7 @@ class DirectCall:
         state = self._state
         with state.condition:
             state.due.add(_RECEIVE)
-            if not self._call.operate((cygrpc.ReceiveMessageOperation(0),), self._took):
+            if not self._start(cygrpc.ReceiveMessageOperation(0), self._took):
                 state.due.remove(_RECEIVE)
         if not self._rpc.add_callback(self._look):  # has its status already
             self._look()
@@ -118,9 +121,7 @@ class DirectCall:
     def _took(self, event: Any) -> bool:
         message = event.batch_operations[0].message()
         # The next one first: core works on it while this one is handled.
-        if message is not None and self._call.operate(
-            (cygrpc.ReceiveMessageOperation(0),), self._took
-        ):
+        if message is not None and self._start(cygrpc.ReceiveMessageOperation(0), self._took):
             self._received(message)
             return False
         state = self._state
@@ -141,7 +142,17 @@ class DirectCall:
             ended, self._ended = self._ended, None
         if ended is not None:
             self._unsent.clear()
+            self._received = _ignore  # which refers to whoever refers to this
             ended()
+
+    def _start(self, operation: Any, handler: Callable[[Any], bool]) -> bool:
+        """Start an operation; return False if the call is over."""
+        try:
+            return bool(self._call.operate((operation,), handler))
+        except ValueError:  # core refuses it: then the call has to end, and grpc's thread go on
+            logger.exception("internal error: an operation was refused")
+            self._rpc.cancel()
+            return False
 
 
 def _ignore(_message: bytes) -> None:

@@ -101,13 +101,12 @@ class StreamDriver(CallDriver[OpenStream]):
         Until then it stays the next one, so that a caller that is interrupted loses nothing. One
         that was accepted before, or discarded, changes nothing.
         """
+        self._apply(self._pop, arrival)
 
-        def pop(now: float) -> list[Command]:
-            if not self._mailbox.pop(arrival):
-                return []
-            return self._protocol.taken(len(arrival.batch.events), arrival.batch.size, now)
-
-        self._apply(pop)
+    def _pop(self, arrival: Arrival, now: float) -> list[Command]:
+        if not self._mailbox.pop(arrival):
+            return []
+        return self._protocol.taken(len(arrival.batch.events), arrival.batch.size, now)
 
     def wake(self) -> None:
         """Have whoever waits look again."""
@@ -133,7 +132,7 @@ class StreamDriver(CallDriver[OpenStream]):
 
     def ack(self, first_seq: int, last_seq: int) -> None:
         """Ack a run of events. After the end it changes nothing."""
-        self._apply(lambda now: self._protocol.acked(first_seq, last_seq, now))
+        self._apply(self._protocol.acked, first_seq, last_seq)
 
     def storable(self) -> ReplayId | None:
         """Return the position to store now, if there is a new one."""
@@ -237,4 +236,4 @@ class StreamDriver(CallDriver[OpenStream]):
             self._tickets.settle(command)
 
     def _received(self, stream: int, response: Response) -> None:
-        self._apply(lambda now: self._protocol.response(stream, response, now))
+        self._apply(self._protocol.response, stream, response)

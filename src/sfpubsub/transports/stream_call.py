@@ -10,12 +10,18 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from sfpubsub.errors import RemoteProtocolError, SfPubSubError, StreamUnavailableError
+from sfpubsub.errors import (
+    RemoteProtocolError,
+    SfPubSubError,
+    StreamError,
+    StreamUnavailableError,
+)
 from sfpubsub.protocol.commands import OpenStream, SendRequest
 from sfpubsub.protocol.events import Failure, FailureKind, Response
 from sfpubsub.transports import wire
@@ -64,7 +70,7 @@ class GrpcStreamCall(StreamCall):
         self._debug = logger.isEnabledFor(logging.DEBUG)
         self._invalid: Failure | None = None  # what is wrong with a message, which ended the call
         self._call = method(self._take_requests(), metadata=metadata)
-        self._direct = open_direct(self._call, lambda: self._requests.put(None))
+        self._direct = open_direct(self._call, partial(self._requests.put, None))
         self._put(form.opening(target, opening))
 
     def _take_requests(self) -> Iterator[Message]:
@@ -90,6 +96,10 @@ class GrpcStreamCall(StreamCall):
             except DecodeError as error:  # on the way: it may come whole on the next stream
                 text = f"{self._target.name}: a message of the service could not be read: {error}"
                 self._refuse(FailureKind.RETRY, StreamUnavailableError(text), error)
+            except Exception as error:  # a fault of ours; grpc's thread serves others as well
+                logger.exception("internal error on %s", self._target.name)
+                text = f"{self._target.name}: internal error, {type(error).__name__}"
+                self._refuse(FailureKind.STOP, StreamError(f"{text}: please report it"), error)
             else:
                 if response is not None:
                     received(response)

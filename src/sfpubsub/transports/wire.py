@@ -33,6 +33,7 @@ from sfpubsub_grpc import pubsub_api_pb2 as pb
 _RECORD_ID = re.compile(r"18x[0-9A-Za-z]{12}(?:[0-9A-Za-z]{3})?")
 
 _new = tuple.__new__
+_blank = object.__new__
 
 _PRESETS = {
     ReplayPreset.LATEST: pb.LATEST,
@@ -102,33 +103,25 @@ def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
     commit = None
     if isinstance(message, pb.ManagedFetchResponse) and message.HasField("commit_response"):
         commit = _commit_answer(message.commit_response)
-    try:
-        # Not by the constructor of RawEvent, which is twice the work: the fields are what it takes.
-        events = tuple(
-            [
-                _new(
-                    RawEvent,
-                    (
-                        event.id,
-                        event.schema_id,
-                        event.payload,
-                        ReplayId(item.replay_id),
-                        _headers(event) if event.headers else (),
-                    ),
-                )
-                for item in message.events
-                for event in (item.event,)
-            ]
-        )
-    except ValueError as error:
-        raise RemoteProtocolError(
-            "the service sent an event without a replay id", rpc_id=message.rpc_id
-        ) from error
+    rpc_id = message.rpc_id
+    events: list[RawEvent] = []
+    for item in message.events:
+        event, position = item.event, item.replay_id
+        if not position:
+            raise RemoteProtocolError(
+                "the service sent an event without a replay id", rpc_id=rpc_id
+            )
+        # Not by the constructors, which are twice the work.
+        replay_id = _blank(ReplayId)
+        replay_id._value = position
+        headers = _headers(event) if event.headers else ()
+        fields = (event.id, event.schema_id, event.payload, replay_id, headers)
+        events.append(_new(RawEvent, fields))
     return Response(
-        events,
+        tuple(events),
         _replay_id(message.latest_replay_id),
         message.pending_num_requested,
-        message.rpc_id,
+        rpc_id,
         commit,
     )
 
