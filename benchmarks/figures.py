@@ -74,7 +74,6 @@ def _row(samples: Samples, variant: str, run: Run) -> Row:
     waits = sorted(
         latency
         for each in samples.get((variant, paced(run)), [])
-        if run.size in (100, 10, 1)
         for latency in each.sample.latencies
     )
     latency = None
