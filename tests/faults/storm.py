@@ -45,7 +45,10 @@ from tests.faults.storm_writer import Writer
 # storm are these, in the place of minutes.
 MARGIN = 1.0
 
-OPTIONS = ("--topic", CHANNEL, "--margin", str(MARGIN), "--batch-seconds", "2")
+OPTIONS = ("--margin", str(MARGIN), "--batch-seconds", "2")
+
+# What a mirror consumes, by how.
+SOURCES = {"topic": ("--topic", CHANNEL), "managed": ("--managed", "Storm")}
 
 # A storm has no time for a refresh or a sweep in its midst; the last run makes both.
 IN_THE_MIDST = ("--refresh-formulas", "0", "--sweep", "0")
@@ -113,6 +116,7 @@ def run(
     records: int,
     seed: int,
     format_: str = "delta",
+    source: str = "topic",
     python: str = sys.executable,
     life: float = LONGEST_LIFE,
     say: Callable[[str], None] = lambda text: None,
@@ -127,6 +131,7 @@ def run(
         records: In the org before.
         seed: Of the changes and the moments.
         format_: Of the tables.
+        source: One of `SOURCES`.
         python: An interpreter with the PySpark of the format.
         life: Seconds of the longest time between two blows.
         say: Is told each blow.
@@ -140,7 +145,8 @@ def run(
     with emulator:
         writer = Writer(emulator, seed, pace=life * (len(blows) + 1) / max(changes, 1) / 4)
         writer.fill(records)
-        mirror = _Mirror(directory, emulator, format_, python)
+        emulator.managed.create("Storm", CHANNEL)
+        mirror = _Mirror(directory, emulator, format_, source, python)
         writer.start()
         try:
             for number, blow in enumerate(blows, start=1):
@@ -208,7 +214,7 @@ class _Mirror:
     """``sfpubsub mirror run``, which is started again when it was killed."""
 
     def __init__(
-        self, directory: Path, emulator: EmulatorServer, format_: str, python: str
+        self, directory: Path, emulator: EmulatorServer, format_: str, source: str, python: str
     ) -> None:
         self._log = directory / "mirror.log"
         self._python = python
@@ -220,7 +226,8 @@ class _Mirror:
             **{f"SFPUBSUB_{name.upper()}": value for name, value in CREDENTIALS.items()},
         }
         lake = ["--to", str(directory / "lake"), "--format", format_]
-        self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *lake, *OPTIONS]
+        self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *lake]
+        self._command += [*SOURCES[source], *OPTIONS]
         self._start(*IN_THE_MIDST)
 
     def live(self, seconds: float) -> None:
@@ -293,6 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--format", choices=["delta", "iceberg"], default="delta")
+    parser.add_argument("--source", choices=sorted(SOURCES), default="topic")
     parser.add_argument("--changes", type=int, default=5_000)
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--blows", type=int, default=20)
@@ -313,6 +321,7 @@ def main() -> None:
             records=options.records,
             seed=options.seed,
             format_=options.format,
+            source=options.source,
             say=lambda text: print(text, file=sys.stderr, flush=True),
         )
     print(json.dumps({**vars(report), "ok": report.ok}))

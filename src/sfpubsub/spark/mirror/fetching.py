@@ -123,6 +123,15 @@ class Fetching:
         error = future.exception()
         return Ended(entity, None if isinstance(error, StoppedError) else error)
 
-    def take(self) -> tuple[str, Marker] | None:
-        """Return the next piece that waits, with its object."""
-        return self._ready.popleft() if self._ready else None
+    def take(self) -> tuple[str, list[Marker]] | None:
+        """Return the next pieces of one read that wait, with its object.
+
+        Several at once if several wait: to merge them together costs little more than to merge one.
+        """
+        if not self._ready:
+            return None
+        entity, first = self._ready.popleft()
+        found = [first]
+        while self._ready and self._ready[0][0] == entity and self._ready[0][1].read == first.read:
+            found.append(self._ready.popleft()[1])
+        return entity, found

@@ -402,21 +402,24 @@ class Mirror:
         _log.warning("the org is asked again in %.0f s: %s", seconds, error)
 
     def _merge_next(self) -> bool:
-        """Merge the next piece of a read."""
+        """Merge the next pieces of a read."""
         found = self._fetching.take()
         if found is None:
             return False
-        name, marker = found
+        name, markers = found
+        marker = markers[-1]
         account, now = self._ledger.of(name), self._wall()
         if marker.kind == "sweep":  # its pieces are compared together
             if marker.is_last:
                 self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.laid(), now))
             return True
         read = Read(marker.as_of, self._since.of(name, marker.as_of.ingest_seq), None)
+        new = [each for each in markers if each.piece > account.merged]
+        size = sum(each.size for each in new)
         merge = Merge(
             name,
             marker.kind,
-            marker.piece,
+            new[0].piece if new else marker.piece,
             marker.piece,
             read,
             account.newest,
@@ -424,9 +427,9 @@ class Mirror:
             laid=self._hand.laid(),
             at=now,
         )
-        if marker.size and marker.piece > account.merged:
+        if size:
             self._hand.do(merge)
-            self._report = replace(self._report, records=self._report.records + marker.size)
+            self._report = replace(self._report, records=self._report.records + size)
             if marker.kind == "object":
                 self._say(f"{name}: {_so_far(marker)} merged")
         if marker.is_last and marker.kind == "object":

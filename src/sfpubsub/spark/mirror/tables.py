@@ -198,12 +198,15 @@ class MirrorTables:
             about_all = [each for each in map(entry_of, queued) if each.is_about_all]
             merging = found.merging(plan, read=note.read, entries=about_all, newest=note.newest)
             one = [row for row in queued if not entry_of(row).is_about_all]
+            make = self._absent if note.is_last else self._returned
+            ruled, alone = make(note, found, merging, one, plan)
             with ExitStack() as cached:
-                make = self._absent if note.is_last else self._returned
-                merged = make(note, found, merging, one, plan).persist()
-                cached.callback(merged.unpersist)
-                self.queue.add(_cue_rows(note.entity, merged, number), number)
-                self._take(found, found.current(merged), number)
+                if ruled is not None:
+                    cached.callback(ruled.persist().unpersist)
+                    self.queue.add(_cue_rows(note.entity, ruled, number), number)
+                parts = [each for each in (ruled, alone) if each is not None]
+                rows = found.current(reduce(DataFrame.unionByName, parts))
+                self._take(found, rows, number)
         self._heal(note, number)
 
     def _returned(
@@ -213,10 +216,12 @@ class MirrorTables:
         merging: Merging,
         entries: Sequence[Mapping[str, Any]],
         plan: Plan | None,
-    ) -> DataFrame:
+    ) -> tuple[DataFrame | None, DataFrame | None]:
         """Return what becomes of the records in some pieces.
 
-        Those of which nothing else is known are not asked about one by one, but for reads by id.
+        Returns:
+            Those about which the rule was asked one by one, and those of which nothing else is
+            known, which give the queue nothing.
         """
         read = self.log(note.entity).rows(note.first, note.last)
         ids = read.select("record_id")
@@ -230,13 +235,13 @@ class MirrorTables:
             parts.append(_among(found.changes(found.typed.read().where(since), plan), ids))
         rows = found.found(read)
         if note.kind == "ids" or any(each.record_id for each in merging.entries):
-            return found.merged([*parts, rows], merging)
+            return found.merged([*parts, rows], merging), None
         if not parts:
-            return found.alone(rows, merging)
+            return None, found.alone(rows, merging)
         known = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
         merged = found.merged([*parts, _among(rows, known)], merging)
         others = rows.join(f.broadcast(known), "record_id", "left_anti")
-        return merged.unionByName(found.alone(others, merging))
+        return merged, found.alone(others, merging)
 
     def _absent(
         self,
@@ -245,7 +250,7 @@ class MirrorTables:
         merging: Merging,
         entries: Sequence[Mapping[str, Any]],
         _plan: Plan | None,
-    ) -> DataFrame:
+    ) -> tuple[DataFrame | None, DataFrame | None]:
         """Return what becomes of the records that a read of the object did not return."""
         as_of = note.read.as_of
         before = (
@@ -260,7 +265,7 @@ class MirrorTables:
                     gone.select("record_id"), "record_id", "left_semi"
                 )
             )
-        return found.merged(parts, merging)
+        return found.merged(parts, merging), None
 
     def _frame(self, entries: Sequence[Mapping[str, Any]]) -> DataFrame:
         rows = pa.Table.from_pylist([dict(row) for row in entries], ENTRIES)

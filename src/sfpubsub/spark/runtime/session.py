@@ -229,10 +229,18 @@ def _stop(spark: SparkSession) -> None:
         logging.getLogger("sfpubsub.spark").debug("spark had ended before it was stopped")
 
 
+# Of sessions of our own. What is persisted comes in partitions by its size, as elsewhere: few rows
+# would have one for each of `spark.sql.shuffle.partitions`, which is 200, and then as many files.
+_OWN = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+}
+
+
 def own_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
     """Return a session of the same JVM that takes times as UTC; its settings are nobody else's."""
     own = spark.newSession()
-    for name, value in {"spark.sql.session.timeZone": "UTC", **(settings or {})}.items():
+    for name, value in {**_OWN, **(settings or {})}.items():
         own.conf.set(name, value)
     return own
 
