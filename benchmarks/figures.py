@@ -150,6 +150,11 @@ class Verdict:
     """The same of CPU time an event: what a busy machine changes little."""
 
     @property
+    def is_of_speed(self) -> bool:
+        """Whether a busy machine changes it: not memory."""
+        return self.case != "memory"
+
+    @property
     def is_reached(self) -> bool | None:
         """Whether the median is as wanted; None where nothing was."""
         return None if self.wanted is None else self.found.median >= self.wanted

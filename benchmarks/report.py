@@ -60,7 +60,7 @@ def of_targets(verdicts: Sequence[Verdict], *, is_busy: bool) -> str:
             _number(verdict.before),
             _number(verdict.wanted),
             _ratio(verdict.found),
-            "" if is_busy else words[verdict.is_reached],
+            "" if is_busy and verdict.is_of_speed else words[verdict.is_reached],
             _ratio(verdict.by_cpu),
         ]
         for verdict in verdicts
