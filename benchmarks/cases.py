@@ -59,10 +59,10 @@ def _runs(ways: tuple[str, ...], kind: str, size: int, **more: float) -> tuple[R
     )
 
 
-OURS = ("raw", "dicts", "facts", "json", "arrow", "managed", "stored", "asyncio", "cli")
+SHAPED = ("raw", "dicts", "facts", "json", "arrow", "managed", "stored", "asyncio", "cli")
 
 
-def _shape(kind: str, size: int, about: str, ways: tuple[str, ...] = OURS) -> Case:
+def _shape(kind: str, size: int, about: str, ways: tuple[str, ...] = SHAPED) -> Case:
     return Case(
         f"{kind}-{size}",
         f"{about}, {size} in a response" if size > 1 else f"{about}, one in a response",
@@ -141,6 +141,8 @@ CASES = {
         _memory(),
     )
 }
+
+OURS = sorted({run.way for case in CASES.values() for run in case.runs} - set(REFERENCES))
 
 # What CI runs, which asks whether it works: some seconds, one round.
 SHORT = Case(

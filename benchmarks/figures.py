@@ -74,7 +74,6 @@ def _row(samples: Samples, variant: str, run: Run) -> Row:
     waits = sorted(
         latency
         for each in samples.get((variant, paced(run)), [])
-        if run.size in (100, 10, 1)
         for latency in each.sample.latencies
     )
     latency = None
@@ -149,6 +148,11 @@ class Verdict:
     found: Spread
     by_cpu: Spread | None
     """The same of CPU time an event: what a busy machine changes little."""
+
+    @property
+    def is_of_speed(self) -> bool:
+        """Whether a busy machine changes it: not memory."""
+        return self.case != "memory"
 
     @property
     def is_reached(self) -> bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.figures import Row, Spread, Verdict
-from benchmarks.runs import Run
+from benchmarks.runs import MARKS, Run
 
 RATIOS = ("bare", "good", "npm", "plain", "window", "alone", "against")
 
@@ -43,7 +43,7 @@ def of_case(rows: Sequence[Row]) -> str:
         line += [f"{row.requests:.0f}", f"{row.peak_mb:.0f}"]
         line += [", ".join(f"{size:.1f}" for size in row.marks_mb.values())]
         lines.append(line)
-    if not any(len(row.marks_mb) > 1 for row in rows):
+    if not any(len(row.marks_mb) == len(MARKS) for row in rows):
         lines = [[*line[:-1], ""] for line in lines]
     return table(head, lines)
 
@@ -60,7 +60,7 @@ def of_targets(verdicts: Sequence[Verdict], *, is_busy: bool) -> str:
             _number(verdict.before),
             _number(verdict.wanted),
             _ratio(verdict.found),
-            "" if is_busy else words[verdict.is_reached],
+            "" if is_busy and verdict.is_of_speed else words[verdict.is_reached],
             _ratio(verdict.by_cpu),
         ]
         for verdict in verdicts
