@@ -197,7 +197,7 @@ class MirrorRun:
             Metric.MIRROR_CALLS: report.api_calls,
         }
         found = [Sample(metric, count, OUR) for metric, count in counts.items()]
-        for name, entries in self._mirror.queued().items():
+        for name, entries in {**dict.fromkeys(self._objects, 0), **self._mirror.queued()}.items():
             labels = labels_of({**dict(OUR), "messaging.salesforce.entity": name})
             found.append(Sample(Metric.MIRROR_QUEUE, entries, labels))
         return found
