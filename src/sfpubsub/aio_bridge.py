@@ -54,20 +54,22 @@ class Bell:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._due = False  # one call in the loop's queue is enough, however often it is rung
+        # One call in the loop's queue is enough, however often it is rung, and none where nobody
+        # waits: each costs a write to the loop's socket, during which the interpreter is let go.
+        self._due = False
         self._waiters: set[asyncio.Future[None]] = set()
         self.count = 0
         """Changes with everything that a waiter may be waiting for."""
 
     def ring(self) -> None:
         """Have waiters look again; what there is to see was put in place before this call."""
-        if not self._due:
+        self.count += 1  # first: whoever is about to wait looks at it behind becoming a waiter
+        if self._waiters and not self._due:
             self._due = True
             call_in(self._loop, self._rung)
 
     def _rung(self) -> None:
         self._due = False  # first: what happens from here on asks for another call
-        self.count += 1
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -85,6 +87,8 @@ class Bell:
             waiter = self._loop.create_future()
             self._waiters.add(waiter)
             try:
+                if condition():  # a ring before there was a waiter woke nobody
+                    return True
                 if rest is None:
                     await waiter
                 else:  # not wait_for: before Python 3.12 it may swallow a cancellation
