@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -10,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import sfpubsub.spark
-from tests.cli.test_cli import point_at
+from tests.cli.test_cli import environment, point_at
 from tests.client.test_managed import TOPIC, orders
 from tests.pages import ROOT
 from tests.spark.source_world import settings_file
@@ -50,15 +52,19 @@ def test_streaming_query(spark, run_emulator, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow  # starts Spark with Delta
-def test_mirror(run_emulator, tmp_path, monkeypatch, capsys):
+def test_mirror(run_emulator, tmp_path):
     """mirror.py: the records of the org."""
     emulator = run_emulator()
-    point_at(emulator, monkeypatch)
     user = emulator.accounts.holder("user@example.com")
     for name in ("Acme", "Widgets"):
         emulator.records.create("Account", {"Name": name}, user)
-    run_example(monkeypatch, "mirror.py", "Account", str(tmp_path / "lake"))
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[-2:]] == [
-        "Acme",
-        "Widgets",
-    ]
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "mirror.py", "Account", tmp_path / "lake"],
+        env={**os.environ, **environment(emulator)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines()[-2:]] == ["Acme", "Widgets"]
