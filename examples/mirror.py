@@ -21,9 +21,12 @@ def main() -> None:
     code = run(["mirror", "run", name, "--to", target, "--once", "--margin", "1"])
     if code:
         sys.exit(code)
-    sql = 'SELECT record_id, "Name" FROM t WHERE NOT _is_deleted AND _complete AND NOT _reread'
+    sql = (
+        'SELECT record_id, "Name" FROM t '
+        'WHERE NOT _is_deleted AND _complete AND NOT _reread ORDER BY "Name"'
+    )
     rows = QueryBuilder().register("t", DeltaTable(f"{target}/{name}")).execute(sql)
-    for row in pa.table(rows.read_all()).sort_by("Name").to_pylist():
+    for row in pa.table(rows.read_all()).to_pylist():
         print(row["record_id"], row["Name"])
 
 
