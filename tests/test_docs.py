@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -52,6 +53,19 @@ EXAMPLES = [
 ]
 
 
+@pytest.fixture
+def _logging_as_before():
+    """Undo what an example does to logging."""
+    names = ["", "sfpubsub", "sfpubsub.transport"]
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("_logging_as_before")
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
     """Every Python block of the pages runs against the emulator as it stands there."""

@@ -204,7 +204,7 @@ def test_every_situation_has_a_test_and_a_row():
     """Those above are all there are, and docs/operations.md has a row for each."""
     from pathlib import Path
 
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "operations.md").read_text()
     tested = Path(__file__).read_text()
     for situation in SITUATIONS:
         assert f'fails("{situation}"' in tested
