@@ -40,7 +40,8 @@ from sfpubsub.errors import LocalProtocolError
 class State(enum.Enum):
     """Where a subscription is in its life."""
 
-    if not TYPE_CHECKING:  # type checkers know that of Enum
+    # Type checkers know that of Enum.
+    if not TYPE_CHECKING:  # pragma: no branch
         # Several look-ups by state for each response; the one of Enum is written in Python.
         __hash__ = object.__hash__
 
@@ -59,7 +60,7 @@ class State(enum.Enum):
 class Signal(enum.Enum):
     """What moves it on."""
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
         __hash__ = object.__hash__  # as for State
 
     START = "start"
