@@ -36,7 +36,7 @@ async def settled(future: Future[Any], timeout: float | None = None) -> None:
 
 
 async def in_thread(name: str, work: Callable[[], T]) -> T:
-    """Run *work* in a thread of its own. When cancelled, the thread goes on to the end."""
+    """Run *work* in a thread of its own. When cancelled, the thread continues to the end."""
     pool = ThreadPoolExecutor(1, thread_name_prefix=name)
     future = pool.submit(work)
     pool.shutdown(wait=False)  # takes no more, and lets the thread end after this

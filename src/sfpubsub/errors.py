@@ -144,7 +144,7 @@ class ReplayIdRejectedError(StreamError):
     """The service does not accept the position to resume from.
 
     Args:
-        gap: What is given up if the subscription goes on from somewhere else.
+        gap: What is given up if the subscription continues from somewhere else.
     """
 
     def __init__(self, message: str, *, gap: Gap | None = None, **details: Any) -> None:

@@ -23,8 +23,8 @@ AUDIENCES = (
     (".my.salesforce.com", "https://login.salesforce.com"),
 )
 
-# What the other half of a key pair says of itself: the public key, OpenSSH's form of it, and the
-# certificate that is uploaded to the connected app.
+# What the other half of a key pair reports about itself: the public key, OpenSSH's form of it, and
+# the certificate that is uploaded to the connected app.
 _PUBLIC = (b"PUBLIC KEY-----", b"ssh-rsa ", b"BEGIN CERTIFICATE-----")
 
 

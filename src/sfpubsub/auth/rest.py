@@ -132,7 +132,7 @@ def _content(answer: Answer) -> Any:
 
 
 def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubError:
-    """Return the error for an answer that is no success.
+    """Return the error for an unsuccessful answer.
 
     Args:
         answer: With a body of Salesforce's form, ``[{"errorCode", "message"}]``, or any other.

@@ -18,7 +18,7 @@ from sfpubsub.tooling import API_VERSION
 from sfpubsub.tooling.event_channels import CHANNEL_TYPES, STANDARD, EventChannels
 from sfpubsub.tooling.usage import Usages
 
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.command()
@@ -52,7 +52,7 @@ def channel() -> None:
     required=True,
     help="Of platform events, or of change events (data).",
 )
-@click.option("--label", metavar="TEXT", help="For people.  [default: NAME]")
+@click.option("--label", metavar="TEXT", help="Label shown in Setup.  [default: NAME]")
 @service_options
 def create(name: str, channel_type: str, label: str | None, **service: str | None) -> None:
     """Create a channel without members.

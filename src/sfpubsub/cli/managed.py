@@ -43,7 +43,7 @@ _wait_option = click.option(
     default=True,
     help="Wait until one can subscribe, by subscribing for a moment.  [default: wait]",
 )
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group()
@@ -84,7 +84,7 @@ def show(name_or_id: str, **service: str | None) -> None:
 @click.option(
     "--topic", type=Topic(), metavar="TOPIC", required=True, help="What it reads, for good."
 )
-@click.option("--label", metavar="TEXT", help="For people.  [default: NAME]")
+@click.option("--label", metavar="TEXT", help="Label shown in Setup.  [default: NAME]")
 @click.option(
     "--default-replay",
     type=_preset,
@@ -99,7 +99,7 @@ def show(name_or_id: str, **service: str | None) -> None:
     metavar=_shown,
     default="EARLIEST",
     show_default=True,
-    help="Where it goes on when its position has expired.",
+    help="Where it continues when its position has expired.",
 )
 @_wait_option
 @service_options
@@ -141,7 +141,7 @@ def create(
 
 @managed.command()
 @click.argument("name_or_id")
-@click.option("--label", metavar="TEXT", help="For people.")
+@click.option("--label", metavar="TEXT", help="Label shown in Setup.")
 @click.option(
     "--default-replay",
     type=_preset,
@@ -152,7 +152,7 @@ def create(
     "--error-recovery-replay",
     type=_preset,
     metavar=_shown,
-    help="Where it goes on when its position has expired.",
+    help="Where it continues when its position has expired.",
 )
 @service_options
 def update(

@@ -112,7 +112,7 @@ def show(directory: Path, key: str) -> None:
     multiple=True,
     help="A schema store to look in.  [default: _schemas next to the quarantine]",
 )
-@click.option("--fetch", is_flag=True, help="Ask the service for schemas that are not at hand.")
+@click.option("--fetch", is_flag=True, help="Ask the service for schemas that are missing locally.")
 @click.option("--again", is_flag=True, help="Also those that were redriven before.")
 @service_options
 def redrive(

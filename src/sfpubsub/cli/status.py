@@ -27,7 +27,7 @@ SUFFIX = ".status.json"
 # Largest number of a status, far above any time in seconds and any count of events.
 _MOST = 1e13
 
-# Of the file's form; files of another are not read.
+# Version of the file format; files of another version are not read.
 FORMAT = 2
 
 

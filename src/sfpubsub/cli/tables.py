@@ -1,6 +1,6 @@
-"""``sfpubsub tables`` and ``sfpubsub derive``: tables that people query, out of a raw one.
+"""``sfpubsub tables`` and ``sfpubsub derive``: tables for querying, made from a raw one.
 
-Puts the parts together and translates between them and people. Needs no service and no credentials.
+Puts the parts together, reads options and prints messages. Needs no service and no credentials.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An `EventBatch` is one response of the service; its `Event` objects are made on iteration, and an
 event is decoded when `Event.value` is first read. No I/O happens here: the schemas of a batch were
-fetched before it was handed out.
+fetched before it was delivered.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ keys can start::
     key C   │ 3ˢ 5ˢ  │ 6 │    4 waits for 1 and 2, and 6 for 3 and 5.
 
 The oldest event that is not done is in the front turn of all its keys, so there is always one that
-can go on: nothing waits in a circle. An event leaves its turns when it is done: handled, or durable
-in the quarantine. One that waits for its retry keeps its turns and takes up no worker.
+can continue: nothing waits in a circle. An event leaves its turns when it is done: handled, or
+durable in the quarantine. One that waits for its retry keeps its turns and takes up no worker.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Retry:
 
 @dataclass(frozen=True)
 class QuarantineLimit:
-    """How many events may fail before it is the handler that is taken to be broken.
+    """How many events may fail before the handler itself is considered broken.
 
-    A run stops with the event that would be one more than *failures* among the *last* ones that
-    came to an end. It is not put into the quarantine. So at most *failures* in a row are.
+    A run stops when more than *failures* of the *last* finished events have failed. The event that
+    exceeds the limit is not quarantined, so at most *failures* consecutive events are.
 
     Raises:
         ValueError: A number is out of range.
@@ -297,7 +297,7 @@ class Dispatcher(Generic[T]):
         self._done(job)
 
     def broke(self, error: BaseException, job: Job[T] | None = None) -> None:
-        """Take the reason why the run cannot go on.
+        """Take the reason why the run cannot continue.
 
         Args:
             error: What was raised.

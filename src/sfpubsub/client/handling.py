@@ -116,7 +116,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
     """Check that a handler is one for the face.
 
     Raises:
-        ConfigurationError: It is a coroutine function and should not be, or the other way round.
+        ConfigurationError: It is a coroutine function and should not be, or vice versa.
     """
     called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
     if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
@@ -172,7 +172,7 @@ class Work:
             self._dispatcher.arrived(event, keys)
 
     def balance(self) -> None:
-        """Have no more batches handed out while enough events are held."""
+        """Have no more batches delivered while enough events are held."""
         if self._holding is self._dispatcher.has_room:
             self._holding = not self._holding
             self._delivery.hold(self._holding)

@@ -30,7 +30,7 @@ Handler: TypeAlias = Callable[[Event], object]
 
 
 class Runner:
-    """Hands the events of a subscription to a handler, in threads of its own.
+    """Passes the events of a subscription to a handler, in threads of its own.
 
     Args:
         delivery: Of the subscription.

@@ -48,12 +48,12 @@ class Given(NamedTuple):
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a sentence that helps whoever wrote *name* instead of one of *known*.
+    """Return a hint for a user who wrote *name* instead of one of *known*.
 
     Args:
         name: What was written, without the prefix.
         known: What could have been, without the prefix.
-        prefix: Stands before each; it must not make all of them look alike.
+        prefix: Prepended to each; it must not make all of them look alike.
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)

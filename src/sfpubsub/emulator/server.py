@@ -335,7 +335,7 @@ class EmulatorServer:
         return self.bus.append(topic, drafts)
 
     def new_token(self) -> str:
-        """Hand out an access token, as a sign-in would; those that are good stay good."""
+        """Issue an access token, as a sign-in would; valid tokens remain valid."""
         return self._sessions.new_token()
 
     def change_schema(self, topic: str, schema_json: str) -> str:

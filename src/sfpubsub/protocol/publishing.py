@@ -192,7 +192,7 @@ class PublishProtocol:
         return self._follow(self._retries.judge(failure, now, jitter), now)
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Go on with the session that was asked for."""
+        """Continue with the session that was asked for."""
         self._renewing = False
         self._retries.renewed()
         return self._send(now)

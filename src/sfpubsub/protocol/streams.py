@@ -122,7 +122,7 @@ class Streams:
         return self._follow(self._retries.judge(failure, now, jitter))
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Go on with a new session."""
+        """Continue with a new session."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         self._retries.renewed()
@@ -133,7 +133,7 @@ class Streams:
         return [self._open(now)]
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Note that no new session could be had."""
+        """Note that no new session could be obtained."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         if failure.kind is FailureKind.RETRY:

@@ -59,7 +59,7 @@ class Window:
         owed = room - self.outstanding
         if owed < max(1, min(RETURN_CREDIT_AT, room // 2)):
             return 0
-        # With this on its way too, the next figure is no answer to the reserve alone.
+        # With this request in flight too, the next figure does not answer the reserve alone.
         self._probing = False
         return self._send(owed)
 

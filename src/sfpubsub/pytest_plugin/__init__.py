@@ -74,7 +74,7 @@ def salesforce_emulator(
 
 @pytest.fixture
 def salesforce_org_options() -> dict[str, Any]:
-    """Arguments of `EmulatorServer` for `salesforce_org`; override it to give some."""
+    """Arguments of `EmulatorServer` for `salesforce_org`; override this fixture to set some."""
     return {}
 
 

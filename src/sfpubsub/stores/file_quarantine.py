@@ -133,7 +133,7 @@ class FileQuarantine(Quarantine):
 
         Args:
             keys: Of the entries.
-            destination: For people.
+            destination: Shown in messages.
 
         Raises:
             WriteError: It could not be said; some of them may be marked.

@@ -119,7 +119,7 @@ def schema_in(text: str, schema_id: str, path: str) -> str | None:
     Args:
         text: What is in the file.
         schema_id: What is to be in it.
-        path: The file, for people.
+        path: The file, for messages.
     """
     try:
         document = json.loads(text)

@@ -4,9 +4,9 @@ After each input, `tick` says what is to be done. There is no I/O, clock or thre
 thread-safe; the driver serialises.
 
 A session is in doubt as soon as an answer may have been lost: the server forgets events once it has
-sent them, so going on in the same session could skip some. Then a new one is made, every channel is
-subscribed again after its last queued event, and what was lost comes again. A channel without any
-known id has nothing to go on from; that is a `Gap`.
+sent them, so continuing in the same session could skip some. Then a new one is made, every channel
+is subscribed again after its last queued event, and what was lost comes again. A channel without
+any known id has nothing to continue from; that is a `Gap`.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Go on after a failure, as the answer wants it; after none, with another session."""
+        """Continue after a failure, as the answer wants it; after none, with another session."""
         if step is None and not error.retryable:
             step = Next.STOP
         if step is Next.STOP or (self._opener is not None and step is not Next.RENEW):

@@ -101,7 +101,7 @@ class Transport(ABC):
         """Start a Subscribe or ManagedSubscribe call. Does not wait for the service.
 
         Raises:
-            SfPubSubError: No session could be had.
+            SfPubSubError: No session could be obtained.
         """
 
     @abstractmethod
@@ -126,7 +126,7 @@ class Transport(ABC):
             streamed: By PublishStream, otherwise by Publish.
 
         Raises:
-            SfPubSubError: No session could be had.
+            SfPubSubError: No session could be obtained.
         """
 
     @abstractmethod

@@ -149,7 +149,7 @@ class DirectCall:
         """Start an operation; return False if the call is over."""
         try:
             return bool(self._call.operate((operation,), handler))
-        except ValueError:  # core refuses it: then the call has to end, and grpc's thread go on
+        except ValueError:  # core refuses it: then the call has to end, and grpc's thread continue
             logger.exception("internal error: an operation was refused")
             self._rpc.cancel()
             return False

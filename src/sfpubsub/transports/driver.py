@@ -109,7 +109,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._protocol.taken(len(arrival.batch.events), arrival.batch.size, now)
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake all waiters so that they check again."""
         self._mailbox.wake()
 
     @property

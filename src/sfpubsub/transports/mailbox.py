@@ -63,7 +63,7 @@ class Mailbox:
             self._notify()
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake all waiters so that they check again."""
         with self._mutex:
             self._notify()
 

@@ -219,7 +219,7 @@ class FaultPlan:
                 min(own, key=lambda entry: entry.happened).happened += 1
 
     def report(self) -> list[dict[str, Any]]:
-        """Each fault with its arguments and how often it happened, for people and JSON."""
+        """Each fault with its arguments and how often it happened, for display and JSON."""
         with self._lock:
             return [
                 {

@@ -63,7 +63,7 @@ class Answer:
     """What is sent back; a blank `kind` is an answer without a body.
 
     Attributes:
-        stream: A body that goes on until one of both ends it; instead of `text`.
+        stream: A body that continues until one of both ends it; instead of `text`.
         drip_s: Send the second half of the body so long after the first.
         reset: Cut the connection instead.
         pieces: The body instead of `text`, in pieces; `length` is its bytes.

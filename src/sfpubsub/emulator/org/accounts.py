@@ -247,7 +247,7 @@ def read_public_key(text: str) -> Any:
     """The RSA key of a PEM public key or certificate.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text holds no such key.
         EmulatorProblem: The extra is not installed.
     """
     try:

@@ -105,12 +105,12 @@ class Sessions:
         return self._newest
 
     def new_token(self) -> str:
-        """Hand out one more token of the emulator's own; those before stay as they are."""
+        """Issue one more token of the emulator's own; those before stay as they are."""
         self._newest = self._issue("", "", own=True)
         return self._newest
 
     def issue(self, username: str, refresh_token: str = "") -> str:
-        """Hand out a token to a user who signed in.
+        """Issue a token to a user who signed in.
 
         Args:
             username: Who.

@@ -61,7 +61,7 @@ class Settings:
     without asking for it."""
 
     token_lifetime_s: float = 0.0
-    """An access token expires this long after it was handed out, and what is open with it ends; 0
+    """An access token expires this long after it was issued, and what is open with it ends; 0
     is never. On the real service a session policy of the org, counted from the last use; from the
     sign-in here, which is the harder case for a client."""
 

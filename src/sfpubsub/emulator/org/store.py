@@ -3,7 +3,7 @@
 Rows in, rows out; which rows make sense is the bus's business. Invariant: whatever a call has
 returned from is found again after the process was killed.
 
-WAL with synchronous=NORMAL: a commit is handed to the operating system before the call returns,
+WAL with synchronous=NORMAL: a commit is passed to the operating system before the call returns,
 which a killed process cannot take back. FULL would add an fsync per publish for the case that the
 whole machine stops; an emulator does not promise that.
 """

@@ -36,7 +36,7 @@ from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_
 # silence. Shorter than any idle timeout that people choose, longer than a reconnect.
 CONNECTION_TIMEOUT = 5.0
 
-# Messages handed out at once, and held beyond that: about what one answer of the server has.
+# Messages delivered at once, and held beyond that: about what one answer of the server has.
 _MOST = 1000
 
 _ALL_EVENTS = -2
@@ -66,7 +66,7 @@ class Client(Protocol):
 
     @property
     def pending_count(self) -> int:
-        """Messages received and not handed out."""
+        """Messages received and not delivered."""
         ...
 
     @property
@@ -169,8 +169,8 @@ class ChannelSubscription:
         connect: Makes the client, with the keyword arguments that it is given.
         channel: Perhaps with a filter.
         position: Where to resume; None for the oldest event that is kept.
-        fallback: ``earliest`` or ``latest``: where to go on when the position is refused; None to
-            raise.
+        fallback: ``earliest`` or ``latest``: where to continue when the position is refused; None
+            to raise.
         clock: Seconds since 1970 UTC.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What an ingest job tells of itself: while it runs, and at its end."""
+"""What an ingest job reports about itself: while it runs, and at its end."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 One thread, the caller's, does every step of the engine: it lays events, merges reads and asks for
 more. A second one reads the org into the log, a third one takes the stream into the raw table. What
 a read is worth is what was laid a margin before it was asked for. Invariant: whatever is killed,
-and when, the next process goes on from the tables alone.
+and when, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from sfpubsub.spark.tables.target import Target
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds between two looks at the stream when there is nothing to do.
+# Seconds between checks of the stream when there is nothing to do.
 _POLL = 0.25
 
 # Seconds between two looks into the mailbox, which is a listing.

@@ -82,7 +82,7 @@ class Mailbox:
 
     @property
     def place(self) -> str:
-        """The directory, for people."""
+        """The directory, for messages."""
         return self._files.place
 
     def put(self, signal: Signal) -> None:
@@ -104,7 +104,7 @@ class Mailbox:
     def waiting(self) -> list[Signal]:
         """Return the signals that are not marked as done, in order of arrival. Costs a listing.
 
-        A file that is no signal, or one of a newer version, is told in the log, and left alone.
+        A file that is not a signal, or has a newer version, is logged and left alone.
 
         Raises:
             ConfigurationError: The place cannot be read.

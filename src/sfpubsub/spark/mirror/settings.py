@@ -1,4 +1,4 @@
-"""What a mirror can be told, and what it tells of itself."""
+"""What a mirror can be told, and what it reports about itself."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the position from which another process would go on; None if there is none."""
+        """Return the position from which another process would continue; None if there is none."""
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed

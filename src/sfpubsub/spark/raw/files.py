@@ -34,7 +34,7 @@ class Files(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """The directory, for people and for Spark."""
+        """The directory, for messages and for Spark."""
 
     @abstractmethod
     def make(self) -> None:

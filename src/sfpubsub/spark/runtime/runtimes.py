@@ -109,7 +109,7 @@ _CLASSES = {
 }
 
 
-# What brings the file system of a scheme, of the version of Spark's own Hadoop.
+# The package with the file system of a URL scheme; its version is that of Spark's own Hadoop.
 _FILE_SYSTEMS = {
     "s3a": "org.apache.hadoop:hadoop-aws",
     "abfs": "org.apache.hadoop:hadoop-azure",

@@ -42,7 +42,7 @@ class Offset:
 
     @property
     def resume(self) -> StartPosition:
-        """Where a stream goes on."""
+        """Where a stream continues."""
         return self.position if self.keepalive is None else StartPosition.after(self.keepalive)
 
     @property

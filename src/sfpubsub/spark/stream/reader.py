@@ -90,7 +90,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read only what was published before now, then end.
 
         Args:
-            keeps_position: Whether there is a checkpoint, which the next run goes on from.
+            keeps_position: Whether there is a checkpoint, which the next run continues from.
         """
         self._until_now = True
         for topic in self._topics:
@@ -143,7 +143,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the events after *start* up to *end*, in pieces.
 
         Raises:
-            ReplayIdRejectedError: They are not to be had any more.
+            ReplayIdRejectedError: They are no longer available.
             SfPubSubError: A subscription has failed.
         """
         known = Offsets.parse(start, self._options.topics)

@@ -1,4 +1,4 @@
-"""Tables that people query, made of a raw table step by step: a typed table for each event type.
+"""Tables for querying, made of a raw table step by step: a typed table for each event type.
 
 Puts the parts together: what comes next is planned (planning.py) and written down (steps.py), the
 rows of a step are decoded in one Spark job (decode.py), and each table takes its part with the
@@ -46,7 +46,7 @@ from sfpubsub.stores.schema_store import SchemaStore
 # the row: more than any file system takes to show a file to another machine.
 SCHEMA_PATIENCE = 60.0
 
-# Seconds between two looks at the raw table, when following it: a job writes a batch each ten
+# Seconds between checks of the raw table, when following it: a job writes a batch each ten
 # seconds unless told otherwise. And when waiting for a schema.
 LOOK_EVERY = 10.0
 _LOOK_FOR_SCHEMA_EVERY = 1.0
@@ -280,7 +280,7 @@ class EventTables:
         """Do steps until there is nothing left to do, or for ever.
 
         Args:
-            follow: Go on with what is written to the raw table.
+            follow: Continue with what is written to the raw table.
             stopping: Set by another thread or a signal, ends it behind a step.
 
         Yields:
@@ -387,7 +387,7 @@ class EventTables:
     def _decoded(self, plan: StepPlan, plans: Mapping[str, Plan]) -> Decoded:
         decoded = decode(self._planner.rows(plan), plans, plan.size)
         if sum(decoded.rows.values()) != plan.rows and plan.version is not None:
-            # The table has been set back since: its rows are still to be had at their version.
+            # The table has been set back since: its rows are still available at their version.
             decoded = decode(self._planner.rows(plan, plan.version), plans, plan.size)
         found = sum(decoded.rows.values())
         if found != plan.rows:

@@ -34,8 +34,8 @@ QUEUE = pa.schema(
     ]
 )
 
-# What is kept with the table: what it is, whether there are history tables, and when commit numbers
-# have started anew, in milliseconds since 1970 UTC.
+# Metadata kept with the table: its kind, whether there are history tables, and when commit numbers
+# restarted, in milliseconds since 1970 UTC.
 _KIND, _HISTORY, _EPOCHS = "kind", "history", "number_epochs"
 
 # The kind of a mirror's queue.

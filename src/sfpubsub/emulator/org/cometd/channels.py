@@ -234,7 +234,7 @@ class Channels:
         """Where a subscription begins: strictly after this position.
 
         Raises:
-            Refusal: The id was never given out, or its event is no longer kept.
+            Refusal: The id was never issued, or its event is no longer kept.
         """
         if replay is None or replay == NEW_EVENTS:
             return self._bus.tip()
