@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # than the shorter leaves room for a clock that is ahead.
 LIFETIME = 170.0
 
-# By the end of a login host: the authorisation server that has to stand in ``aud``. Salesforce
+# By the end of a login host: the authorisation server that ``aud`` has to name. Salesforce
 # documentation names these two, and the URL of an Experience Cloud site for such a site.
 AUDIENCES = (
     (".sandbox.my.salesforce.com", "https://test.salesforce.com"),

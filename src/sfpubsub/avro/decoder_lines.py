@@ -38,7 +38,7 @@ _SIX = (
 )
 
 
-# NaN and the infinities have no word in JSON. What is returned has none of them, so that whoever
+# JSON cannot express NaN and the infinities. What is returned has none of them, so that whoever
 # makes JSON of it need not look.
 _FINITE = ("if x - x:", "    raise Odd", "= x")
 

@@ -52,7 +52,7 @@ def channel() -> None:
     required=True,
     help="Of platform events, or of change events (data).",
 )
-@click.option("--label", metavar="TEXT", help="Label shown in Setup.  [default: NAME]")
+@click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
 @service_options
 def create(name: str, channel_type: str, label: str | None, **service: str | None) -> None:
     """Create a channel without members.

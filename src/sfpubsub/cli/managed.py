@@ -84,7 +84,7 @@ def show(name_or_id: str, **service: str | None) -> None:
 @click.option(
     "--topic", type=Topic(), metavar="TOPIC", required=True, help="What it reads, for good."
 )
-@click.option("--label", metavar="TEXT", help="Label shown in Setup.  [default: NAME]")
+@click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
 @click.option(
     "--default-replay",
     type=_preset,
@@ -141,7 +141,7 @@ def create(
 
 @managed.command()
 @click.argument("name_or_id")
-@click.option("--label", metavar="TEXT", help="Label shown in Setup.")
+@click.option("--label", metavar="TEXT", help="Human-readable label.")
 @click.option(
     "--default-replay",
     type=_preset,

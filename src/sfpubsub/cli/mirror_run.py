@@ -241,5 +241,5 @@ class MirrorRun:
 
 
 def say(text: str) -> None:
-    """Tell people what happens."""
+    """Print what happens."""
     echo(text)

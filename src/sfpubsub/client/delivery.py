@@ -66,7 +66,7 @@ class Delivery:
         datetimes: Whether `Event.value` gives dates with a time as `datetime`.
         release: Called once the subscription has ended.
         stores_on_ack: Whether the thread that acks may store a position that is due. If not, only
-            whoever iterates or drains does.
+            the thread that iterates or drains does.
     """
 
     def __init__(

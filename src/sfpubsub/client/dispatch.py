@@ -237,7 +237,7 @@ class Dispatcher(Generic[T]):
             self._is_ready(job)
 
     def arrived_broken(self, event: T, error: Exception) -> None:
-        """Take the next event, whose keys cannot be told because of *error*.
+        """Take the next event, whose keys cannot be determined because of *error*.
 
         It fails when it would be started, behind older ones: so a run that stops there, and starts
         again, gets on.
@@ -365,7 +365,7 @@ class Dispatcher(Generic[T]):
             if not self._ready:
                 break
             job = heapq.heappop(self._ready)[1]
-            if job.error is not None and not job.tries:  # its keys cannot be told
+            if job.error is not None and not job.tries:  # its keys are unknown
                 self._give_up(job)
                 continue
             self._busy += 1

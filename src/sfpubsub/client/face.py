@@ -173,7 +173,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Raise no failure that the application was told of before."""
+        """Do not raise a failure again that the application has already received."""
         told = self._failure_is_told
         try:
             yield

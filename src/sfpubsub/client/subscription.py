@@ -83,7 +83,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         """Iterate over events instead of batches.
 
         With ``ack="auto"`` asking for the next event acks the one before, so leaving the loop
-        leaves the current event unacked, and only that one. What is behind it is delivered next.
+        leaves the current event unacked, and only that one. The events after it are delivered next.
         """
         for batch in self:
             with self._delivery.one_by_one(batch) as events:
@@ -147,7 +147,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         """End as leaving the ``with`` block does: `drain`. Can be repeated.
 
         Raises:
-            SfPubSubError: As `drain`, unless the application was told of it before.
+            SfPubSubError: As `drain`, unless it was raised before.
         """
         with self._told_once():
             self.drain()

@@ -164,7 +164,7 @@ def expanded(text: str, what: str) -> Path:
     """Return a path with its ``~`` replaced.
 
     Raises:
-        ConfigurationError: There is no such home, or it is no path.
+        ConfigurationError: There is no such home directory, or it is not a path.
     """
     if "\0" not in text:  # which the system's calls refuse with a ValueError
         try:

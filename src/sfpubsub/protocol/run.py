@@ -5,7 +5,7 @@
     │ confirmed │ done: in the acked prefix │ acked: the rest up to the first unacked one │ …
 
 Acks in order move a number. Only events that are acked before an earlier one are marked one by one.
-There is no object for an event: its id and position stand in two lists, which are cheap to make and
+There is no object for an event: its id and position are in two lists, which are cheap to make and
 nothing for the garbage collector to go through.
 """
 

@@ -87,7 +87,7 @@ class Streams:
 
         Args:
             now: The time.
-            position: Where a plain subscription starts, instead of where it was told when it was
+            position: Where a plain subscription starts, instead of the one given when it was
                 made.
 
         Raises:

@@ -156,7 +156,7 @@ class OrgReader:
             PermissionDeniedError: The user may not see permissions.
         """
         name = check_name("an object", object_name)
-        # Of the running user, whoever that is; needs no permission (Object Reference).
+        # Of the running user; needs no permission (Object Reference).
         own = self._all("SELECT PermissionsViewAllData FROM UserPermissionAccess")
         if any(row.get("PermissionsViewAllData") is True for row in own):
             return True

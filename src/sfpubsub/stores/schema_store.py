@@ -42,7 +42,7 @@ class FileSchemaStore(SchemaStore):
     """Schemas in a directory, one small JSON file each.
 
     Any number of threads and processes may share it: a file is complete before it has its name, and
-    whoever writes the same schema writes the same. Each file carries a hash of what it holds, so
+    every writer of a schema writes the same. Each file carries a hash of what it holds, so
     one that was damaged (by a disk, by an editor) is noticed, and is then fetched and written
     again.
 

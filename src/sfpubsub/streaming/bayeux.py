@@ -62,7 +62,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Cut:
-    """Break the connection of a request; its failure is told as any other."""
+    """Break the connection of a request; its failure is reported like any other."""
 
     request: Send
 

@@ -105,9 +105,9 @@ class StreamingClient(StreamingBase):
             StreamUnavailableError: There was no connection for ``connection_timeout``; call again
                 to keep waiting.
             ReplayIdRejectedError: After a reconnect a channel's position is refused, and there is
-                no fallback. The channel is no longer subscribed; others go on.
+                no fallback. The channel is no longer subscribed; others continue.
             AuthenticationError: The token is refused, and no other is available. The client is
-                closed, as after every other error that is not described here.
+                closed, as after every error for which this text does not say otherwise.
             LocalProtocolError: The client is closed, and everything was received.
             SfPubSubError: The server ended the connection, or refused a channel.
         """

@@ -49,8 +49,8 @@ class StreamingProtocol:
         dumps: Makes JSON.
         chance: Returns a random number from 0 to 1: half of each delay is left to it, so that many
             clients do not come back together.
-        connection_timeout: Seconds without a connection after which the application is told, and
-            told again; None or 0 for never.
+        connection_timeout: Seconds without a connection after which the application gets an error,
+            and another each time; None or 0 for never.
         max_pending_count: No connect is sent while so many messages wait; 0 or less for no bound.
         fallback: Where a channel goes on whose position is refused; None to tell the application.
         order: Numbers messages in their order of arrival.
@@ -92,8 +92,8 @@ class StreamingProtocol:
         self._patience = connection_timeout or math.inf
         self._trouble: errors.SfPubSubError | None = None  # the last failure, while not all is well
         self._delays = 0  # since all was well
-        self._tell_at = math.inf  # when the application is to be told
-        self._told: errors.SfPubSubError | None = None  # what it was told last
+        self._tell_at = math.inf  # when to report to the application
+        self._told: errors.SfPubSubError | None = None  # what was reported last
 
     # Inputs. The application's other ones are those of `channels`.
 

@@ -204,7 +204,7 @@ class Subscriptions:
             channel.position = self.fallback
         else:
             del self._by_path[channel.path]
-            if channel.call is None:  # nobody waits, so whoever reads must see it
+            if channel.call is None:  # nobody waits, so the reader must see it
                 self.items.append(error)
             channel.tell(error)
 

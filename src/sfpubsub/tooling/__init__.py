@@ -142,7 +142,7 @@ class Tooling:
         Args:
             developer_name: Letters, digits and single underscores; it cannot be changed later.
             topic_name: Full path; it cannot be changed later.
-            label: Label shown in Setup; the name when None.
+            label: Human-readable label; the name when None.
             default_replay: Where it starts: ``LATEST`` or ``EARLIEST``.
             error_recovery_replay: Where it goes on when its position is no longer valid.
 

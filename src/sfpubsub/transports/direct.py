@@ -6,7 +6,7 @@ response that is most of what a response costs (measured: 83 µs of 83 with bare
 here). A request goes out of an iterator, by another thread that has to be woken.
 
 Here the same operations are started: a message is handed over in the channel's thread, which then
-starts to receive the next one; a request is sent by whoever has it.
+starts to receive the next one; a request is sent by the thread that has it.
 
 grpcio does not document these operations. So all of it that is used is used in this file, with
 versions that it was tried with, and for calls that are grpc's own and not an interceptor's. For all
@@ -142,7 +142,7 @@ class DirectCall:
             ended, self._ended = self._ended, None
         if ended is not None:
             self._unsent.clear()
-            self._received = _ignore  # which refers to whoever refers to this
+            self._received = _ignore  # which refers to the owner of this
             ended()
 
     def _start(self, operation: Any, handler: Callable[[Any], bool]) -> bool:

@@ -1,6 +1,6 @@
 """Between the threads of a driver and those of the application: what came, and how it ended.
 
-One item a response. Whoever waits notes `Mailbox.count`, looks, and then waits for the count to
+One item per response. A waiter notes `Mailbox.count`, looks, and then waits for the count to
 change; so nothing that happens between looking and waiting is missed, whatever it is. The asyncio
 face does the same with a bell that `Mailbox.listen` lets ring.
 """

@@ -125,7 +125,7 @@ class FaultPlan:
         """
         entry = _Entry(fault)
         with self._adding:
-            with self._lock:  # before it acts, so that whoever meets it finds it
+            with self._lock:  # before it acts, so that a caller that meets it finds it
                 self._entries.append(entry)
                 number = len(self._entries) - 1
                 if not KINDS[fault.kind].acts:

@@ -108,7 +108,7 @@ class Blocks:
             return None
         counts = [line.split(" ") for line in block.contents[_NUMBERS.size :].decode().splitlines()]
         if position == block.behind and limit >= EVENTS and len(block.wire) <= size:
-            # All of it, as it is for whoever reads from the beginning: nothing is looked at.
+            # All of it, as it is for a reader from the beginning: nothing is inspected.
             positions = array("q", block.contents[: EVENTS * 8])
             return Piece(positions, {name: int(count) for count, name in counts}, block.wire)
         return _part(block, [name for _, name in counts], position, limit, size)

@@ -77,7 +77,7 @@ class Pages:
         self._settings = settings
         self._blocks = Blocks(bus, settings)
         # Guards what is below, and is held while a page is made: streams that want the same wait
-        # for it. Whoever holds it may take the locks of the bus, never vice versa.
+        # for it. Its holder may take the locks of the bus, never vice versa.
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # the one not used longest is first
         self._bytes = 0

@@ -1,6 +1,6 @@
 """The wire: protobuf in, protobuf out, statuses and trailers. Decides nothing.
 
-Methods stand in the order of the proto. Each call goes through `_call`, which checks the headers,
+Methods are in the order of the proto. Each call goes through `_call`, which checks the headers,
 lets faults happen, and turns `Refused` and `Dropped` into the end of the RPC.
 """
 

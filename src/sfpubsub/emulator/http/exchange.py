@@ -21,7 +21,7 @@ class Call:
         world: What it works with.
         method: GET, POST and so on.
         path: Without the query.
-        query: What stands behind the question mark, undecoded.
+        query: The query string, undecoded.
         headers: As sent.
         body: As sent.
         url: The emulator's own URL.

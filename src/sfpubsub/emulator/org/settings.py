@@ -147,7 +147,7 @@ class Settings:
     refused, as the error texts still say."""
 
     streaming_events_first: bool = True
-    """Whether events stand before the answer to the connect that brings them, or behind it."""
+    """Whether events come before the answer to the connect that brings them, or after it."""
 
     streaming_events_on_subscribe: bool = False
     """Whether the answer to a subscribe brings its first events."""

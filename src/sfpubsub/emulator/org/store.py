@@ -100,7 +100,7 @@ class Store:
     Thread-safe: one connection behind one lock, which `transaction` holds.
 
     Raises:
-        StoreProblem: The file is no database of this version, or cannot be written.
+        StoreProblem: The file is not a database of this version, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

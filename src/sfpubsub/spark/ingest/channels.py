@@ -33,7 +33,7 @@ from sfpubsub.streaming import StreamingMessage
 from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_key
 
 # Seconds without a connection after which the job is told, so that it does not take an outage for
-# silence. Shorter than any idle timeout that people choose, longer than a reconnect.
+# silence. Shorter than usual idle timeouts, longer than a reconnect.
 CONNECTION_TIMEOUT = 5.0
 
 # Messages delivered at once, and held beyond that: about what one answer of the server has.
@@ -150,7 +150,7 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Stands where events have no schema; it names them.
+    """Takes the place of a schema where events have none; it names them.
 
     Args:
         channel: Where they come from.

@@ -274,7 +274,7 @@ class Mirror:
     # What is asked for.
 
     def _answer_signals(self) -> None:
-        """Do what people have asked of a mirror that runs."""
+        """Do what a running mirror was asked to do by signals."""
         if self._clock() < self._signals_at or self._hand.is_between:
             return
         self._signals_at = self._clock() + _SIGNALS_EVERY
@@ -360,7 +360,7 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Whether the budget has calls left; tells people once when it has none."""
+        """Whether the budget has calls left; logs once when it has none."""
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True

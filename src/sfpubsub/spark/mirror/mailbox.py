@@ -1,6 +1,6 @@
 """The mailbox of a running mirror: a directory of small files, one a signal.
 
-Whoever signals writes a file; the mirror looks for new ones, acts, and marks them as done. A file
+A sender writes a file; the mirror looks for new ones, acts, and marks them as done. A file
 appears as a whole and stays until it is marked, so a signal survives a kill of either side, and is
 acted on at least once. Its name is its id: a signal that is put twice is one signal, also after it
 was done. Invariant: nothing but a mark makes a signal go away.
@@ -53,7 +53,7 @@ def _new_id() -> str:
 
 @dataclass(frozen=True)
 class Signal:
-    """What a running mirror is told."""
+    """A signal to a running mirror."""
 
     kind: Kind
     """``reread`` records of an object, ``pause`` and ``resume`` all work, ``add`` an object."""

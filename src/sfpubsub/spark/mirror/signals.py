@@ -1,4 +1,4 @@
-"""What people tell a running mirror: taken from the mailbox, and answered there.
+"""Signals to a running mirror: taken from the mailbox, and answered there.
 
 A pause lasts until somebody tells the mirror to continue, across restarts: its signal stays in the
 mailbox until then. Decides nothing about records.

@@ -45,7 +45,7 @@ _JOIN = 60.0
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the stream stands."""
+    """The position of the stream."""
 
     is_anchored: bool = False
     """Whether a position is durable, behind which nothing can be missed."""
@@ -147,7 +147,7 @@ class MirrorStream:
             self._job.stop()
 
     def standing(self) -> Standing:
-        """Return where it stands.
+        """Return its position.
 
         Raises:
             BaseException: What the stream has failed with.

@@ -28,7 +28,7 @@ class Destination:
     format: str
     """One of `FORMATS`."""
     address: str
-    """What Spark is told: an absolute path, a URL, or the name of a catalog's table."""
+    """The name for Spark: an absolute path, a URL, or the name of a catalog's table."""
     local: Path | None
     """The directory, if it is one of this machine's."""
     in_catalog: bool = False

@@ -53,7 +53,7 @@ class Share(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The batch that Spark was told of."""
+    """The batch that was reported to Spark."""
 
     end: Offset
     size: int

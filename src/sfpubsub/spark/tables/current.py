@@ -47,7 +47,7 @@ _KINDS = ("current", "history")
 
 _RECORD_ID = pa.schema([("record_id", pa.string())])
 
-# Columns of a typed table that the fold takes as they are, without what stands before them there.
+# Columns of a typed table that the fold takes as they are, without the columns before them.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
 # Where a cue is in the columns of `Folding.output`, and in those of the queue.

@@ -357,7 +357,7 @@ class EventTables:
 
         1. Give every type the columns that it lacks.
         2. Decode, and check that every row came out.
-        3. Write those that could not be decoded: whoever finds all types written need not ask.
+        3. Write those that could not be decoded: a reader with all types written need not ask.
         4. Write the types.
         """
         if plan.rows == 0:  # none of the objects that were asked for

@@ -1,6 +1,6 @@
 """The queue of what is to be read from the org again: the table `_reread`.
 
-One row a reason, never changed: whoever reads records again works the queue off and keeps his own
+One row per reason, never changed: a reader of records works through the queue and keeps its own
 account. Its table is also what says that a target has current tables, and whether it has history
 tables. Decides nothing about records.
 """

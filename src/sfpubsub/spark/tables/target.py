@@ -108,7 +108,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """Return what `make` was told to keep with the table; nothing where there is no table."""
+        """Return what `make` was given to keep with the table; empty where there is no table."""
 
     @abstractmethod
     def columns(self) -> list[str]:

@@ -188,7 +188,7 @@ class Channels:
         """The log behind a channel.
 
         Raises:
-            Refusal: There is none.
+            Refusal: There is no such channel.
         """
         kind = next((kind for start, kind in _OWN.items() if path.startswith(start)), None)
         try:
@@ -212,7 +212,7 @@ class Channels:
         """The filter behind a PushTopic's name; any of its conditions is enough.
 
         Raises:
-            Refusal: It names a field that is not in the topic's query, or is no filter.
+            Refusal: It names a field that is not in the topic's query, or is not a filter.
         """
         if not text:
             return []

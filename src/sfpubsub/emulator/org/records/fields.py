@@ -112,7 +112,7 @@ class Field:
 
     Attributes:
         name: API name.
-        label: Label shown in Setup.
+        label: Human-readable label.
         type: Key of `TYPES`.
         length: Characters that a text may have; 0 for other types.
         scale: Digits behind the point of a number with decimals, as the describe tells it; what is
@@ -178,7 +178,7 @@ class SObject:
 
     Attributes:
         name: API name.
-        label: Label shown in Setup; `plural` of several.
+        label: Human-readable label; `plural` of several.
         key_prefix: What the ids of its records begin with.
         change_events: Whether its changes make events.
         fields: All of them, in order.

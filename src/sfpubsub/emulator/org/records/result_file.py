@@ -51,7 +51,7 @@ class ResultFile:
         """Add rows, in pieces.
 
         Yields:
-            How many are added so far; whoever stops asking stops the writing.
+            How many are added so far; if the caller stops iterating, writing stops.
         """
         end = self._path.stat().st_size if self._path.exists() else 0
         count = 0
