@@ -327,7 +327,7 @@ def _json_or_none(answer: Answer) -> Any:
 def _fields(answer: Answer) -> dict[str, Any]:
     found = answer.json()
     if not isinstance(found, dict):
-        raise RemoteProtocolError(f"{answer.host} answered with JSON that is no token answer")
+        raise RemoteProtocolError(f"{answer.host} answered with JSON that is not a token response")
     return found
 
 
@@ -336,5 +336,5 @@ def _text(host: str, found: dict[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-        raise RemoteProtocolError(f"{host} answered with a {name} that is no text")
+        raise RemoteProtocolError(f"{host} answered with a {name} that is not text")
     return value

@@ -46,4 +46,4 @@ def continuation(data: str, given: Any) -> str:
     is_of_version = isinstance(given, str) and given.startswith(data)
     if is_of_version and _CONTINUATION.fullmatch(given[len(data) :]):
         return str(given)
-    raise RemoteProtocolError("the org says that a query goes on where no query of it can be")
+    raise RemoteProtocolError("the org continues a query at an address that is not valid for it")

@@ -85,7 +85,7 @@ def show(name: str, **service: str | None) -> None:
     "enriched_fields",
     multiple=True,
     metavar="FIELD",
-    help="A field that every change event shall have; can be repeated.",
+    help="A field to include in every change event; can be repeated.",
 )
 @service_options
 def add(

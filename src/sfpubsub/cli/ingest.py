@@ -185,7 +185,7 @@ def ingest(
     """
     if fallback is not None and not topic and not channel:
         raise click.UsageError(
-            "--fallback goes with --topic or --channel; --managed resumes where it is told"
+            "--fallback goes with --topic or --channel; --managed resumes where its settings say"
         )
     if staging is not None and format_ != "parquet":
         raise click.UsageError(f"--staging goes with --format parquet; {format_} has none")

@@ -212,7 +212,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     _confirm(f"{_forgets(record)}. Stop it?", yes)
     record = tooling.stop(record.id)
     _show(record)
-    _say("a client that reads it is told within minutes; its committed position is deleted")
+    _say("a client that reads it gets an error within minutes; its committed position is deleted")
 
 
 @managed.command()

@@ -178,7 +178,7 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
 
         of_a_table = [place for place in local_sidecars(directory, _OF_A_TABLE) if place.is_dir()]
         raise ConfigurationError(
-            f"{directory} is no quarantine (it holds {foreign[0]!r}): name "
+            f"{directory} is not a quarantine (it holds {foreign[0]!r}): name "
             f"{of_a_table[0] if of_a_table else 'another directory'}"
         )
     return FileQuarantine(directory)

@@ -242,7 +242,7 @@ class Decoder:
         codec = codec or self._found[schema_id]
         if codec is None:
             raise SchemaNotFoundError(
-                f"schema {schema_id} is not at hand: name a store with --schemas, or --fetch"
+                f"schema {schema_id} is missing: name a store with --schemas, or --fetch"
             )
         batch = EventBatch(
             subscription=entry.subscription,

@@ -245,7 +245,7 @@ class Work:
     def _handler_error(self, job: Job[Event]) -> HandlerError:
         event, error = job.event, job.error
         assert error is not None  # noqa: S101  # it has failed
-        what = "the handler failed on" if job.tries else "no key could be told of"
+        what = "the handler failed on" if job.tries else "no key could be determined for"
         tries = f" (tried {job.tries} times)" if job.tries > 1 else ""
         limit = self._options.quarantine_limit
         broken = (

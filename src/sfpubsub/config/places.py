@@ -171,7 +171,7 @@ def expanded(text: str, what: str) -> Path:
             return Path(text).expanduser()
         except RuntimeError:
             pass
-    raise ConfigurationError(f"{what} is no path, or of a user who has no home: {text!r}")
+    raise ConfigurationError(f"{what} is not a path, or its user has no home: {text!r}")
 
 
 @cache  # once: a command loads its settings more than once, a key is read at each sign-in

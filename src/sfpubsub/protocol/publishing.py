@@ -227,7 +227,7 @@ class PublishProtocol:
             late = StreamStalledError(self._too_late())
             out.append(self._settle([(entry, _lost(entry, late)) for entry in expired]))
             if not self._events:
-                # An outage lasts while somebody waits: the time until the next event is none.
+                # An outage lasts while somebody waits: time until the next event is not counted.
                 self._retries.recovered()
         if self._wait_until is not None and now >= self._wait_until:
             self._wait_until = None

@@ -211,7 +211,7 @@ class Streams:
         if go_on:
             return [report, *self._follow(self._retries.moved(error, now, jitter))]
         rejected = ReplayIdRejectedError(
-            f"{error}; to go on without the lost events, start at latest or earliest",
+            f"{error}; to continue without the lost events, start at latest or earliest",
             gap=gap,
             error_code=error.error_code,
             rpc_id=error.rpc_id,

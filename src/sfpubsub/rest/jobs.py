@@ -132,7 +132,7 @@ class QueryJobs:
             if delay is None:
                 raise StreamUnavailableError(
                     f"the query job {job_id} of {job.object} is {job.state} after "
-                    f"{job.records_processed} records: it goes on, wait for it again"
+                    f"{job.records_processed} records: it is still running, wait for it again"
                 )
             if progress is not None:
                 progress(job)

@@ -267,7 +267,7 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
         if target is None:
             raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
     elif target is not None and kind == "refuse_sign_in":
-        raise ValueError(f"fault {kind} happens to whoever comes next: it has no target")
+        raise ValueError(f"fault {kind} happens to the next call of any client: it takes no target")
     elif target is not None and KINDS[kind].acts:
         raise ValueError(f"fault {kind} concerns the whole org: it has no target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):

@@ -86,7 +86,7 @@ class Positions:
         return position if position is not None and self.is_alive(position) else None
 
     def dead_by(self, position: int | None) -> Fault | None:
-        """The fault that a client meets with a position that is not alive; None if it is none's."""
+        """The fault that made a position invalid for clients; None if no fault did."""
         with self._lock:
             if position is None:
                 return None

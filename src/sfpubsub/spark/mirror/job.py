@@ -227,7 +227,7 @@ class Mirror:
         try:
             return self._advance(standing)
         except SPARK_ERRORS as error:
-            raise WriteError(f"the mirror cannot go on: {first_line(error)}") from error
+            raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
         except (StreamUnavailableError, QuotaExceededError) as error:
             self._is_held = True  # an event has a new schema, and its object cannot be described
             self._wait_after(error)

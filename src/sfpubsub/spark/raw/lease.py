@@ -105,7 +105,7 @@ def _try_lock(descriptor: int, table: Path) -> bool:
     except OSError as error:
         raise ConfigurationError(
             f"{table} is on a file system without locks ({error.strerror}): two writers could not "
-            f"be told apart there; use a local one"
+            f"be distinguished there; use a local one"
         ) from error
     return True
 

@@ -206,6 +206,6 @@ def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
             raise
         raise ConfigurationError(
             f"{error}. The source runs in a process beside the driver, and a session of "
-            f"spark_session() hands it no SFPUBSUB_… variables, whatever is set: name a settings "
+            f"spark_session() passes it no SFPUBSUB_… variables, whatever is set: name a settings "
             f"file with option configFile"
         ) from error

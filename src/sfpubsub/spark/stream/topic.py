@@ -382,7 +382,7 @@ class TopicReader:
         raise ReplayIdRejectedError(
             f"the checkpoint's position on {self.topic} cannot be resumed: {reason}. "
             f"Begin with a new checkpoint and option startingOffsets, or set failOnDataLoss to "
-            f"false: then the query goes on with the oldest event that is kept, and a row with "
+            f"false: then the query continues with the oldest event that is kept, and a row with "
             f"event_name {GAP_EVENT} marks what is missing",
             gap=gap,
             error_code=None if cause is None else cause.error_code,

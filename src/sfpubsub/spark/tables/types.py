@@ -72,8 +72,7 @@ class EventTypes:
             name = self.name_of(schema_id)
             if name is None:
                 raise ConfigurationError(
-                    f"schema {schema_id} was among the raw table's schemas and is no more: put it "
-                    f"back"
+                    f"schema {schema_id} was among the raw table's schemas and is gone: put it back"
                 )
             wanted.setdefault(name, {})[schema_id] = self._text(schema_id)
         return {
