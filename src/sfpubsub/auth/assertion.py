@@ -12,8 +12,8 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-# How long an assertion is good, in seconds. The service's bound is told as 3 and as 5 minutes; less
-# than the shorter leaves room for a clock that is ahead.
+# Lifetime of an assertion, in seconds. The service's limit is given as 3 and as 5 minutes;
+# less than the shorter leaves room for a clock that is ahead.
 LIFETIME = 170.0
 
 # By the end of a login host: the authorisation server that ``aud`` has to name. Salesforce

@@ -59,7 +59,7 @@ class OAuthLogin(ABC):
         self._login_url = login_url.rstrip("/")
         self._instance_url = instance_url.rstrip("/")
         self._tenant_id = tenant_id
-        # One sign-in at a time: a refresh token that rotates is good once, and two clients may
+        # One sign-in at a time: a refresh token that rotates is valid once, and two clients may
         # share a login.
         self._lock = threading.Lock()
 

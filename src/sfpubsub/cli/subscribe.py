@@ -112,7 +112,7 @@ def subscribe(
 
     With --managed the service keeps the position, with --replay-store a file does: an event is
     acked once its line was written, into a pipe once it was read there, and the next run continues
-    behind it. Ctrl-C ends in order, and so does a reader that has enough, such as `head`; a second
+    after it. Ctrl-C ends in order, and so does a reader that has enough, such as `head`; a second
     Ctrl-C ends at once.
     """
     if [managed, topic, channel].count(None) != 2:

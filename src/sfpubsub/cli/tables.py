@@ -84,7 +84,7 @@ def tables(
     moment and started again, and may run beside the ingest job. Events that cannot be decoded are
     in the table _undecodable with the reason.
 
-    `sfpubsub tables rebuild` empties the tables and makes them anew.
+    `sfpubsub tables rebuild` empties the tables and makes them again.
     """
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:

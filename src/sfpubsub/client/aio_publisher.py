@@ -52,7 +52,7 @@ class AsyncPublisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """What has become of the events so far."""
+        """The outcome of the events so far."""
         return PublishCounts() if self._outbound is None else self._outbound.driver.counts()
 
     async def send(

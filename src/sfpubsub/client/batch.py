@@ -256,7 +256,7 @@ class EventBatch:
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
-        """Return the events behind the one with that ``delivery_seq`` as a batch; None for none."""
+        """Return the events after the one with that ``delivery_seq`` as a batch; None for none."""
         start = seq + 1 - self.first_seq
         if start >= len(self.raw_events):
             return None

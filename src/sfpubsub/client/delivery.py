@@ -176,7 +176,7 @@ class Delivery:
             return step
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
-        # All of a response may have been set aside, and there may be more behind it.
+        # All of a response may have been set aside, and there may be more after it.
         more = self._has_taken and not isinstance(step, Store)
         if is_late and (more or isinstance(step, WaitUntil)):
             return None
@@ -314,7 +314,7 @@ class Delivery:
             return self._consumer.is_store_due(time.monotonic())
 
     def _note_storable(self) -> None:
-        if self.store is not None:  # under the lock: an older one must not come behind a newer one
+        if self.store is not None:  # under the lock: an older one must not come after a newer one
             self._consumer.storable(self.driver.storable())
 
     def store_position(self, *, last: bool = False) -> None:

@@ -57,13 +57,13 @@ class Retry:
 
     seconds: float = 60.0
     """How long after its first failure an event is tried again; the last try comes then, at the
-    latest. Longer than the restart of a database; other keys go on meanwhile."""
+    latest. Longer than the restart of a database; other keys continue meanwhile."""
     initial: float = 0.5
     """Seconds of the first wait, at most: each is a random part of its ceiling, which doubles."""
     maximum: float = 10.0
     """Seconds that the doubling stops at, so that an event is not late when all is well again."""
     exceptions: tuple[type[Exception], ...] = (Exception,)
-    """What is worth another try; anything else is final."""
+    """The exceptions that are retried; all others are final."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "initial", "maximum"):
@@ -239,7 +239,7 @@ class Dispatcher(Generic[T]):
     def arrived_broken(self, event: T, error: Exception) -> None:
         """Take the next event, whose keys cannot be determined because of *error*.
 
-        It fails when it would be started, behind older ones: so a run that stops there, and starts
+        It fails when it would be started, after older ones: so a run that stops there, and starts
         again, gets on.
         """
         job = self._job(event)

@@ -80,7 +80,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def pause(self) -> None:
         """Deliver nothing and ask for nothing more until `resume`.
 
-        The stream is kept open, acks are taken and commits go on. Iterating waits meanwhile, and
+        The stream is kept open, acks are taken and commits continue. Iterating waits meanwhile, and
         `next_batch` with a timeout returns None.
         """
         self._delivery.pause()

@@ -83,7 +83,7 @@ class EmulatorServer:
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
-        tls_names: Names and addresses that the certificate is good for, beside those of this
+        tls_names: Names and addresses that the certificate is valid for, beside those of this
             machine and `advertise`.
         advertise: The host announced to clients, if it is not the one to listen on: of a container
             its name in the network. A port behind it, such as `localhost:8443`, is that of HTTP as

@@ -161,7 +161,7 @@ class Commits:
     def began_after_receipt(self) -> None:
         """Learn from the start of a stream that the service is where it last confirmed.
 
-        Or behind a keepalive after it, whose commit was not answered: that looks the same.
+        Or after a keepalive that follows it, whose commit was not answered: that looks the same.
         """
         self._standing = not any(sent.order for sent in self.maybe)
 
@@ -170,7 +170,7 @@ class Commits:
 
         Args:
             sent: The commit.
-            certain: Whether it began with the event behind it, and not only with a new one.
+            certain: Whether it began with the event after it, and not only with a new one.
         """
         self._confirmed(sent, None)
         self._standing = certain and not self.maybe

@@ -327,7 +327,7 @@ class PublishProtocol:
         return [*out, Finish(error)]
 
     def counts(self) -> PublishCounts:
-        """Return what has become of the events so far."""
+        """Return the outcome of the events so far."""
         again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
         return PublishCounts(
             accepted=self._accepted,

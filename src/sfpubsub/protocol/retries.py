@@ -69,7 +69,7 @@ class Retries:
         self.recovered()
 
     def recovered(self) -> None:
-        """Refill every budget: the stream is good."""
+        """Refill every budget: the stream works."""
         self._backoff.reset()
         self._slot.reset()
         self._last = None

@@ -43,7 +43,7 @@ class Streams:
     Args:
         name: Topic, or name or id of the managed subscription.
         start: Where a plain subscription starts; None for a managed one.
-        fallback: Where a plain subscription goes on when its position is refused; None to stop.
+        fallback: Where a plain subscription continues when its position is refused; None to stop.
         tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
             its position is kept in a store.
         limits: Bounds of memory.

@@ -64,7 +64,7 @@ class SubscriptionProtocol(Streams):
         return ticket, [*settled, *self._request(now, again=not settled)]
 
     def pause(self, now: float) -> list[Command]:
-        """Ask for no more events; the stream is kept open, and commits go on."""
+        """Ask for no more events; the stream is kept open, and commits continue."""
         self._held = True
         return self._go_on(now)
 
@@ -184,7 +184,7 @@ class SubscriptionProtocol(Streams):
 
     @property
     def _too_many_unacked(self) -> bool:
-        # More than was asked for: the application goes on taking events and acks none.
+        # More than was asked for: the application keeps taking events and acks none.
         return self._intake.unacked > self._limits.max_unacked
 
     def _leave_when_overfull(self) -> list[Command]:

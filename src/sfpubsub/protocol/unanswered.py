@@ -67,7 +67,7 @@ class Unanswered:
         return len(self._entries)
 
     def add(self, event: ProducerEvent, expires_at: float) -> int:
-        """Take an event in behind all others and return its ticket."""
+        """Take an event in after all others and return its ticket."""
         self._tickets += 1
         entry = Entry(self._tickets, event, size_of(event), expires_at, {event.schema_id})
         self._entries[entry.ticket] = entry

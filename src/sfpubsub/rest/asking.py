@@ -49,7 +49,7 @@ class Asker:
         http: Makes the requests; its own bounds are replaced.
         api_version: Such as ``60.0``.
         timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for so many seconds; may raise to give up.
+        sleep: Pauses for that many seconds; may raise to give up.
 
     Attributes:
         data: Path of the version, with a slash at its end.

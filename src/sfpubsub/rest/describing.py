@@ -33,7 +33,7 @@ class FieldDescription:
     precision: int
     """Most digits of a number with decimals; 0 otherwise."""
     scale: int
-    """Digits behind the point."""
+    """Digits after the point."""
     digits: int
     """Most digits of an integer; 0 otherwise."""
     nillable: bool

@@ -71,7 +71,7 @@ class OrgReader:
         http: Makes the requests, by its CA file and proxy; one with its defaults when None.
         api_version: Such as ``60.0``.
         timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for so many seconds; may raise to give up.
+        sleep: Pauses for that many seconds; may raise to give up.
 
     Raises:
         ConfigurationError: *api_version* is not valid, or too old; on construction.

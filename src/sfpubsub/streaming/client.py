@@ -24,7 +24,7 @@ class StreamingClient(StreamingBase):
         session: A ready session, or an object whose ``get_session`` supplies one.
         replay: Where channels start: ``NEW_EVENTS`` (-1), ``ALL_EVENTS`` (-2), the id of an event;
             or where their positions are kept: a mapping or a `ReplayStore`.
-        replay_fallback: Where a channel goes on when its position is refused, at its start and
+        replay_fallback: Where a channel continues when its position is refused, at its start and
             after every reconnect; None to raise `ReplayIdRejectedError`.
         replay_policy: ``automatic`` keeps a message's position just before it is delivered: a
             crash may lose the message being handled. ``manual`` keeps it when `ack` is called: a

@@ -79,7 +79,7 @@ class Next(enum.Enum):
     RETRY = "retry"
     """Send it again after a delay."""
     HANDSHAKE = "handshake"
-    """Make another session with the server; the token is good."""
+    """Make another session with the server; the token is valid."""
     RENEW = "renew"
     """Renew the token once, then make another session."""
     BUSY = "busy"

@@ -52,7 +52,7 @@ class StreamingProtocol:
         connection_timeout: Seconds without a connection after which the application gets an error,
             and another each time; None or 0 for never.
         max_pending_count: No connect is sent while so many messages wait; 0 or less for no bound.
-        fallback: Where a channel goes on whose position is refused; None to tell the application.
+        fallback: Where a channel continues if its position is refused; None to report that.
         order: Numbers messages in their order of arrival.
     """
 
@@ -292,7 +292,7 @@ class StreamingProtocol:
     def _connected(self, reply: Message, request: Send) -> None:
         self._next_at = self._now + self._interval
         if self.state is State.CONNECTED:
-            self._refused_at = -math.inf  # the token is good: a held connect was answered
+            self._refused_at = -math.inf  # the token is valid: a held connect was answered
         else:
             self.state, self._connected_at = State.CONNECTED, self._now
         if self._opener is not None:

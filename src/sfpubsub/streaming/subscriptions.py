@@ -73,7 +73,7 @@ class Subscriptions:
     dumps: Callable[[Any], str]
     """Makes JSON."""
     fallback: int | None
-    """Where a channel goes on whose position is refused; None to tell the application."""
+    """Where a channel continues if its position is refused; None to tell the application."""
     order: Iterator[int]
     """Numbers messages in their order of arrival."""
     items: Items

@@ -46,7 +46,7 @@ class Call(ABC, Generic[Sent, Received]):
 
         Args:
             received: Called with one message after another, in one thread; does not wait.
-            ended: Called once, behind the last message, in that thread: with how the call failed,
+            ended: Called once, after the last message, in that thread: with how the call failed,
                 or None when the service ended it with OK.
         """
         while (message := self.receive()) is not None and not isinstance(message, Failure):

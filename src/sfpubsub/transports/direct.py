@@ -69,7 +69,7 @@ class DirectCall:
     # Requests.
 
     def send(self, message: bytes) -> None:
-        """Send a message behind those before it; never waits. After the end it goes nowhere."""
+        """Send a message after those before it; never waits. After the end it goes nowhere."""
         with self._state.condition:
             self._unsent.append(message)
             self._send_next()

@@ -44,7 +44,7 @@ class Mailbox:
     # For the driver.
 
     def put(self, arrival: Arrival) -> None:
-        """Add what came, behind everything that came before."""
+        """Add what came, after everything that came before."""
         with self._mutex:
             self._arrivals.append(arrival)
             self._notify()

@@ -29,7 +29,7 @@ GapReason: TypeAlias = Literal["unanchored", "repositioned", "rejected", "missin
 class Gap:
     """A position that was given up: events may be missing between two points.
 
-    It says what is known; the service tells no number of events.
+    It says what is known; the service reports no number of events.
     """
 
     reason: GapReason
@@ -60,7 +60,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class CommitReceipt:
-    """The service's word that a position was committed."""
+    """The service's confirmation that a position was committed."""
 
     replay_id: ReplayId
     """The committed position."""
@@ -102,7 +102,7 @@ class Health:
     quarantined: int = 0
     """Events that could not be decoded, or handled, and were put into the quarantine."""
     skipped: int = 0
-    """Events that could not be decoded and were passed over, as was asked for."""
+    """Events that could not be decoded and were skipped, as configured."""
     confirmed: int = 0
     """Acked events whose position is known to be committed, or was given to the store."""
     caught_up: bool = False

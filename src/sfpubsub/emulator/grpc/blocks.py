@@ -41,7 +41,7 @@ _UNKNOWN = sys.maxsize
 
 _NUMBERS = struct.Struct(f"={EVENTS}q{EVENTS}I{EVENTS}B")
 """What a block contains: positions; where in the wire form each event ends; which schema it has.
-Behind them, a line each, how many events have a schema, and its id."""
+After them, a line each, how many events have a schema, and its id."""
 
 
 class Piece(NamedTuple):
@@ -72,7 +72,7 @@ class Blocks:
         # Guards what is below, and is held while blocks are made; before the locks of the bus.
         self._lock = threading.Lock()
         self._losses = -1
-        # By number of the topic: where its blocks end, and how many events there are behind that,
+        # By number of the topic: where its blocks end, and how many events there are after that,
         # at most.
         self._ends: dict[int, tuple[int, int]] = {}
         changes = "with" if settings.change_event_ids else "without"

@@ -354,7 +354,7 @@ def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
 
 
 def _message(reply: Reply, rest: pb.FetchResponse | pb.ManagedFetchResponse) -> bytes:
-    """A response as it is sent: its events, which other streams send too, and behind them the
+    """A response as it is sent: its events, which other streams send too, and after them the
     rest."""
     rest.latest_replay_id = reply.latest or b""
     rest.rpc_id = _rpc_id()

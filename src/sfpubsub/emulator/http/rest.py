@@ -108,7 +108,7 @@ def resources(call: Call) -> Answer:
 
 
 def authorised(call: Call) -> int:
-    """The API version of a request whose token is good.
+    """The API version of a request whose token is valid.
 
     Raises:
         RestRefused: It is not, or the version is not served.

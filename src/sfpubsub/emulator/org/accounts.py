@@ -36,7 +36,7 @@ class User:
     """A user.
 
     Attributes:
-        password: With the security token behind it, if there is one; blank for none.
+        password: With the security token after it, if there is one; blank for none.
         active: Whether the user may sign in.
         user_id: 18 characters.
         view_all: Whether the user sees the records of others.

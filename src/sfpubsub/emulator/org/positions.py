@@ -129,7 +129,7 @@ class Positions:
             self._corrupted[self._minted(replay_id)] = cause
 
     def reset(self, cause: Fault | None = None) -> None:
-        """Forget all events and ids, and make open streams begin anew."""
+        """Forget all events and ids, and make open streams restart."""
         with self._lock:
             self._forget(self._tip, cause)
             self._move(cause)
@@ -138,7 +138,7 @@ class Positions:
     def move(self, cause: Fault | None = None) -> None:
         """Give all retained events new positions, in the same order, and forget the old ones.
 
-        Open streams must begin anew. The age of an event stays what it was.
+        Open streams must restart. The age of an event stays what it was.
         """
         with self._lock:
             self._purge()

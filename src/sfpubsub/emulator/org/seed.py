@@ -32,7 +32,7 @@
 
     [[users]]                           # who can sign in; without users and apps the default ones
     username = "user@example.com"
-    password = "…"                      # optional; with the security token behind it
+    password = "…"                      # optional; with the security token after it
     active = true                       # optional; default true
     view_all = true                     # optional; default true: sees the records of others
 

@@ -66,7 +66,7 @@ class Settings:
     sign-in here, which is the harder case for a client."""
 
     rotate_refresh_tokens: bool = False
-    """Whether a refresh token is good once, and its answer brings the next. On the real service a
+    """Whether a refresh token is valid once, and its answer brings the next. On the real service a
     choice of each connected app."""
 
     assertion_s: float = 300.0

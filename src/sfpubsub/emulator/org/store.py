@@ -213,7 +213,7 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Positions and times of the last events of a topic behind a position, at most `limit`,
+        """Positions and times of the last events of a topic after a position, at most `limit`,
         in order."""
         found = self.rows(
             "SELECT e.position, e.at FROM topic_log AS l"

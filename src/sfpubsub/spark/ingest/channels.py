@@ -3,9 +3,9 @@
 The payload is the JSON of the message's ``data``, as UTF-8, and there is no schema. The position is
 the table's, so nothing is acked to the service.
 
-Ids are numbers that start anew when an org is moved, so a position is an id and an *epoch*: the
+Ids are numbers that restart when an org is moved, so a position is an id and an *epoch*: the
 number of times that an id was refused. ``123`` is of the first epoch, ``123/1`` of the next one.
-The row has the id alone. Invariant: what was received behind a refusal is of the next epoch, and
+The row has the id alone. Invariant: what was received after a refusal is of the next epoch, and
 what was received before it is not.
 """
 
@@ -270,7 +270,7 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message; behind a refusal it is of the next epoch."""
+        """Return the next message; after a refusal it is of the next epoch."""
         try:
             message = self._client.receive(timeout)
         except ReplayIdRejectedError as error:

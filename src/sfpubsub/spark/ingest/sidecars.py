@@ -154,9 +154,9 @@ class Sidecars:
         return lacking
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
-        """Make gaps durable; call it before anything that was received behind them is written.
+        """Make gaps durable; call it before anything that was received after them is written.
 
-        A job that dies before it has written anything behind a gap meets the same gap again, which
+        A job that dies before it has written anything after a gap meets the same gap again, which
         is one row.
 
         Raises:

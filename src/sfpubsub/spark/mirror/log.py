@@ -2,7 +2,7 @@
 
 A table of the target for each object, ``_reads_Account``. A read comes in pieces, each of which is
 one transaction: its rows, and one row more, the marker, which says what the piece is worth and how
-the read continues. So a process that was killed continues behind the last whole piece. Invariant: a
+the read continues. So a process that was killed continues after the last whole piece. Invariant: a
 piece never changes; those that are merged are removed when the next read begins.
 """
 

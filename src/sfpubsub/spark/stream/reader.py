@@ -133,7 +133,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return what is known of how far the topics go on, for the query's progress."""
+        """Return what is known of how far the topics reach, for the query's progress."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None

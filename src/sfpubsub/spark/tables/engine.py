@@ -99,7 +99,7 @@ class EventTables:
         objects: Objects and event types of which tables are made, such as ``Account`` or
             ``Order_Event__e``; all by default. Kept with the tables.
         current: Whether there are current tables, one row a record, and the queue `_reread`. Delta
-            and Iceberg only. A target that has them goes on having them.
+            and Iceberg only. A target that has them keeps them.
         history: Whether there are history tables, one row a version, beside current tables.
         schemas: Where the raw table's schemas are; by default in its own sidecar.
         schema_patience: Seconds after its arrival that a row waits for its schema; then it is
@@ -281,7 +281,7 @@ class EventTables:
 
         Args:
             follow: Continue with what is written to the raw table.
-            stopping: Set by another thread or a signal, ends it behind a step.
+            stopping: Set by another thread or a signal, ends it after a step.
 
         Yields:
             What was done, after each step.

@@ -81,7 +81,7 @@ class Queue:
             self._table.append([parquet_of(pa.Table.from_pylist(rows, QUEUE))], step)
 
     def note(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Note that commit numbers have started anew, and say so, once for each move of the org.
+        """Note that commit numbers have restarted, and say so, once for each move of the org.
 
         Args:
             moves: Commit timestamps of records' commits before and after, in milliseconds.
@@ -94,14 +94,14 @@ class Queue:
             self._table.make(QUEUE, _facts(with_history=with_history, epochs=[*known, *new]))
         for epoch in new:
             _log.warning(
-                "commit numbers have started anew, at commit timestamp %d: the org was moved to "
+                "commit numbers have restarted, at commit timestamp %d: the org was moved to "
                 "another instance; changes are ordered by time, and nothing is to be done",
                 epoch,
             )
 
 
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return when commit numbers have started anew, as far as that is not known yet.
+    """Return when commit numbers have restarted, as far as that is not known yet.
 
     Args:
         known: Commit timestamps in milliseconds.

@@ -102,7 +102,7 @@ class Channels:
         return [Record(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
 
     def delete(self, record_id: str) -> None:
-        """Forget a record; subscribers go on without events."""
+        """Forget a record; subscribers stay, without events."""
         self._store.run("DELETE FROM streaming_records WHERE id = ?", record_id)
 
     # Events.

@@ -232,7 +232,7 @@ class Jobs:
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
     def stop(self) -> None:
-        """End the thread; jobs go on at the next start. Can be repeated."""
+        """End the thread; jobs continue at the next start. Can be repeated."""
         with self._changed:
             self._stopping = True
             for job in self._jobs.values():

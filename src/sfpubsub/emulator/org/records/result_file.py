@@ -82,7 +82,7 @@ class ResultFile:
                 os.truncate(path, size)
 
     def read(self, start: int, count: int) -> tuple[int, Iterator[bytes]]:
-        """Some rows, behind the first line: how many bytes, and the bytes in pieces."""
+        """Some rows, after the first line: how many bytes, and the bytes in pieces."""
         begin = self._end(min(start, self.count))
         size = self._end(min(start + count, self.count)) - begin
         return len(self.header) + size, self._pieces(begin, size)
