@@ -96,7 +96,7 @@ def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
     settings = Settings.load({"config": "~/s.toml"}, {"SFPUBSUB_CA_FILE": "~/ca.pem"})
     assert settings.ca_file == str(tmp_path / "ca.pem")
     assert settings.private_key_file == str(tmp_path / "key.pem")
-    with pytest.raises(ConfigurationError, match="--config is no path"):
+    with pytest.raises(ConfigurationError, match="--config is not a path"):
         Settings.load({"config": "~nobody-here/s.toml"}, {})
 
 
@@ -114,8 +114,8 @@ def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
         ("endpoint = ", None, "is not TOML"),
         ("config = 'other.toml'", None, "config is not a setting"),
         (f"client_id = {'[' * 100_000}", None, "is not TOML"),
-        ("ca_file = '~nobody-here/ca.pem'", None, "ca_file is no path"),
-        ('ca_file = "a\\u0000b"', None, "ca_file is no path"),
+        ("ca_file = '~nobody-here/ca.pem'", None, "ca_file is not a path"),
+        ('ca_file = "a\\u0000b"', None, "ca_file is not a path"),
     ],
 )
 def test_a_file_that_says_something_unknown(file, text, profile, message):

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
-    """Have *loop* call back, from any thread. When it is closed nobody is left to be told."""
+    """Have *loop* call back, from any thread. When it is closed there is no one to call."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
@@ -36,7 +36,7 @@ async def settled(future: Future[Any], timeout: float | None = None) -> None:
 
 
 async def in_thread(name: str, work: Callable[[], T]) -> T:
-    """Run *work* in a thread of its own. When cancelled, the thread goes on to the end."""
+    """Run *work* in a thread of its own. When cancelled, the thread continues to the end."""
     pool = ThreadPoolExecutor(1, thread_name_prefix=name)
     future = pool.submit(work)
     pool.shutdown(wait=False)  # takes no more, and lets the thread end after this
@@ -63,7 +63,7 @@ class Bell:
 
     def ring(self) -> None:
         """Have waiters look again; what there is to see was put in place before this call."""
-        self.count += 1  # first: whoever is about to wait looks at it behind becoming a waiter
+        self.count += 1  # first: a thread about to wait checks it after registering
         if self._waiters and not self._due:
             self._due = True
             call_in(self._loop, self._rung)

@@ -101,7 +101,7 @@ class SessionExpiredError(AuthenticationError):
 
 
 class ProtocolError(SfPubSubError):
-    """A rule was broken; see the two kinds."""
+    """A protocol rule was broken; see the two subclasses."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -109,7 +109,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class SubscriptionClosedError(LocalProtocolError):
-    """A batch was asked for of a subscription that was stopped, drained, closed or aborted."""
+    """A batch was requested from a subscription that was stopped, drained, closed or aborted."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -121,7 +121,7 @@ class StreamError(SfPubSubError):
 
 
 class StreamUnavailableError(StreamError):
-    """The service or the way to it is down, for now.
+    """The service, or the network to it, is down for now.
 
     Args:
         retry_after: Seconds to wait before the next attempt, where the service asked for it.
@@ -144,7 +144,7 @@ class ReplayIdRejectedError(StreamError):
     """The service does not accept the position to resume from.
 
     Args:
-        gap: What is given up if the subscription goes on from somewhere else.
+        gap: What is given up if the subscription continues from somewhere else.
     """
 
     def __init__(self, message: str, *, gap: Gap | None = None, **details: Any) -> None:
@@ -183,7 +183,7 @@ class CommitError(SfPubSubError):
 
 
 class SchemaError(SfPubSubError):
-    """Something about an Avro schema; see the kinds."""
+    """A problem with an Avro schema; see the subclasses."""
 
 
 class SchemaNotFoundError(SchemaError):
@@ -238,7 +238,7 @@ class HandlerError(SfPubSubError):
 
 
 class RequestRefusedError(SfPubSubError):
-    """The org refused an HTTP request; ``error_code`` is Salesforce's own word for it.
+    """The org refused an HTTP request; ``error_code`` is Salesforce's own code.
 
     Args:
         status: The HTTP status.

@@ -234,7 +234,7 @@ def test_the_page_runs(emulator, capsys):
         (["stop", "Nobody", "--yes"], {}, 1, "no managed subscription"),
         (["list"], {"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!x"}, 3, "access token"),
         (["list"], {"SFPUBSUB_ACCESS_TOKEN": ""}, 1, "SFPUBSUB_ACCESS_TOKEN"),
-        (["list"], {"SFPUBSUB_INSTANCE_URL": "http://127.0.0.1:1"}, 1, "nobody listens"),
+        (["list"], {"SFPUBSUB_INSTANCE_URL": "http://127.0.0.1:1"}, 1, "nothing listens"),
         (["list"], {"SFPUBSUB_INSTANCE_URL": "http://example.com"}, 1, "plaintext"),
         (["nothing"], {}, 2, "nothing"),
     ],

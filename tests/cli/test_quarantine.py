@@ -99,7 +99,7 @@ def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys
     kept.mkdir()
     assert run(missing) == 1
     said = capsys.readouterr().err
-    assert f"{table} is no quarantine" in said
+    assert f"{table} is not a quarantine" in said
     assert f"name {kept}" in said
     kept.rmdir()
     assert run(missing) == 1

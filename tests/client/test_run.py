@@ -416,7 +416,7 @@ def test_an_undecodable_event_stops_by_default(start: Start):
     service, face = start()
     service.good(2)
     service.bad()
-    with pytest.raises(HandlerError, match="no key could be told of event") as caught:
+    with pytest.raises(HandlerError, match="no key could be determined for event") as caught:
         Handler().run(face.managed(NAME), key=number, workers=1)
     assert isinstance(caught.value.__cause__, DecodeError)
     assert service.committed() == 1

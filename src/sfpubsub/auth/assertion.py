@@ -12,19 +12,19 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-# How long an assertion is good, in seconds. The service's bound is told as 3 and as 5 minutes; less
-# than the shorter leaves room for a clock that is ahead.
+# Lifetime of an assertion, in seconds. The service's limit is given as 3 and as 5 minutes;
+# less than the shorter leaves room for a clock that is ahead.
 LIFETIME = 170.0
 
-# By the end of a login host: the authorisation server that has to stand in ``aud``. Salesforce
+# By the end of a login host: the authorisation server that ``aud`` has to name. Salesforce
 # documentation names these two, and the URL of an Experience Cloud site for such a site.
 AUDIENCES = (
     (".sandbox.my.salesforce.com", "https://test.salesforce.com"),
     (".my.salesforce.com", "https://login.salesforce.com"),
 )
 
-# What the other half of a key pair says of itself: the public key, OpenSSH's form of it, and the
-# certificate that is uploaded to the connected app.
+# What the other half of a key pair reports about itself: the public key, OpenSSH's form of it, and
+# the certificate that is uploaded to the connected app.
 _PUBLIC = (b"PUBLIC KEY-----", b"ssh-rsa ", b"BEGIN CERTIFICATE-----")
 
 

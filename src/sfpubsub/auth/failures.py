@@ -45,7 +45,7 @@ def failure_of(host: str, error: Exception) -> StreamUnavailableError:
     elif any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
         why = "its name is not known: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and DNS"
     elif any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
-        why = "nobody listens there"
+        why = "nothing listens there"
     return StreamUnavailableError(f"{host} could not be asked: {why}")
 
 

@@ -39,7 +39,7 @@ CONNECT_TIMEOUT = 10.0
 # Largest answer that is read, in bytes. A token answer has about 1 kB, 200 subscriptions 200 kB.
 MAX_BYTES = 4 * 1024 * 1024
 
-# Bytes of an answer that are handed to a sink at a time.
+# Bytes of an answer that are passed to a sink at a time.
 _CHUNK = 256 * 1024
 
 # One of these says where the body of an answer ends (RFC 9112); Salesforce sends one.

@@ -30,7 +30,7 @@ def within(seconds: float, work: Callable[[Limit], T]) -> T | None:
     def run() -> None:
         try:
             future.set_result(work(limit))
-        except BaseException as error:  # noqa: BLE001  # raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001  # re-raised in the waiting thread
             future.set_exception(error)
 
     thread = threading.Thread(target=run, name="sfpubsub-http", daemon=True)

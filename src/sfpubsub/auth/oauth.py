@@ -59,7 +59,7 @@ class OAuthLogin(ABC):
         self._login_url = login_url.rstrip("/")
         self._instance_url = instance_url.rstrip("/")
         self._tenant_id = tenant_id
-        # One sign-in at a time: a refresh token that rotates is good once, and two clients may
+        # One sign-in at a time: a refresh token that rotates is valid once, and two clients may
         # share a login.
         self._lock = threading.Lock()
 
@@ -327,7 +327,7 @@ def _json_or_none(answer: Answer) -> Any:
 def _fields(answer: Answer) -> dict[str, Any]:
     found = answer.json()
     if not isinstance(found, dict):
-        raise RemoteProtocolError(f"{answer.host} answered with JSON that is no token answer")
+        raise RemoteProtocolError(f"{answer.host} answered with JSON that is not a token response")
     return found
 
 
@@ -336,5 +336,5 @@ def _text(host: str, found: dict[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-        raise RemoteProtocolError(f"{host} answered with a {name} that is no text")
+        raise RemoteProtocolError(f"{host} answered with a {name} that is not text")
     return value

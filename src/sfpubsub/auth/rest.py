@@ -121,7 +121,7 @@ class OrgClient:
         try:
             found = parsedate_to_datetime(answer.headers.get("date", ""))
         except ValueError:
-            return  # whoever needs it says so
+            return  # a caller that needs it raises
         with self._lock:
             if found.tzinfo is not None and (self._answered is None or found > self._answered):
                 self._answered = found
@@ -132,7 +132,7 @@ def _content(answer: Answer) -> Any:
 
 
 def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubError:
-    """Return the error for an answer that is no success.
+    """Return the error for an unsuccessful answer.
 
     Args:
         answer: With a body of Salesforce's form, ``[{"errorCode", "message"}]``, or any other.

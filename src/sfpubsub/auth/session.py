@@ -143,7 +143,7 @@ class SessionProvider(Protocol):
             expired: The session that was refused, or None for the first one.
 
         Raises:
-            AuthenticationError: None can be had.
+            AuthenticationError: No session can be obtained.
         """
         ...
 
@@ -192,7 +192,7 @@ class CurrentSession:
         """Return the current session; fetches the first one.
 
         Raises:
-            AuthenticationError: None can be had.
+            AuthenticationError: No session can be obtained.
         """
         failures = self._failures
         with self._lock:
@@ -204,7 +204,7 @@ class CurrentSession:
         """Return a session other than *expired*; fetches one unless another caller just has.
 
         Raises:
-            AuthenticationError: None can be had.
+            AuthenticationError: No session can be obtained.
         """
         failures = self._failures
         with self._lock:

@@ -76,7 +76,7 @@ class SfCliLogin:
         if not token or token.startswith("["):
             token = _text(self._ask(*_SHOW_TOKEN), "accessToken")
         if not token:
-            raise AuthenticationError("sf told no access token: bring it up to date (sf update)")
+            raise AuthenticationError("sf printed no access token: update it (sf update)")
         if expired is not None and token == expired.access_token:
             raise AuthenticationError(
                 f"sf still has the token that was refused: sign in anew with sf org login web"

@@ -7,7 +7,7 @@ from typing import Any
 
 from sfpubsub.errors import RemoteProtocolError
 
-# Where a query goes on, behind the version.
+# Where a query continues, behind the version.
 _CONTINUATION = re.compile(r"(tooling/)?query(All)?/[\w-]+", re.ASCII)
 
 
@@ -19,7 +19,7 @@ def quoted(value: str) -> str:
 
 
 def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
-    """Return the rows of one answer to a query, and where it goes on; None at its end.
+    """Return the rows of one answer to a query, and where it continues; None at its end.
 
     Raises:
         RemoteProtocolError: It has not the form of such an answer.
@@ -34,7 +34,7 @@ def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
 
 
 def continuation(data: str, given: Any) -> str:
-    """Pass only a path where a query goes on: the token is sent to it.
+    """Pass only a path where a query continues: the token is sent to it.
 
     Args:
         data: Path of the API version, with a slash at its end.
@@ -46,4 +46,4 @@ def continuation(data: str, given: Any) -> str:
     is_of_version = isinstance(given, str) and given.startswith(data)
     if is_of_version and _CONTINUATION.fullmatch(given[len(data) :]):
         return str(given)
-    raise RemoteProtocolError("the org says that a query goes on where no query of it can be")
+    raise RemoteProtocolError("the org continues a query at an address that is not valid for it")

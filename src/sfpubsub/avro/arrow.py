@@ -81,7 +81,7 @@ class Rejected:
     """An event that is in no record batch, because it cannot be decoded."""
 
     index: int
-    """Its number among the events that were handed in, from 0."""
+    """Its number among the events that were passed in, from 0."""
     delivery_seq: int
     """Its `Event.delivery_seq`."""
     event: RawEvent

@@ -90,7 +90,7 @@ class ChangeSchema:
             entries: The value of ``changedFields``, ``nulledFields`` or ``diffFields``.
 
         Raises:
-            DecodeError: An entry is no bitmap, or speaks of a field that the schema does not have.
+            DecodeError: An entry is not a bitmap, or names a field that the schema does not have.
         """
         if not entries:
             return ()

@@ -1,4 +1,4 @@
-"""Change events as people mean them: the facts of the header, and what happened to a field.
+"""Change events in application terms: the facts of the header, and what happened to a field.
 
 A `ChangeEvent` reads a value that `Codec.decode` returned; `sfpubsub.avro.bitmaps` turns its lists
 into names. Nothing here decodes payloads, changes a decoded value or does I/O. Invariant: what an

@@ -287,7 +287,7 @@ class Codec:
 
 
 class NoCodec(Codec):
-    """Stands for a schema that is not to be had: every payload of it is undecodable.
+    """Represents a schema that is not available: every payload of it is undecodable.
 
     Args:
         schema_id: The service's id of the schema.
@@ -298,7 +298,7 @@ class NoCodec(Codec):
         self.schema_id = schema_id
         self.schema_json = ""
         self.fields = ()
-        self.name = ""  # it stands in the schema
+        self.name = ""  # only the schema has it
         self.topic = ""  # made of the name
         self.is_change_event = False  # not known
         self.error = error

@@ -4,7 +4,7 @@ A function that knows the schema needs no look-up per field and no call per byte
 faster than fastavro's C code, which reads every byte through a file object.
 
 The source text depends on the shape of the schema only. Names, symbols and sizes come from the
-network, so they never enter it: they are handed in as values of globals. The function decides
+network, so they never enter it: they are passed in as values of globals. The function decides
 nothing that is rare: for whatever it does not expect it raises, and the caller reads the payload
 again with the guard and fastavro (`sfpubsub.avro.codec`). So what it returns is right, or nothing.
 """

@@ -6,21 +6,21 @@ expect they raise an exception for, of any type (see `sfpubsub.avro.decoder`).
 
 from __future__ import annotations
 
-ODD = 0x81  # of a first byte: the number goes on, or is negative
+ODD = 0x81  # of a first byte: the number continues, or is negative
 
 
 class Odd(Exception):  # noqa: N818 - see above
     """The payload has something that the generated decoder leaves to the careful reading."""
 
 
-# By the byte that a length begins with: the bytes of it and of what follows, 0 where it goes on or
-# is negative. A look-up is faster than the arithmetic.
+# By the byte that a length begins with: the bytes of it and of what follows, 0 where it continues
+# or is negative. A look-up is faster than the arithmetic.
 SIZES = tuple(0 if x & ODD else (x >> 1) + 1 for x in range(256))
 SIZES_AND_1 = tuple(size and size + 1 for size in SIZES)
 
 
 # A time of today has six bytes. They are read without a call, which would take a third more.
-# Each is looked at only after one that goes on, so that none behind the number is.
+# Each is looked at only after one that continues, so that none behind the number is.
 _IS_SIX = (
     "    if (",
     "        (x1 := b[p]) > 127",
@@ -38,7 +38,7 @@ _SIX = (
 )
 
 
-# NaN and the infinities have no word in JSON. What is returned has none of them, so that whoever
+# JSON cannot express NaN and the infinities. What is returned has none of them, so that whoever
 # makes JSON of it need not look.
 _FINITE = ("if x - x:", "    raise Odd", "= x")
 

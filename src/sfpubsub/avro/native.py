@@ -59,7 +59,7 @@ class _Unsupported(Exception):  # noqa: N818 - an answer, not an error
 
 
 def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | None = None) -> Any:
-    """Return the compiled decoder of a schema; None where there is none.
+    """Return the compiled decoder of a schema, or None if it has none.
 
     Args:
         schema: A record, as `fastavro.parse_schema` returns it.
@@ -75,7 +75,7 @@ def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | 
 
 
 def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Any:
-    """Return what expands the bitmaps of a schema; None where there is none.
+    """Return what expands the bitmaps of a schema, or None if it has no bitmaps.
 
     Args:
         fields: Names of the top-level fields.

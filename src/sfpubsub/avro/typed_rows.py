@@ -22,8 +22,8 @@ try:
 except ImportError as missing:
     raise MissingExtraError("typed tables", "arrow") from missing
 
-# The reason of an event of the Streaming API. It cannot become decodable, so it is told apart from
-# one whose schema is missing for now.
+# The reason of an event of the Streaming API. It cannot become decodable, so it is distinguished
+# from one whose schema is missing for now.
 _WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the raw table"
 
 

@@ -95,7 +95,7 @@ def _next(client: StreamingClient) -> StreamingMessage | None:
     except StreamUnavailableError as error:
         if client.closed:
             raise
-        click.echo(f"waiting: {error}", err=True)  # it goes on trying
+        click.echo(f"waiting: {error}", err=True)  # it keeps trying
         return None
 
 

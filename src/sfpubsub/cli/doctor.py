@@ -133,7 +133,7 @@ class _Report:
         self._secrets += secrets
 
     def settings(self, settings: Settings) -> None:
-        """Print where each setting comes from; those that are not set are left out for people."""
+        """Print where each setting comes from; the text form omits those that are not set."""
         self.hide(*(getattr(settings, name) for name in SECRETS))
         for name, value, source in settings.describe():
             if self._as_json:

@@ -1,4 +1,4 @@
-"""`sfpubsub emulator`: runs the local emulator until it is told to stop.
+"""`sfpubsub emulator`: runs the local emulator until it is stopped.
 
 Options in, one JSON line out, signals to exit codes. What the emulator does is in
 sfpubsub.emulator, imported only when the command runs. Its commands, for one that runs already, are
@@ -94,7 +94,7 @@ class _Commands(click.Group):
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="What clients are told instead of --host: in containers, with --host 0.0.0.0."
+    help="Host announced to clients instead of --host: in containers, with --host 0.0.0.0."
     " PORT is that of HTTP, if it is another outside.",
 )
 @click.option(
@@ -193,7 +193,7 @@ def _end_with_stdin() -> None:
 
 @contextlib.contextmanager
 def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
-    """Keep the ready line in a file; whoever sees the file sees all of it."""
+    """Keep the ready line in a file; the file appears complete."""
     if ready_file is None:
         yield
         return
@@ -205,7 +205,7 @@ def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """Write a file that holds a secret, for its owner alone; whoever sees it sees all of it."""
+    """Write a secret to a file that only its owner can read; the file appears complete."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

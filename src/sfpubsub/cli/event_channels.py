@@ -18,7 +18,7 @@ from sfpubsub.tooling import API_VERSION
 from sfpubsub.tooling.event_channels import CHANNEL_TYPES, STANDARD, EventChannels
 from sfpubsub.tooling.usage import Usages
 
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.command()
@@ -52,7 +52,7 @@ def channel() -> None:
     required=True,
     help="Of platform events, or of change events (data).",
 )
-@click.option("--label", metavar="TEXT", help="For people.  [default: NAME]")
+@click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
 @service_options
 def create(name: str, channel_type: str, label: str | None, **service: str | None) -> None:
     """Create a channel without members.
@@ -85,7 +85,7 @@ def show(name: str, **service: str | None) -> None:
     "enriched_fields",
     multiple=True,
     metavar="FIELD",
-    help="A field that every change event shall have; can be repeated.",
+    help="A field to include in every change event; can be repeated.",
 )
 @service_options
 def add(

@@ -1,6 +1,6 @@
 """``sfpubsub ingest``: events of subscriptions into a raw table.
 
-Puts the parts together and translates between them and people; decides nothing about events.
+Puts the parts together, reads options and prints messages; decides nothing about events.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=click.Choice(["stop", "continue"]),
     default="stop",
     show_default=True,
-    help="When a source fails: end the others in order, or let them go on without it.",
+    help="When a source fails: end the others in order, or let them continue without it.",
 )
 @click.option(
     "--on-undecodable",
@@ -185,7 +185,7 @@ def ingest(
     """
     if fallback is not None and not topic and not channel:
         raise click.UsageError(
-            "--fallback goes with --topic or --channel; --managed resumes where it is told"
+            "--fallback goes with --topic or --channel; --managed resumes where its settings say"
         )
     if staging is not None and format_ != "parquet":
         raise click.UsageError(f"--staging goes with --format parquet; {format_} has none")

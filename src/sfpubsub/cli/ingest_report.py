@@ -31,7 +31,7 @@ class Report:
         self._progress: dict[Source, Progress] = {}
 
     def say(self, text: str, source: Source | None = None) -> None:
-        """Print a line for people."""
+        """Print a human-readable line."""
         echo(f"{source}: {text}" if self._several and source else text)
 
     def progress(self, source: Source, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What people see of a command that goes on: words, and a line that says how it goes.
+"""What a long-running command prints: messages, and a line that shows its progress.
 
 On a terminal the line is one, and is updated. Elsewhere it is a new line every `EVERY` seconds.
 """
@@ -95,7 +95,7 @@ _active: LiveLine | None = None
 
 
 def echo(text: str) -> None:
-    """Print words for people on stderr, and leave the line of the command whole."""
+    """Print a message on stderr without breaking the progress line."""
     if _active is None:
         click.echo(text, err=True)
     else:

@@ -22,7 +22,7 @@ LogFormat = Literal["text", "json"]
 LINES = 5
 WITHIN = 60.0
 
-# Kinds that are remembered; those beyond begin anew.
+# Kinds that are remembered; beyond that they start over.
 _KINDS = 1000
 
 # The service's id of a call, as our messages have it; and what else differs between two of a kind.

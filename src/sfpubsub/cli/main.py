@@ -1,7 +1,7 @@
 """The command ``sfpubsub``: finds commands, and turns errors into one line and an exit code.
 
-Results go to stdout, words for people to stderr. A command's module is imported only when the
-command is used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
+Results go to stdout, messages to stderr. A command's module is imported only when
+the command is used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def run(args: list[str] | None = None) -> int:
         click.echo(f"error: {_one_line(error)}", err=True)
         return exit_code(error)
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it flushes.
+        # The reader of our output has gone. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (OSError, UnicodeError) as error:  # a full disk, text that is no text
+    except (OSError, UnicodeError) as error:  # a full disk, text that is not text
         click.echo(f"error: {_one_line(error)}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0

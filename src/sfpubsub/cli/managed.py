@@ -43,7 +43,7 @@ _wait_option = click.option(
     default=True,
     help="Wait until one can subscribe, by subscribing for a moment.  [default: wait]",
 )
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group()
@@ -84,7 +84,7 @@ def show(name_or_id: str, **service: str | None) -> None:
 @click.option(
     "--topic", type=Topic(), metavar="TOPIC", required=True, help="What it reads, for good."
 )
-@click.option("--label", metavar="TEXT", help="For people.  [default: NAME]")
+@click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
 @click.option(
     "--default-replay",
     type=_preset,
@@ -99,7 +99,7 @@ def show(name_or_id: str, **service: str | None) -> None:
     metavar=_shown,
     default="EARLIEST",
     show_default=True,
-    help="Where it goes on when its position has expired.",
+    help="Where it continues when its position has expired.",
 )
 @_wait_option
 @service_options
@@ -141,7 +141,7 @@ def create(
 
 @managed.command()
 @click.argument("name_or_id")
-@click.option("--label", metavar="TEXT", help="For people.")
+@click.option("--label", metavar="TEXT", help="Human-readable label.")
 @click.option(
     "--default-replay",
     type=_preset,
@@ -152,7 +152,7 @@ def create(
     "--error-recovery-replay",
     type=_preset,
     metavar=_shown,
-    help="Where it goes on when its position has expired.",
+    help="Where it continues when its position has expired.",
 )
 @service_options
 def update(
@@ -212,7 +212,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     _confirm(f"{_forgets(record)}. Stop it?", yes)
     record = tooling.stop(record.id)
     _show(record)
-    _say("a client that reads it is told within minutes; its committed position is deleted")
+    _say("a client that reads it gets an error within minutes; its committed position is deleted")
 
 
 @managed.command()

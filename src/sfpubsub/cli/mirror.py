@@ -1,6 +1,6 @@
 """``sfpubsub mirror``: objects of an org as tables that equal it.
 
-Puts the parts together and translates between them and people; decides nothing about records.
+Puts the parts together, reads options and prints messages; decides nothing about records.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def run(
     """Keep a table of each OBJECT that equals the org, until Ctrl-C.
 
     The stream is opened first; then each object is read, and the events are laid over what was
-    read. The job can be killed at any moment and started again: it goes on where it was.
+    read. The job can be killed at any moment and started again: it continues where it was.
     """
     if managed is not None and topic is not None:
         raise click.UsageError("give --managed or --topic, and not both")

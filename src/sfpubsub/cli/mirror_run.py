@@ -1,4 +1,4 @@
-"""One run of ``sfpubsub mirror run``: everything opened in order, and closed in the other order."""
+"""One run of ``sfpubsub mirror run``: opens everything in order and closes it in reverse."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class MirrorRun:
                 stream.stop()
 
     def _text(self) -> str:
-        """Return what was done, for people; blank before anything was."""
+        """Return what was done, for display; blank before anything was."""
         if self._mirror is None:
             return ""
         report, queued = self._mirror.report, sum(self._mirror.queued().values())
@@ -241,5 +241,5 @@ class MirrorRun:
 
 
 def say(text: str) -> None:
-    """Tell people what happens."""
+    """Print what happens."""
     echo(text)

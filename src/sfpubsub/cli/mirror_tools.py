@@ -147,7 +147,7 @@ def verify(
     Place.parse(target, format_)
     settings = Settings.load(service)
     reader = OrgReader(session_provider(settings), http=HttpClient.from_settings(settings))
-    reader.describe(entity)  # what cannot be asked is told before Spark starts
+    reader.describe(entity)  # an unknown object fails before Spark starts
     sees_all = reader.can_view_all(entity)
     if not sees_all:
         click.echo(

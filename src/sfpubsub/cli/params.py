@@ -78,7 +78,7 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """A command that names what it reads by options, and says so to whoever leaves them out."""
+    """A command that takes what it reads as options, and says so if they are missing."""
 
     allow_extra_args = True  # to be refused here, in better words than click's
 

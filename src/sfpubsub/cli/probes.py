@@ -211,7 +211,7 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             future.set_result(work())
-        except Exception as error:  # noqa: BLE001  # raised again by whoever waits
+        except Exception as error:  # noqa: BLE001  # re-raised in the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=run, name="sfpubsub-probe", daemon=True).start()

@@ -156,7 +156,7 @@ def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> int:
         try:
             _send(publisher, lines, printer)
         except Exception:
-            _flush(publisher)  # what stands before the line is published all the same
+            _flush(publisher)  # the lines before it are published all the same
             raise
         _flush(publisher)
     return printer.failed

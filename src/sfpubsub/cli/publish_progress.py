@@ -18,7 +18,7 @@ class PublishProgress:
     """Writes over its own line; silent where there is no terminal. Not thread-safe.
 
     Args:
-        out: Where people look.
+        out: The terminal's stream.
         publisher: Has the counts.
         clock: Steady time in seconds.
     """
@@ -33,7 +33,7 @@ class PublishProgress:
         self._due = self._begun
 
     def look(self) -> None:
-        """Write where it stands, if it is time to."""
+        """Write the progress, if it is due."""
         now = self._clock()
         if self._out is not None and now >= self._due:
             self._due = now + EVERY

@@ -76,7 +76,7 @@ def show(name: str, **service: str | None) -> None:
 
 @pushtopic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
     """Delete a PushTopic and print what it was. Its subscribers hear nothing any more."""

@@ -112,7 +112,7 @@ def show(directory: Path, key: str) -> None:
     multiple=True,
     help="A schema store to look in.  [default: _schemas next to the quarantine]",
 )
-@click.option("--fetch", is_flag=True, help="Ask the service for schemas that are not at hand.")
+@click.option("--fetch", is_flag=True, help="Ask the service for schemas that are missing locally.")
 @click.option("--again", is_flag=True, help="Also those that were redriven before.")
 @service_options
 def redrive(
@@ -178,7 +178,7 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
 
         of_a_table = [place for place in local_sidecars(directory, _OF_A_TABLE) if place.is_dir()]
         raise ConfigurationError(
-            f"{directory} is no quarantine (it holds {foreign[0]!r}): name "
+            f"{directory} is not a quarantine (it holds {foreign[0]!r}): name "
             f"{of_a_table[0] if of_a_table else 'another directory'}"
         )
     return FileQuarantine(directory)

@@ -46,7 +46,7 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """For people; it stands in the marks."""
+        """A description; written into the marks."""
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
@@ -218,7 +218,7 @@ def redrive(
 
 
 class Decoder:
-    """Finds the schema of an entry: the one that it holds, or else one that can be had for its id.
+    """Finds the schema of an entry: the one that it holds, or else the one of its schema id.
 
     Args:
         sources: Looked into in order, each once for an id.
@@ -242,7 +242,7 @@ class Decoder:
         codec = codec or self._found[schema_id]
         if codec is None:
             raise SchemaNotFoundError(
-                f"schema {schema_id} is not at hand: name a store with --schemas, or --fetch"
+                f"schema {schema_id} is missing: name a store with --schemas, or --fetch"
             )
         batch = EventBatch(
             subscription=entry.subscription,

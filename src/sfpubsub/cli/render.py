@@ -56,7 +56,7 @@ class EventLines:
         before = _compact({"topic": topic, "subscription": subscription, "event_id": ""})
         between = _compact({"schema_id": codec.schema_id, "event_name": codec.name, "payload": ""})
         common = before.removesuffix('""}'), f",{between[1:]}".removesuffix('""}')
-        # One a schema; but one that is not to be had is another object for every response.
+        # One a schema; but one that is not available is another object for every response.
         if len(self._common) >= MAX_SCHEMAS:
             self._common.clear()
         self._common[key] = common

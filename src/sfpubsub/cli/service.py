@@ -27,8 +27,8 @@ CONNECT_TIMEOUT = 10.0
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-# Settings that may stand on a command line, with what their help says. Secrets are not among them:
-# other users of a machine see command lines.
+# Settings that may be given on a command line, with what their help says. Secrets are not among
+# them: other users of a machine see command lines.
 OPTIONS: dict[str, tuple[str, str]] = {
     "config": ("FILE", "TOML file with settings."),
     "profile": ("NAME", "The [profile.NAME] of that file."),

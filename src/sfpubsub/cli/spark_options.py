@@ -1,4 +1,4 @@
-"""Options of the commands that start Spark: what its session is told, and what jars it gets."""
+"""Options of the commands that start Spark: the configuration of its session, and its jars."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sfpubsub.cli.service import StopRequest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Seconds between two looks at Spark while it starts. A signal wakes the main thread by itself.
+# Seconds between checks of Spark while it starts. A signal wakes the main thread by itself.
 _POLL = 0.2
 
 

@@ -27,7 +27,7 @@ SUFFIX = ".status.json"
 # Largest number of a status, far above any time in seconds and any count of events.
 _MOST = 1e13
 
-# Of the file's form; files of another are not read.
+# Version of the file format; files of another version are not read.
 FORMAT = 2
 
 
@@ -148,7 +148,7 @@ def read(path: Path) -> Status:
         if isinstance(values[name], str):
             values[name].encode()  # or it could not be printed
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
-            raise ValueError(f"its {name} is no number that can be")
+            raise ValueError(f"its {name} is not a valid number")
     if values["kind"] not in get_args(Kind):
         raise ValueError(f"it is of neither {' nor '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
@@ -157,7 +157,7 @@ def read(path: Path) -> Status:
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a valid number")
 
 
 def _is_count(hour: str, events: Any) -> bool:

@@ -56,7 +56,7 @@ class StepWatch:
         )
 
     def text(self) -> str:
-        """Return what all steps did, for people; blank before the first one."""
+        """Return what all steps did, for display; blank before the first one."""
         total = self._total
         return "" if total is None else _text(total)
 

@@ -87,7 +87,7 @@ _GRACE = 3.0
     "--quarantine",
     "quarantine_dir",
     metavar="DIR",
-    help="Keep events that cannot be decoded here and go on.  [default: stop at the first]",
+    help="Keep events that cannot be decoded here and continue.  [default: stop at the first]",
 )
 @http_option
 @service_options
@@ -111,8 +111,8 @@ def subscribe(
     """Print events as JSON lines on stdout.
 
     With --managed the service keeps the position, with --replay-store a file does: an event is
-    acked once its line was written, into a pipe once it was read there, and the next run goes on
-    behind it. Ctrl-C ends in order, and so does a reader that has enough, such as `head`; a second
+    acked once its line was written, into a pipe once it was read there, and the next run continues
+    after it. Ctrl-C ends in order, and so does a reader that has enough, such as `head`; a second
     Ctrl-C ends at once.
     """
     if [managed, topic, channel].count(None) != 2:

@@ -1,6 +1,6 @@
-"""``sfpubsub tables`` and ``sfpubsub derive``: tables that people query, out of a raw one.
+"""``sfpubsub tables`` and ``sfpubsub derive``: tables for querying, made from a raw one.
 
-Puts the parts together and translates between them and people. Needs no service and no credentials.
+Puts the parts together, reads options and prints messages. Needs no service and no credentials.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def tables(
     moment and started again, and may run beside the ingest job. Events that cannot be decoded are
     in the table _undecodable with the reason.
 
-    `sfpubsub tables rebuild` empties the tables and makes them anew.
+    `sfpubsub tables rebuild` empties the tables and makes them again.
     """
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:

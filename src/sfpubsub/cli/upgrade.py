@@ -33,8 +33,8 @@ def upgrade(
 ) -> None:
     """Give a raw table of an older version the columns and partitions of a new one.
 
-    Every row is written once more. Older tables go on without it. End the jobs that write or read
-    the table first; a run that was killed is finished by the next one.
+    Every row is written once more. Older tables keep working without it. End the jobs that write or
+    read the table first; a run that was killed is finished by the next one.
     """
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:

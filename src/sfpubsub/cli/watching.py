@@ -1,4 +1,4 @@
-"""How a command that goes on is watched: its monitor, its HTTP server, its line on stderr."""
+"""How a long-running command is monitored: its monitor, its HTTP server, its line on stderr."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def watching(
     """Watch a command while the block runs.
 
     Args:
-        title: What runs, for people.
+        title: What runs, for display.
         address: Where to listen; None for nowhere.
         timings: Of the client.
         also: Says more on the line; blank for nothing.

@@ -1,4 +1,4 @@
-"""How counts are told to people."""
+"""Human-readable counts."""
 
 from __future__ import annotations
 

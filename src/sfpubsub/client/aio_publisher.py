@@ -52,7 +52,7 @@ class AsyncPublisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """What has become of the events so far."""
+        """The outcome of the events so far."""
         return PublishCounts() if self._outbound is None else self._outbound.driver.counts()
 
     async def send(
@@ -62,9 +62,9 @@ class AsyncPublisher:
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> asyncio.Future[PublishResult]:
-        """Send an event; waits only while too many have no result; see `Publisher.send`.
+        """Send an event; waits only while too many events have no result; see `Publisher.send`.
 
-        Cancelled while it waits, it has sent nothing.
+        If it is cancelled while waiting, nothing has been sent.
         """
         outbound = self._outbound or await self._begun()
         draft = await self._draft(outbound, value, event_id, headers)

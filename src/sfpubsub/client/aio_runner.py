@@ -31,7 +31,7 @@ AsyncHandler: TypeAlias = Callable[[Event], Awaitable[object]]
 
 
 class AsyncRunner:
-    """Hands the events of a subscription to a handler, in tasks of its own.
+    """Passes the events of a subscription to a handler, in tasks of its own.
 
     Args:
         delivery: Of the subscription.

@@ -142,7 +142,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 await bell.until(partial(self._has_rung, seen), bell.deadline(turn.seconds))
             elif isinstance(turn, Take):
                 delivery.carry_out(turn)
-                if turn.acks:  # there may be many such responses, and nothing to hand out
+                if turn.acks:  # there may be many such responses, and nothing to deliver
                     await asyncio.sleep(0)
             elif not await self._carry_out(turn, deadline):
                 return None
@@ -151,7 +151,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         return self._bell.count != seen
 
     async def _carry_out(self, step: Work, deadline: float | None) -> bool:
-        """Do what may wait; return False when it goes on behind the deadline, for the next call."""
+        """Do the pending work; return False if it outlasts the deadline, for the next call."""
         store = self._delivery.store
         if isinstance(step, Store) and is_async(store):
             await self._store_async(last=False)

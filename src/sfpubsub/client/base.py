@@ -127,12 +127,12 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
                 taken here as well.
             replay_store: Where the position is kept: a mapping or a `ReplayStore`, for the asyncio
                 client also an `AsyncReplayStore`.
-            replay_fallback: Where to go on when the position is refused; None to stop.
+            replay_fallback: Where to continue when the position is refused; None to stop.
             ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
                 acks. Matters only with a store.
             max_pending_count: Events held unread before no more are asked for.
             max_bytes: Payload bytes held unread before no more are asked for.
-            max_unacked: Events handed out and not acked before no more are asked for.
+            max_unacked: Events delivered and not acked before no more are asked for.
             connection_timeout: The outage budget: seconds that transport failures may last before
                 the subscription fails; None for ever. Not a timeout of one connection attempt.
             on_gap: Told of every position that is given up; must not wait, nor close the client:
@@ -140,8 +140,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
                 subscriptions; by the asyncio client in the loop's.
             on_undecodable: What becomes of an event that cannot be decoded: ``fail``: reading its
                 value raises; ``quarantine``: it is put into *quarantine*, durably before its
-                position can be passed, and is not handed out; ``skip``: it is counted, logged, and
-                not handed out. The last two decode a batch when it is handed out.
+                position can be passed, and is not delivered; ``skip``: it is counted, logged, and
+                not delivered. The last two decode a batch when it is delivered.
             quarantine: Where such events are kept.
             fields: Names of the fields that are read; None for all. A change event's header and a
                 platform event's ``CreatedDate`` always are. A field that an event's schema does not

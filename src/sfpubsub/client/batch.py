@@ -2,7 +2,7 @@
 
 An `EventBatch` is one response of the service; its `Event` objects are made on iteration, and an
 event is decoded when `Event.value` is first read. No I/O happens here: the schemas of a batch were
-fetched before it was handed out.
+fetched before it was delivered.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class EventBatch:
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
-        """Return the events behind the one with that ``delivery_seq`` as a batch; None for none."""
+        """Return the events after the one with that ``delivery_seq`` as a batch; None for none."""
         start = seq + 1 - self.first_seq
         if start >= len(self.raw_events):
             return None

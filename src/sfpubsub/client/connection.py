@@ -1,4 +1,4 @@
-"""What both faces of the client stand on: one channel, one session, one schema cache, the drivers.
+"""What both faces of the client share: one channel, one session, one schema cache, the drivers.
 
 Everything here is blocking or at once; who waits for it, and in which thread, is the faces'
 business. A driver made here is aborted by `Connection.close` at the latest, before the channel is

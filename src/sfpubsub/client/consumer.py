@@ -19,10 +19,10 @@ answer                    what the face does                              what i
 
 A face that is interrupted (Ctrl-C, a cancelled task) before it has reported asks again and gets
 the same answer, so everything may be carried out twice. A response stays at the head
-of the queue until it is ready to be handed out, so nothing is lost in between.
+of the queue until it is ready to be delivered, so nothing is lost in between.
 
 Positions are stored together: at once when the application asks for more and there is nothing to
-hand out, otherwise at most every `Timings.store_interval`. After a crash the events that were acked
+deliver, otherwise at most every `Timings.store_interval`. After a crash the events that were acked
 since then come again.
 """
 
@@ -88,7 +88,7 @@ class WaitUntil(NamedTuple):
 
 
 class End(NamedTuple):
-    """Nothing more comes."""
+    """The end of the deliveries: no more batches follow."""
 
 
 Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready, and what of it was not yet handed out."""
+    """A response that is ready, and what of it was not yet delivered."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -138,7 +138,7 @@ class Consumer:
         self._screened: Screened | None = None  # that one, once it has its codecs
         self._is_set_aside = False  # its events that cannot be decoded are durable
         self._prepared = _Prepared(None, (), deque())  # the last one that was
-        self._given: EventBatch | None = None  # the batch that was handed out last
+        self._given: EventBatch | None = None  # the batch that was delivered last
         self.in_hand: tuple[int, int] | None = None
         """First and last ``delivery_seq`` of what the application was given last."""
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
@@ -153,21 +153,21 @@ class Consumer:
     # What happens.
 
     def asked(self) -> None:
-        """Take the application's request for the next batch; what it had in hand was acked."""
+        """Take the application's request for the next batch; what it held was acked."""
         self._given = self.in_hand = None
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Note that of the last batch only one event was handed on, for now."""
+        """Note that of the last batch only one event was passed on, for now."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
-        """Take back what the application was not given of the last batch, to hand it out next."""
+        """Take back what the application was not given of the last batch, to deliver it next."""
         if batch is not None:
             self._prepared.batches.appendleft(batch)
 
     def interrupted(self) -> None:
-        """Take back the batch that was handed out and did not reach the application."""
+        """Take back the batch that was delivered and did not reach the application."""
         batch, self._given, self.in_hand = self._given, None, None
         ready = self._prepared.batches
         if not (ready and ready[0] is batch):
@@ -204,7 +204,7 @@ class Consumer:
         self._is_set_aside = True
 
     def pause(self, paused: bool) -> None:
-        """Hand out nothing while *paused*."""
+        """Deliver nothing while *paused*."""
         self._paused = paused
 
     # Positions.
@@ -242,7 +242,7 @@ class Consumer:
             now: The time.
             head: The first response in the queue.
             over: Whether the subscription had ended before *head* was looked at.
-            discarded: Whether what was received is not to be handed out any more.
+            discarded: Whether what was received is not to be delivered any more.
         """
         if discarded:
             self._prepared.batches.clear()
@@ -295,7 +295,7 @@ class Consumer:
         if screened.undecodable:
             self._screen.count(screened.undecodable)
             acks = tuple([event.delivery_seq for event in screened.undecodable])
-        # In one step: half of it would lose a batch, or hand it out twice.
+        # In one step: half of it would lose a batch, or deliver it twice.
         self._prepared = _Prepared(head, acks, deque(screened.batches))
         return Take(head, acks) if acks else self._hand_out(head)
 
@@ -321,7 +321,7 @@ class Consumer:
         Args:
             health: The driver's.
             mismatches: Schema ids that are not the hash of their schema.
-            discarded: Whether what was received is not to be handed out any more.
+            discarded: Whether what was received is not to be delivered any more.
         """
         if self._schema_error is not None and health.state == "streaming":
             reason = f"a schema cannot be fetched, and events wait for it: {self._schema_error}"

@@ -66,7 +66,7 @@ class Delivery:
         datetimes: Whether `Event.value` gives dates with a time as `datetime`.
         release: Called once the subscription has ended.
         stores_on_ack: Whether the thread that acks may store a position that is due. If not, only
-            whoever iterates or drains does.
+            the thread that iterates or drains does.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Delivery:
 
     @contextmanager
     def one_by_one(self, batch: EventBatch) -> Iterator[Iterator[Event]]:
-        """Give the application a batch event by event; what it did not get is handed out next."""
+        """Give the application a batch event by event; what it did not get is delivered next."""
         last = batch.first_seq - 1
 
         def events() -> Iterator[Event]:
@@ -169,14 +169,14 @@ class Delivery:
                 if step.arrival is not None:
                     self.driver.accept(step.arrival)
                 return step.batch
-        except BaseException:  # Ctrl-C in the middle of handing out
+        except BaseException:  # Ctrl-C in the middle of delivering
             self._consumer.interrupted()
             raise
         if isinstance(step, End):
             return step
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
-        # All of a response may have been set aside, and there may be more behind it.
+        # All of a response may have been set aside, and there may be more after it.
         more = self._has_taken and not isinstance(step, Store)
         if is_late and (more or isinstance(step, WaitUntil)):
             return None
@@ -240,12 +240,12 @@ class Delivery:
         return codec if self._fields is None else codec.only(self._fields)
 
     def pause(self) -> None:
-        """Hand out nothing, and ask for nothing more."""
+        """Deliver nothing, and ask for nothing more."""
         self.driver.pause()
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._set_paused(False)
         self.driver.resume()
 
@@ -259,26 +259,26 @@ class Delivery:
         self.driver.wake()
 
     def stop(self) -> None:
-        """Hand out nothing more. Takes no lock: a signal may have come while one was held."""
+        """Deliver nothing more. Takes no lock: a signal may have come while one was held."""
         if not self._stopped:
             self._stopped = True
             _thread.start_new_thread(self.driver.wake, ())
 
     @property
     def discards(self) -> bool:
-        """Whether what was received is not to be handed out any more."""
+        """Whether what was received is not to be delivered any more."""
         return self._stopped or self.driver.discarded
 
     # For a run of a handler.
 
     def begin_run(self) -> None:
         """Leave acks to a run, and store positions where it asks for batches; to the end."""
-        self.asked()  # the batch in hand is done, as when the next one is asked for
+        self.asked()  # the current batch is done, as when the next one is asked for
         with self._lock:
             self._consumer.acks_by_itself = self._stores_on_ack = False
 
     def hold(self, held: bool) -> None:
-        """Hand out nothing while *held*; events are received all the same."""
+        """Deliver nothing while *held*; events are received all the same."""
         self._held = held
         self._set_waiting()
 
@@ -302,11 +302,11 @@ class Delivery:
         if self.store is None:
             return
         if self.driver.over:
-            return  # whoever drains or takes the rest stores; behind that, nobody may
+            return  # the drain or the last read stores; after that, nobody may
         if self._stores_on_ack and self._is_store_due():
             self.store_position()
         else:
-            self.driver.wake()  # whoever waits for a batch stores it when it is due
+            self.driver.wake()  # the thread that waits for a batch stores it when due
 
     def _is_store_due(self) -> bool:
         with self._lock:
@@ -314,7 +314,7 @@ class Delivery:
             return self._consumer.is_store_due(time.monotonic())
 
     def _note_storable(self) -> None:
-        if self.store is not None:  # under the lock: an older one must not come behind a newer one
+        if self.store is not None:  # under the lock: an older one must not come after a newer one
             self._consumer.storable(self.driver.storable())
 
     def store_position(self, *, last: bool = False) -> None:

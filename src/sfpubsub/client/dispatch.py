@@ -21,8 +21,8 @@ keys can start::
     key C   │ 3ˢ 5ˢ  │ 6 │    4 waits for 1 and 2, and 6 for 3 and 5.
 
 The oldest event that is not done is in the front turn of all its keys, so there is always one that
-can go on: nothing waits in a circle. An event leaves its turns when it is done: handled, or durable
-in the quarantine. One that waits for its retry keeps its turns and takes up no worker.
+can continue: nothing waits in a circle. An event leaves its turns when it is done: handled, or
+durable in the quarantine. One that waits for its retry keeps its turns and takes up no worker.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Retry:
 
     seconds: float = 60.0
     """How long after its first failure an event is tried again; the last try comes then, at the
-    latest. Longer than the restart of a database; other keys go on meanwhile."""
+    latest. Longer than the restart of a database; other keys continue meanwhile."""
     initial: float = 0.5
     """Seconds of the first wait, at most: each is a random part of its ceiling, which doubles."""
     maximum: float = 10.0
     """Seconds that the doubling stops at, so that an event is not late when all is well again."""
     exceptions: tuple[type[Exception], ...] = (Exception,)
-    """What is worth another try; anything else is final."""
+    """The exceptions that are retried; all others are final."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "initial", "maximum"):
@@ -78,10 +78,10 @@ class Retry:
 
 @dataclass(frozen=True)
 class QuarantineLimit:
-    """How many events may fail before it is the handler that is taken to be broken.
+    """How many events may fail before the handler itself is considered broken.
 
-    A run stops with the event that would be one more than *failures* among the *last* ones that
-    came to an end. It is not put into the quarantine. So at most *failures* in a row are.
+    A run stops when more than *failures* of the *last* finished events have failed. The event that
+    exceeds the limit is not quarantined, so at most *failures* consecutive events are.
 
     Raises:
         ValueError: A number is out of range.
@@ -237,9 +237,9 @@ class Dispatcher(Generic[T]):
             self._is_ready(job)
 
     def arrived_broken(self, event: T, error: Exception) -> None:
-        """Take the next event, whose keys cannot be told because of *error*.
+        """Take the next event, whose keys cannot be determined because of *error*.
 
-        It fails when it would be started, behind older ones: so a run that stops there, and starts
+        It fails when it would be started, after older ones: so a run that stops there, and starts
         again, gets on.
         """
         job = self._job(event)
@@ -297,7 +297,7 @@ class Dispatcher(Generic[T]):
         self._done(job)
 
     def broke(self, error: BaseException, job: Job[T] | None = None) -> None:
-        """Take the reason why the run cannot go on.
+        """Take the reason why the run cannot continue.
 
         Args:
             error: What was raised.
@@ -365,7 +365,7 @@ class Dispatcher(Generic[T]):
             if not self._ready:
                 break
             job = heapq.heappop(self._ready)[1]
-            if job.error is not None and not job.tries:  # its keys cannot be told
+            if job.error is not None and not job.tries:  # its keys are unknown
                 self._give_up(job)
                 continue
             self._busy += 1

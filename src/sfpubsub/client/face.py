@@ -38,7 +38,7 @@ class Stoppable(Protocol):
     """A run that can be waited for."""
 
     def check_caller(self) -> None:
-        """Refuse whoever belongs to the run."""
+        """Refuse a call from within the run."""
         ...
 
 
@@ -70,7 +70,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @property
     def pending_count(self) -> int:
-        """Events received and not yet handed out."""
+        """Events received and not yet delivered."""
         return self.health().pending_count
 
     def health(self) -> Health:
@@ -78,15 +78,15 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         return self._delivery.health()
 
     def pause(self) -> None:
-        """Hand out nothing and ask for nothing more until `resume`.
+        """Deliver nothing and ask for nothing more until `resume`.
 
-        The stream is kept open, acks are taken and commits go on. Iterating waits meanwhile, and
+        The stream is kept open, acks are taken and commits continue. Iterating waits meanwhile, and
         `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._delivery.resume()
 
     def run(
@@ -144,7 +144,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         """Run *handler* as this face does."""
 
     def stop(self) -> None:
-        """Hand out nothing more: iterating ends, and so does `run`. For signal handlers, too.
+        """Deliver nothing more: iterating ends, and so does `run`. For signal handlers, too.
 
         Acks are taken until the subscription is drained, which leaving the ``with`` block does.
         """
@@ -173,7 +173,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Raise no failure that the application was told of before."""
+        """Do not raise a failure again that the application has already received."""
         told = self._failure_is_told
         try:
             yield

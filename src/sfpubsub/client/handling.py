@@ -116,7 +116,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
     """Check that a handler is one for the face.
 
     Raises:
-        ConfigurationError: It is a coroutine function and should not be, or the other way round.
+        ConfigurationError: It is a coroutine function and should not be, or vice versa.
     """
     called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
     if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
@@ -153,7 +153,7 @@ class Work:
     # What arrives.
 
     def keys_of(self, event: Event) -> list[Hashable] | Exception:
-        """Return an event's keys, or why they cannot be told."""
+        """Return an event's keys, or why they cannot be determined."""
         if self._options.key is None:
             return []
         try:
@@ -172,7 +172,7 @@ class Work:
             self._dispatcher.arrived(event, keys)
 
     def balance(self) -> None:
-        """Have no more batches handed out while enough events are held."""
+        """Have no more batches delivered while enough events are held."""
         if self._holding is self._dispatcher.has_room:
             self._holding = not self._holding
             self._delivery.hold(self._holding)
@@ -245,7 +245,7 @@ class Work:
     def _handler_error(self, job: Job[Event]) -> HandlerError:
         event, error = job.event, job.error
         assert error is not None  # noqa: S101  # it has failed
-        what = "the handler failed on" if job.tries else "no key could be told of"
+        what = "the handler failed on" if job.tries else "no key could be determined for"
         tries = f" (tried {job.tries} times)" if job.tries > 1 else ""
         limit = self._options.quarantine_limit
         broken = (

@@ -160,7 +160,7 @@ class Outbound(Generic[ReceiptT]):
         created = None if by is None else (round(time.time() * 1000), by)
         event = ProducerEvent("", b"", event_id, _checked_headers(event_id, headers))
         event = _encoded(event, codec, value, created)
-        # A copy: the caller may go on with what it gave.
+        # A copy: the caller may continue with what it gave.
         return Draft(dict(value), created, event)
 
     def encode_again(self, ticket: int, schema_id: str) -> ProducerEvent:

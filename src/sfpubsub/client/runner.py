@@ -30,7 +30,7 @@ Handler: TypeAlias = Callable[[Event], object]
 
 
 class Runner:
-    """Hands the events of a subscription to a handler, in threads of its own.
+    """Passes the events of a subscription to a handler, in threads of its own.
 
     Args:
         delivery: Of the subscription.
@@ -138,7 +138,7 @@ class Runner:
                 report()
             while isinstance(step := self._work.next(), WaitUntil):
                 self._changed.wait(None if step.time is None else step.time - time.monotonic())
-            # Whoever got something to do has another one look: so whatever became possible is
+            # A thread that got work wakes another one to check: so whatever became possible is
             # begun, and one of those who wait knows the time of the next retry.
             self._changed.notify()
             return step

@@ -71,7 +71,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         Raises:
             WriteError: The quarantine could not be written; the next call tries again.
             SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
-            SfPubSubError: The subscription failed. A plain one hands out everything it received
+            SfPubSubError: The subscription failed. A plain one delivers everything it received
                 first; of a managed one that comes again.
         """
         batch = self._next(None if timeout is None else time.monotonic() + timeout)
@@ -83,7 +83,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         """Iterate over events instead of batches.
 
         With ``ack="auto"`` asking for the next event acks the one before, so leaving the loop
-        leaves the event in hand unacked, and only that one. What is behind it is handed out next.
+        leaves the current event unacked, and only that one. The events after it are delivered next.
         """
         for batch in self:
             with self._delivery.one_by_one(batch) as events:
@@ -147,7 +147,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         """End as leaving the ``with`` block does: `drain`. Can be repeated.
 
         Raises:
-            SfPubSubError: As `drain`, unless the application was told of it before.
+            SfPubSubError: As `drain`, unless it was raised before.
         """
         with self._told_once():
             self.drain()
@@ -176,7 +176,7 @@ class ManagedSubscription(Subscription):
     def commit(self, timeout: float = COMMIT_TIMEOUT) -> CommitReceipt:
         """Commit everything acked so far and wait for the answer.
 
-        With ``ack="auto"`` this acks the batch in hand first.
+        With ``ack="auto"`` this acks the current batch first.
 
         Args:
             timeout: Seconds.

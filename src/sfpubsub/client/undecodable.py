@@ -4,10 +4,10 @@ Such an event's payload does not fit its schema, or its schema is not valid, or 
 that there is no such schema. A schema that cannot be fetched for now is another matter: the
 response waits for it.
 
-With ``fail`` a batch is handed out as it came, and decoding stays lazy: reading `Event.value` of
-the event raises. With ``quarantine`` and ``skip`` a batch is decoded when it is handed out, in the
-thread that asks for it, because what is handed out has to be without those events. A batch stays a
-run of consecutive deliveries, which acks rely on: a response is handed out as the runs between the
+With ``fail`` a batch is delivered as it came, and decoding stays lazy: reading `Event.value` of
+the event raises. With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the
+thread that asks for it, because what is delivered has to be without those events. A batch stays a
+run of consecutive deliveries, which acks rely on: a response is delivered as the runs between the
 events that were taken out.
 """
 
@@ -129,7 +129,7 @@ class Screen:
         return self._policy == "quarantine"
 
     def sort(self, arrival: Arrival, codecs: Mapping[str, Codec]) -> Screened:
-        """Return what of a response is to be handed out, and what cannot be decoded.
+        """Return what of a response is to be delivered, and what cannot be decoded.
 
         Args:
             arrival: A response.

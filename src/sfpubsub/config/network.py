@@ -169,7 +169,7 @@ def check_url(url: str, what: str, *, insecure: str = "", path: bool = False) ->
         path: Whether a path is allowed.
 
     Raises:
-        ConfigurationError: It is no such URL, or plaintext to a host that is not loopback.
+        ConfigurationError: It is not such a URL, or is plaintext to a host that is not loopback.
     """
     if "@" in url:
         raise ConfigurationError(f"{what} must not carry a user name or a password")

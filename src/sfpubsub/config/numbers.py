@@ -104,7 +104,7 @@ class Limits:
     """How much one subscription may hold in memory."""
 
     max_pending_count: int = 1000
-    """Events received and not yet handed out; ten windows, so that a pause of the handler does not
+    """Events received and not yet delivered; ten windows, so that a pause of the handler does not
     stop the stream. Overshoot: the event that keeps a full stream open."""
     max_bytes: int = 32 * 1024 * 1024
     """Payload bytes of those: so many events are asked for as fit at the size that was seen. Should

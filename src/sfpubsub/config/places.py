@@ -48,12 +48,12 @@ class Given(NamedTuple):
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a sentence that helps whoever wrote *name* instead of one of *known*.
+    """Return a hint for a user who wrote *name* instead of one of *known*.
 
     Args:
         name: What was written, without the prefix.
         known: What could have been, without the prefix.
-        prefix: Stands before each; it must not make all of them look alike.
+        prefix: Prepended to each; it must not make all of them look alike.
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
@@ -164,14 +164,14 @@ def expanded(text: str, what: str) -> Path:
     """Return a path with its ``~`` replaced.
 
     Raises:
-        ConfigurationError: There is no such home, or it is no path.
+        ConfigurationError: There is no such home directory, or it is not a path.
     """
     if "\0" not in text:  # which the system's calls refuse with a ValueError
         try:
             return Path(text).expanduser()
         except RuntimeError:
             pass
-    raise ConfigurationError(f"{what} is no path, or of a user who has no home: {text!r}")
+    raise ConfigurationError(f"{what} is not a path, or its user has no home: {text!r}")
 
 
 @cache  # once: a command loads its settings more than once, a key is read at each sign-in

@@ -88,13 +88,13 @@ class Settings:
     ping_timeout: float = Timings.ping_timeout
     """Seconds after which a ping unanswered ends the connection."""
     auth: str = "token"
-    """How a session is had, one of `AUTH_WAYS`."""
+    """How a session is obtained, one of `AUTH_WAYS`."""
     access_token: str = ""
     """With ``token``: the ready one."""
     instance_url: str = ""
-    """Scheme and host of the org. Flows are told it; set, it must be the same."""
+    """Scheme and host of the org. Sign-in flows return it; if set, it must match."""
     tenant_id: str = ""
-    """Organisation id. Flows are told it; set, it must be the same."""
+    """Organisation id. Sign-in flows return it; if set, it must match."""
     login_url: str = DEFAULT_LOGIN_URL
     """Where to sign in: My Domain, login.salesforce.com or test.salesforce.com."""
     client_id: str = ""

@@ -4,13 +4,13 @@ The package shares no code with the client: a server that used the client's arit
 with the client's bugs. It imports nothing of sfpubsub outside itself.
 
 Start reading at `server.EmulatorServer`, which starts and stops everything and is the surface for
-tests; `remote` is a client of one that runs elsewhere. The rooms, each of which imports only itself
-and those above it:
+tests; `remote` is a client of one that runs elsewhere. The packages, each of which imports only
+itself and those above it:
 
     faults     how calls fail: the service's refusals as data, and failures that a test programs
     org        what the org holds and decides: topics, events, positions, users, tokens, settings,
                the seed, the Streaming API's channels; no wire
     grpc       the Pub/Sub API: one open call each, and the wire
     http       sign-in, REST and Tooling, CometD, the admin endpoint
-    page       the page for people, on the HTTP port
+    page       the web page, on the HTTP port
 """

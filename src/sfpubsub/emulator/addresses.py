@@ -1,4 +1,4 @@
-"""Where an emulator listens, and what clients are told: hosts, ports, URLs.
+"""Where an emulator listens, and the addresses announced to clients: hosts, ports, URLs.
 
 The two differ in a container, which listens everywhere and is reached by its name.
 """
@@ -20,7 +20,7 @@ class Addresses:
 
     Args:
         host: Address to listen on.
-        advertise: The host that clients are told, with or without a port of HTTP; None is `host`,
+        advertise: The host announced to clients, with or without a port of HTTP; None is `host`,
             as clients of this machine reach it.
 
     Attributes:

@@ -83,9 +83,9 @@ class EmulatorServer:
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
-        tls_names: Names and addresses that the certificate is good for, beside those of this
+        tls_names: Names and addresses that the certificate is valid for, beside those of this
             machine and `advertise`.
-        advertise: The host that clients are told, if it is not the one to listen on: of a container
+        advertise: The host announced to clients, if it is not the one to listen on: of a container
             its name in the network. A port behind it, such as `localhost:8443`, is that of HTTP as
             clients reach it.
         settings: Times and sizes. None is those of the seed, else the defaults; given ones take
@@ -93,7 +93,7 @@ class EmulatorServer:
         seed: A checked seed or the path of one; None is the default seed, for a fresh directory
             only.
         faults: Programmed failures.
-        clock: Time; a ManualClock makes it stand still.
+        clock: The time source; with a ManualClock time stands still.
 
     Attributes:
         bus: The model: topics, events, positions.
@@ -110,7 +110,7 @@ class EmulatorServer:
         ca_file: The authority to trust; None without TLS.
 
     Raises:
-        EmulatorProblem: The seed, the directory or a missing extra stands in the way. One line.
+        EmulatorProblem: The seed, the directory or a missing extra prevents it. One line.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class EmulatorServer:
 
     @property
     def instance_url(self) -> str:
-        """What stands in for the org's own URL."""
+        """The stand-in for the org's own URL."""
         return self.http_url
 
     @property
@@ -335,7 +335,7 @@ class EmulatorServer:
         return self.bus.append(topic, drafts)
 
     def new_token(self) -> str:
-        """Hand out an access token, as a sign-in would; those that are good stay good."""
+        """Issue an access token, as a sign-in would; valid tokens remain valid."""
         return self._sessions.new_token()
 
     def change_schema(self, topic: str, schema_json: str) -> str:

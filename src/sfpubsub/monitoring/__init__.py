@@ -1,4 +1,4 @@
-"""What a command or a program tells of itself while it runs: metrics, health, a page for people."""
+"""What a command or a program reports about itself while it runs: metrics, health, a web page."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -41,8 +41,8 @@ class Metric(Enum):
         "messaging.client.consumed.messages",
         "counter",
         "{message}",
-        "Events handed to the command, or to your program. Events that came again are not counted.",
-        "It stands still although events are published: look at the stream's state, then at the "
+        "Events delivered to the command or to your program. Repeated events are not counted.",
+        "It does not rise although events are published: look at the stream's state, then at the "
         "user's permission to read the event, or the objects of the change events.",
         (*SOURCE, OPERATION),
     )
@@ -50,7 +50,7 @@ class Metric(Enum):
         "messaging.salesforce.redelivered.messages",
         "counter",
         "{message}",
-        "Events that the service sent again and that were not handed out again.",
+        "Events that the service sent again and that were not delivered again.",
         "Some after each reconnect are normal. If it grows all the time, commits do not get "
         "through: look at messaging.salesforce.last_commit.time.",
         SOURCE,
@@ -145,7 +145,7 @@ class Metric(Enum):
         "counter",
         "{message}",
         "Acked events whose position is known to be committed, or was given to the store.",
-        "It stands still while events are consumed: commits are refused, or nothing is acked.",
+        "It does not rise while events are consumed: commits are refused, or nothing is acked.",
         SOURCE,
     )
     LAST_COMMIT = (
@@ -207,7 +207,7 @@ class Metric(Enum):
         "counter",
         "{row}",
         "Rows written to the raw table.",
-        "It stands still while events are consumed: a write is stuck, or all are duplicates.",
+        "It does not rise while events are consumed: a write is stuck, or all are duplicates.",
         SOURCE,
     )
     WRITES = (
@@ -232,7 +232,7 @@ class Metric(Enum):
         "counter",
         "{message}",
         "Events with the id of another event and another payload, kept in the sidecar _conflicts.",
-        "Any is worth a look: whoever publishes uses an id twice.",
+        "Investigate any: a publisher uses an id twice.",
         SOURCE,
     )
     UNDECODABLE = (
@@ -249,7 +249,7 @@ class Metric(Enum):
         "counter",
         "{batch}",
         "Batches of the raw table that were taken into tables.",
-        "It stands still while the raw table grows: rows wait for their schemas, or a step is "
+        "It does not rise while the raw table grows: rows wait for their schemas, or a step is "
         "stuck.",
         (SYSTEM,),
     )
@@ -274,7 +274,7 @@ class Metric(Enum):
         "counter",
         "{event}",
         "Events laid over the records of a mirror.",
-        "It stands still while the stream brings events: a step is stuck, or the mirror is paused.",
+        "It does not rise while the stream has events: a step is stuck, or the mirror is paused.",
         (SYSTEM,),
     )
     MIRROR_RECORDS = (
@@ -282,7 +282,7 @@ class Metric(Enum):
         "counter",
         "{record}",
         "Records read from the org and merged.",
-        "It stands still while the re-read queue is not empty: the org refuses reads, or the "
+        "It does not rise while the re-read queue is not empty: the org refuses reads, or the "
         "budget of API calls is used up.",
         (SYSTEM,),
     )

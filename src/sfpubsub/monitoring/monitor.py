@@ -43,7 +43,7 @@ class Told:
 
 
 class Monitor:
-    """What a command, or a program of your own, tells of itself. Thread-safe.
+    """What a command, or a program of your own, reports about itself. Thread-safe.
 
     ::
 
@@ -53,7 +53,7 @@ class Monitor:
                 ...
 
     Args:
-        title: What it is, for people.
+        title: What it is, for display.
         bounds: What is too long.
         clock: Seconds since 1970 UTC.
     """
@@ -135,7 +135,7 @@ class Monitor:
             kind: ``write``, ``table step``.
             seconds: Returns how long the one under way has taken; None while there is none.
             labels: Of the metrics.
-            of: What the steps are of, for people.
+            of: What the steps process, for display.
         """
         self.steps.follow(_named(kind, of), seconds)
         labels = labels_of({**dict(labels), OPERATION: kind})

@@ -1,4 +1,4 @@
-"""The page for people: how it is, plots of the last hours, positions, gaps, batches, errors.
+"""The web page: how it is, plots of the last hours, positions, gaps, batches, errors.
 
 Rendered here, as a whole, whenever somebody loads it; it loads itself again. No payload, no secret.
 """
@@ -83,7 +83,7 @@ def _source(facts: Facts, now: float) -> Iterator[Element]:
         "State": health.state + (f": {health.reason}" if health.reason else ""),
         "Behind by": "not known" if lag is None else span(lag),
         "Last message": _ago(facts.last_message_at, now),
-        "Events": f"{health.delivered:,} handed out, {health.redelivered:,} sent again",
+        "Events": f"{health.delivered:,} delivered, {health.redelivered:,} sent again",
         "Not acked yet": f"{health.unacked:,}, and {health.pending_count:,} not taken yet",
         "Reconnects": f"{health.reconnects:,}",
         "Quarantined": f"{health.quarantined:,}, and {health.skipped:,} skipped",

@@ -69,7 +69,7 @@ def plot(series: Series, points: Sequence[Point], window: Window) -> Element:
 
 
 def number(value: float) -> str:
-    """Return a value as people read it: three digits of it, at least."""
+    """Return a value in readable form: three digits of it, at least."""
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2g}"

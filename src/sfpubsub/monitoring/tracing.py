@@ -77,7 +77,7 @@ class SourceTracing:
         host, _, port = endpoint.rpartition(":")
         if host and port.isdigit():
             self._about |= {"server.address": host, "server.port": int(port)}
-        # Appended to by the thread that receives, or processes, and taken by the one behind it.
+        # Appended to by the thread that receives, or processes, and taken by the one after it.
         self._received: deque[tuple[int, SpanContext]] = deque(maxlen=_KEPT)
         self._processed: deque[SpanContext] = deque(maxlen=_KEPT)
         self._processed_at = 0

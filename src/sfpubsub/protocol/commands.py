@@ -126,7 +126,7 @@ class SendEvents:
 
 @dataclass(frozen=True, slots=True)
 class SettleEvents:
-    """Tell whoever gave these events what has become of them, by ticket."""
+    """Report the outcome of these events to their sender, by ticket."""
 
     outcomes: tuple[tuple[int, PublishResult], ...]
 

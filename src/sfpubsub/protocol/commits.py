@@ -13,8 +13,8 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 5. Commits keep a distance of `Timings.commit_pause`, in which more is acked. Nobody who asks for
    one waits for that.
 6. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one,
-   if the service is known to stand there on this stream. Had it moved the subscription back, that
-   position would pass over events.
+   if the service is known to be at that position on this stream. Had it moved the subscription
+   back, that position would pass over events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Commits:
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
         self.receipt: CommitReceipt | None = None
-        self._standing = False  # this stream has shown that the service stands at the receipt
+        self._standing = False  # this stream has shown that the service is at the receipt
         self.last_error: str | None = None
         """Why the last commit failed; None after one that did not."""
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
@@ -159,9 +159,9 @@ class Commits:
         self.maybe = [other for other in self.maybe if other.order > sent.order]
 
     def began_after_receipt(self) -> None:
-        """Learn from the beginning of a stream that the service stands where it last confirmed.
+        """Learn from the start of a stream that the service is where it last confirmed.
 
-        Or behind a keepalive after it, whose commit was not answered: that looks the same.
+        Or after a keepalive that follows it, whose commit was not answered: that looks the same.
         """
         self._standing = not any(sent.order for sent in self.maybe)
 
@@ -170,7 +170,7 @@ class Commits:
 
         Args:
             sent: The commit.
-            certain: Whether it began with the event behind it, and not only with a new one.
+            certain: Whether it began with the event after it, and not only with a new one.
         """
         self._confirmed(sent, None)
         self._standing = certain and not self.maybe

@@ -35,8 +35,8 @@ class Response(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and 
     def keepalive(self) -> ReplayId | None:
         """The position of a keepalive; None for every other message.
 
-        A commit's answer is no keepalive, whatever it carries: its position and its pending figure
-        may be left out or stale.
+        A commit's answer is not a keepalive, whatever it carries: its position and its pending
+        figure may be left out or stale.
         """
         if self.events or self.commit is not None or self.pending <= 0:
             return None
@@ -44,7 +44,7 @@ class Response(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and 
 
     @property
     def position(self) -> ReplayId | None:
-        """Where the stream stands behind this message; None where it does not say."""
+        """The position of the stream after this message; None if the message has none."""
         return self.events[-1].replay_id if self.events else self.keepalive
 
 

@@ -99,7 +99,7 @@ class Intake:
             self._resume.received(position)
 
     def recognise(self, response: Response) -> None:
-        """Note the known events of *response*; drop the others, and all behind them."""
+        """Note the known events of *response*; drop the others, and all after them."""
         for event in response.events:
             if self._ledger is None or not self.redelivering or not self._ledger.is_known(event):
                 self.redelivering = False

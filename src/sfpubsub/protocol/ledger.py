@@ -17,7 +17,7 @@ found by its key.
 After a reconnect the service sends again what was not committed. Such a *redelivery*, equal in
 event id and replay id to an entry, is not a new entry: the old one is bound to the new stream.
 A position counts as seen on a stream only if its entry is bound to it. Where a service that has
-moved the subscription back sends an entry behind newer ones, the entry stays unbound: its position
+moved the subscription back sends an entry after newer ones, the entry stays unbound: its position
 would pass over theirs.
 """
 
@@ -253,7 +253,7 @@ class Ledger:
     # Where the service began.
 
     def event_after(self, order: int) -> EventKey | None:
-        """Return the key of the first event behind *order*, or None when there is none."""
+        """Return the key of the first event after *order*, or None when there is none."""
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
             if place < len(run):
@@ -270,7 +270,7 @@ class Ledger:
         """
         expected = self.event_after(order)
         if first is None or expected is None:
-            # Behind the ledger's end anything new may come.
+            # After the ledger's end anything new may come.
             return expected is None and (first is None or not self.holds(first))
         return [expected] == event_keys((first,))
 

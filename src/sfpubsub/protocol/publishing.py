@@ -192,7 +192,7 @@ class PublishProtocol:
         return self._follow(self._retries.judge(failure, now, jitter), now)
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Go on with the session that was asked for."""
+        """Continue with the session that was asked for."""
         self._renewing = False
         self._retries.renewed()
         return self._send(now)
@@ -227,7 +227,7 @@ class PublishProtocol:
             late = StreamStalledError(self._too_late())
             out.append(self._settle([(entry, _lost(entry, late)) for entry in expired]))
             if not self._events:
-                # An outage lasts while somebody waits: the time until the next event is none.
+                # An outage lasts while somebody waits: time until the next event is not counted.
                 self._retries.recovered()
         if self._wait_until is not None and now >= self._wait_until:
             self._wait_until = None
@@ -327,7 +327,7 @@ class PublishProtocol:
         return [*out, Finish(error)]
 
     def counts(self) -> PublishCounts:
-        """Return what has become of the events so far."""
+        """Return the outcome of the events so far."""
         again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
         return PublishCounts(
             accepted=self._accepted,

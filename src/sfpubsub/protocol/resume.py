@@ -16,7 +16,7 @@ class Resume:
     Args:
         name: The topic, for gaps.
         start: Where the first stream starts.
-        fallback: Where to go on when a position is refused; None to stop.
+        fallback: Where to continue when a position is refused; None to stop.
     """
 
     def __init__(self, name: str, start: StartPosition, fallback: StartPosition | None) -> None:
@@ -57,7 +57,7 @@ class Resume:
         """Give up the position.
 
         Returns:
-            What is lost, and whether there is another place to go on from.
+            What is lost, and whether there is another place to continue from.
         """
         refused = self.position.replay_id
         gap = Gap("rejected", self._name, refused, error_code=error_code, rpc_id=rpc_id)

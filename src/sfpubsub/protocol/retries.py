@@ -55,7 +55,7 @@ class Retries:
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._slot = Backoff(timings.slot_initial, timings.slot_max)
         # Each second from a failure to the next belongs to the trouble of the first one, so that
-        # an outage is no waiting for the slot, and the other way round.
+        # an outage is not a wait for the slot, and vice versa.
         self._last: tuple[_Trouble, float] | None = None
         self._spent = dict.fromkeys(_Trouble, 0.0)
         self._renewed = False  # a session was fetched since the last response
@@ -69,7 +69,7 @@ class Retries:
         self.recovered()
 
     def recovered(self) -> None:
-        """Refill every budget: the stream is good."""
+        """Refill every budget: the stream works."""
         self._backoff.reset()
         self._slot.reset()
         self._last = None
@@ -90,7 +90,7 @@ class Retries:
         return self._later(Signal.STALLED, error, now, jitter)
 
     def moved(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        """Judge a refused position, when there is another one to go on from."""
+        """Judge a refused position, when there is another one to continue from."""
         self.reason = str(error)
         return Verdict(Signal.MOVED, now + self._backoff.next(jitter))
 

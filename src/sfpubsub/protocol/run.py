@@ -5,7 +5,7 @@
     │ confirmed │ done: in the acked prefix │ acked: the rest up to the first unacked one │ …
 
 Acks in order move a number. Only events that are acked before an earlier one are marked one by one.
-There is no object for an event: its id and position stand in two lists, which are cheap to make and
+There is no object for an event: its id and position are in two lists, which are cheap to make and
 nothing for the garbage collector to go through.
 """
 
@@ -29,7 +29,7 @@ FULL = 100
 
 
 class Run:
-    """Events that came one after another, and the keepalive behind them. Places count from 0.
+    """Events that came one after another, and the keepalive after them. Places count from 0.
 
     Args:
         first_order: Of the first event; the others follow without a hole.
@@ -59,14 +59,14 @@ class Run:
         self.done: int = 0  # events at the front that belong to the acked prefix of the ledger
         self.newest_done: Entry | None = None
         self._acked = 0  # events at the front that are acked
-        self._early: set[int] | None = None  # places behind that which are acked as well
+        self._early: set[int] | None = None  # places after that which are acked as well
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def takes_more(self) -> bool:
-        """Whether events may be added behind those that are here."""
+        """Whether events may be added after those that are here."""
         return self.keepalive is None and len(self.positions) < FULL
 
     def entry(self, place: int) -> Entry:

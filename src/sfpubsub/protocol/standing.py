@@ -10,7 +10,7 @@ Before anything is known to be committed, the service may have a position of an 
 none; then it begins at defaultReplay, which it tells nobody. At LATEST it forgets what is published
 between two streams. So the beginning of the next stream is looked at:
 
-- the first event that is held comes again, or the one behind a commit without answer: the service
+- the first event that is held comes again, or the one after a commit without answer: the service
   went back, as LATEST never does. Nothing is lost, now or with the next stream (*anchored*);
 - it begins with another event that is held, or with a keepalive at the last position received:
   there was nothing in between, so nothing is lost;

@@ -43,7 +43,7 @@ class Streams:
     Args:
         name: Topic, or name or id of the managed subscription.
         start: Where a plain subscription starts; None for a managed one.
-        fallback: Where a plain subscription goes on when its position is refused; None to stop.
+        fallback: Where a plain subscription continues when its position is refused; None to stop.
         tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
             its position is kept in a store.
         limits: Bounds of memory.
@@ -87,7 +87,7 @@ class Streams:
 
         Args:
             now: The time.
-            position: Where a plain subscription starts, instead of where it was told when it was
+            position: Where a plain subscription starts, instead of the one given when it was
                 made.
 
         Raises:
@@ -122,7 +122,7 @@ class Streams:
         return self._follow(self._retries.judge(failure, now, jitter))
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Go on with a new session."""
+        """Continue with a new session."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         self._retries.renewed()
@@ -133,7 +133,7 @@ class Streams:
         return [self._open(now)]
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Note that no new session could be had."""
+        """Note that no new session could be obtained."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         if failure.kind is FailureKind.RETRY:
@@ -211,7 +211,7 @@ class Streams:
         if go_on:
             return [report, *self._follow(self._retries.moved(error, now, jitter))]
         rejected = ReplayIdRejectedError(
-            f"{error}; to go on without the lost events, start at latest or earliest",
+            f"{error}; to continue without the lost events, start at latest or earliest",
             gap=gap,
             error_code=error.error_code,
             rpc_id=error.rpc_id,

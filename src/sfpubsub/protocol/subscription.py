@@ -2,11 +2,11 @@
 
 `SubscriptionProtocol` puts the pieces together: states say what may happen, streams how one call
 follows the other, the intake what is new, the appetite how much of it there is room for, the ledger
-what is done, outgoing what to ask for, resume (plain) where to go on and standing (managed) what to
-commit, retries and alarms when. Each input takes ``now`` in seconds of any steady clock and answers
-with the commands to carry out in order; afterwards `deadline` says when `timer` has to be called.
-Inputs of a stream that is no longer the current one are ignored. Not thread-safe: the driver
-serialises all calls.
+what is done, outgoing what to ask for, resume (plain) where to continue and standing (managed) what
+to commit, retries and alarms when. Each input takes ``now`` in seconds of any steady clock and
+answers with the commands to carry out in order; afterwards `deadline` says when `timer` has to be
+called. Inputs of a stream that is no longer the current one are ignored. Not thread-safe: the
+driver serialises all calls.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SubscriptionProtocol(Streams):
         return ticket, [*settled, *self._request(now, again=not settled)]
 
     def pause(self, now: float) -> list[Command]:
-        """Ask for no more events; the stream is kept open, and commits go on."""
+        """Ask for no more events; the stream is kept open, and commits continue."""
         self._held = True
         return self._go_on(now)
 
@@ -184,7 +184,7 @@ class SubscriptionProtocol(Streams):
 
     @property
     def _too_many_unacked(self) -> bool:
-        # More than was asked for: the application goes on taking events and acks none.
+        # More than was asked for: the application keeps taking events and acks none.
         return self._intake.unacked > self._limits.max_unacked
 
     def _leave_when_overfull(self) -> list[Command]:

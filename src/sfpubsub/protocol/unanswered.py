@@ -2,7 +2,7 @@
 
 An event keeps the place that it was given in: one that has to be sent again goes before all that
 came after it. Results find their event by its id, which is the correlation key; two events in
-flight under one id are taken in order, since whoever gave them so says that they are the same.
+flight under one id are taken in order, since the caller declares them the same by using one id.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Unanswered:
         return len(self._entries)
 
     def add(self, event: ProducerEvent, expires_at: float) -> int:
-        """Take an event in behind all others and return its ticket."""
+        """Take an event in after all others and return its ticket."""
         self._tickets += 1
         entry = Entry(self._tickets, event, size_of(event), expires_at, {event.schema_id})
         self._entries[entry.ticket] = entry

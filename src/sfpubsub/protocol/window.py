@@ -2,13 +2,13 @@
 
 A `Window` never sends; it answers how much to request now, or 0. The service adds every request to
 what is outstanding and clamps the sum at 100 (Salesforce documentation, flow control). What it may
-ask for is told it as *room*: how many events may be on their way, by number, bytes and acks.
+ask for is passed in as *room*: how many events may be on their way, by number, bytes and acks.
 
 1. *Opening*: ask for what there is room for, or for 1 when there is none, since a subscription's
    first request must ask for something.
 2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, or half of the
    room, so that a busy stream costs one request for every 50 events. With nothing outstanding all
-   of it is owed, so a stream never stands still.
+   of it is owed, so a stream never stalls.
 3. *Held* (no room): nothing is returned. But a stream with nothing pending is closed by the service
    after 60 s, so 1 is asked for within 50 s: the *reserve*.
 4. *Disagreement*: if the service says that nothing is pending while we count credit, one of us is
@@ -59,7 +59,7 @@ class Window:
         owed = room - self.outstanding
         if owed < max(1, min(RETURN_CREDIT_AT, room // 2)):
             return 0
-        # With this on its way too, the next figure is no answer to the reserve alone.
+        # With this request in flight too, the next figure does not answer the reserve alone.
         self._probing = False
         return self._send(owed)
 

@@ -74,7 +74,7 @@ def salesforce_emulator(
 
 @pytest.fixture
 def salesforce_org_options() -> dict[str, Any]:
-    """Arguments of `EmulatorServer` for `salesforce_org`; override it to give some."""
+    """Arguments of `EmulatorServer` for `salesforce_org`; override this fixture to set some."""
     return {}
 
 
@@ -107,7 +107,7 @@ def salesforce_org(
     from sfpubsub.pytest_plugin.run import environment_of
 
     options = dict(salesforce_org_options)
-    # Whoever asks for the plan or the clock means those of the org.
+    # A test that asks for the plan or the clock means those of the org.
     for name, fixture in (("faults", "salesforce_faults"), ("clock", "salesforce_clock")):
         if fixture in request.fixturenames:
             options[name] = request.getfixturevalue(fixture)
@@ -122,7 +122,7 @@ def salesforce_org(
 
 
 def _run(config: pytest.Config) -> EmulatorRun:
-    """The emulator's place in this run; made by whoever needs it first."""
+    """The emulator's place in this run; made on first use."""
     from sfpubsub.pytest_plugin.lifeline import EmulatorRun
 
     if _RUN not in config.stash:

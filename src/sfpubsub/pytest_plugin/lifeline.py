@@ -28,7 +28,7 @@ class EmulatorRun:
     """The place of a run's emulator, held by the process that owns the run.
 
     Attributes:
-        directory: What the workers are told.
+        directory: Passed to the workers.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The emulator of a whole run of pytest: one process, however many workers there are.
 
-Whoever needs the emulator first starts it, under a file lock; everybody else finds what it said
+The first process that needs the emulator starts it, under a file lock; the others find what it said
 when it was ready. Where it is, and how it ends, is in lifeline.
 """
 
@@ -117,7 +117,7 @@ def _start(directory: Path, options: Sequence[str]) -> str:
         process.kill()
         process.wait()
         raise EmulatorProblem(f"the emulator did not start: {log.read_text().strip()}")
-    # Whoever started it does not wait for its end, and need not be told so.
+    # Its parent does not wait for its end, and need not be warned so.
     process.returncode = 0
     return line
 

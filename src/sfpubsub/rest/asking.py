@@ -49,7 +49,7 @@ class Asker:
         http: Makes the requests; its own bounds are replaced.
         api_version: Such as ``60.0``.
         timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for so many seconds; may raise to give up.
+        sleep: Pauses for that many seconds; may raise to give up.
 
     Attributes:
         data: Path of the version, with a slash at its end.
@@ -97,7 +97,7 @@ class Asker:
         """Return what is at *path*, as JSON with decimals; asks again."""
 
         def ask() -> Any:
-            # Within the attempt: an answer that was cut short is no JSON.
+            # Within the attempt: an answer that was truncated is not valid JSON.
             return _exact(self._org.send("GET", path, query=query, headers=headers))
 
         return self.again(ask)
@@ -125,7 +125,7 @@ class Asker:
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Hand the CSV at *path* over to *sink*; asks once, as only its caller can begin again."""
+        """Pass the CSV at *path* to *sink*; asks once, as only its caller can begin again."""
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 
     def again(self, ask: Callable[[], Any]) -> Any:

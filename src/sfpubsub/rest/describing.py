@@ -29,11 +29,11 @@ class FieldDescription:
     type: str
     """As the describe has it: ``string``, ``currency``, ``reference``, ``address`` …"""
     length: int
-    """Most characters; 0 for what is no text."""
+    """Maximum length in characters; 0 for types other than text."""
     precision: int
     """Most digits of a number with decimals; 0 otherwise."""
     scale: int
-    """Digits behind the point."""
+    """Digits after the point."""
     digits: int
     """Most digits of an integer; 0 otherwise."""
     nillable: bool

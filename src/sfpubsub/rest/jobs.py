@@ -1,7 +1,7 @@
 """Query jobs of the Bulk API 2.0: made, waited for, their results fetched, closed.
 
-A job lives in the org, and is known by its id alone: a process that was killed goes on with the id
-and the locator that it noted.
+A job lives in the org, and is known by its id alone: a process that was killed continues with the
+id and the locator that it noted.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class QueryJobs:
 
         Raises:
             RequestRefusedError: The job failed or was aborted.
-            StreamUnavailableError: The time is up. The job goes on, and can be waited for again.
+            StreamUnavailableError: The time is up. The job continues, and can be waited for again.
         """
         looks = 0
         while True:
@@ -132,7 +132,7 @@ class QueryJobs:
             if delay is None:
                 raise StreamUnavailableError(
                     f"the query job {job_id} of {job.object} is {job.state} after "
-                    f"{job.records_processed} records: it goes on, wait for it again"
+                    f"{job.records_processed} records: it is still running, wait for it again"
                 )
             if progress is not None:
                 progress(job)

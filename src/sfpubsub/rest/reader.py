@@ -71,7 +71,7 @@ class OrgReader:
         http: Makes the requests, by its CA file and proxy; one with its defaults when None.
         api_version: Such as ``60.0``.
         timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for so many seconds; may raise to give up.
+        sleep: Pauses for that many seconds; may raise to give up.
 
     Raises:
         ConfigurationError: *api_version* is not valid, or too old; on construction.
@@ -156,7 +156,7 @@ class OrgReader:
             PermissionDeniedError: The user may not see permissions.
         """
         name = check_name("an object", object_name)
-        # Of the running user, whoever that is; needs no permission (Object Reference).
+        # Of the running user; needs no permission (Object Reference).
         own = self._all("SELECT PermissionsViewAllData FROM UserPermissionAccess")
         if any(row.get("PermissionsViewAllData") is True for row in own):
             return True

@@ -1,7 +1,7 @@
 """One page of a query job's results: fetched whole into a file, then read row by row.
 
-Whole, because a connection that breaks then costs the page and no row is handed out twice, and
-because whoever is slow with the rows keeps no connection open that the service would cut. Memory
+Whole, because a connection that breaks then costs the page and no row is delivered twice, and
+because a slow reader of the rows keeps no connection open that the service would cut. Memory
 stays flat, however large the page is.
 """
 

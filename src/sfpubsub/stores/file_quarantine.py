@@ -78,7 +78,7 @@ class FileQuarantine(Quarantine):
                     sync(drafts[path])
             for path, draft in drafts.items():
                 os.replace(draft, path)
-            # Also for those that were here: whoever wrote them may have died before this step.
+            # Also for those that were here: their writer may have died before this step.
             sync(self._directory)
         except OSError as error:
             for draft in drafts.values():
@@ -133,7 +133,7 @@ class FileQuarantine(Quarantine):
 
         Args:
             keys: Of the entries.
-            destination: For people.
+            destination: Shown in messages.
 
         Raises:
             WriteError: It could not be said; some of them may be marked.

@@ -1,7 +1,7 @@
 """Events that cannot be decoded, or that a handler failed on, kept until they can be dealt with.
 
 An entry holds everything that was received, so that nothing but a better schema, decoder or handler
-is needed later. It is durable before the event's position can be passed: whoever puts one here acks
+is needed later. It is durable before the event's position can be passed: a writer acks
 after `Quarantine.put` has returned. Entries are never removed; that is for people.
 """
 

@@ -150,7 +150,7 @@ def as_store(store: object) -> AnyStore:
     """Return what keeps positions for a mapping or a store.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: It is neither a mapping nor a store.
     """
     if isinstance(store, MutableMapping):
         return MappingReplayStore(store)

@@ -42,7 +42,7 @@ class FileSchemaStore(SchemaStore):
     """Schemas in a directory, one small JSON file each.
 
     Any number of threads and processes may share it: a file is complete before it has its name, and
-    whoever writes the same schema writes the same. Each file carries a hash of what it holds, so
+    every writer of a schema writes the same. Each file carries a hash of what it holds, so
     one that was damaged (by a disk, by an editor) is noticed, and is then fetched and written
     again.
 
@@ -119,7 +119,7 @@ def schema_in(text: str, schema_id: str, path: str) -> str | None:
     Args:
         text: What is in the file.
         schema_id: What is to be in it.
-        path: The file, for people.
+        path: The file, for messages.
     """
     try:
         document = json.loads(text)

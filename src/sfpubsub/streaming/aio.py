@@ -97,7 +97,7 @@ class AsyncStreamingClient(StreamingBase):
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        # One thread, so that a call which goes on after it was cancelled is over before the next.
+        # One thread, so that a call which continues after it was cancelled is over before the next.
         return ThreadPoolExecutor(1, thread_name_prefix="sfpubsub-store")
 
     async def _stored(self, call: Callable[[], Any]) -> Any:

@@ -3,7 +3,7 @@
 What waits is written once, as coroutines over `_until` and `_stored`. Here those wait in the
 caller's thread, so that nothing ever suspends; those of the asyncio face wait in the loop.
 
-A position is kept when its message is handed out (automatic policy), or when the application says
+A position is kept when its message is delivered (automatic policy), or when the application says
 so (manual). It only moves forward, in order of arrival.
 """
 
@@ -129,7 +129,7 @@ class StreamingBase:
 
     @property
     def pending_count(self) -> int:
-        """Messages that were fetched and not yet handed out; errors among them count as well."""
+        """Messages that were fetched and not yet delivered; errors among them count as well."""
         return len(self._driver.items)
 
     @property

@@ -62,7 +62,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Cut:
-    """Break the connection of a request; its failure is told as any other."""
+    """Break the connection of a request; its failure is reported like any other."""
 
     request: Send
 
@@ -111,7 +111,7 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
         return broken("no list of messages")
     for message in messages:
         if type(message) is not dict or type(message.get("channel")) is not str:
-            return broken("something that is no message")
+            return broken("something that is not a message")
         if "data" in message and "successful" not in message:
             events.append(message)
         else:

@@ -24,13 +24,13 @@ class StreamingClient(StreamingBase):
         session: A ready session, or an object whose ``get_session`` supplies one.
         replay: Where channels start: ``NEW_EVENTS`` (-1), ``ALL_EVENTS`` (-2), the id of an event;
             or where their positions are kept: a mapping or a `ReplayStore`.
-        replay_fallback: Where a channel goes on when its position is refused, at its start and
+        replay_fallback: Where a channel continues when its position is refused, at its start and
             after every reconnect; None to raise `ReplayIdRejectedError`.
-        replay_policy: ``automatic`` keeps a message's position just before it is handed out: a
-            crash may lose the message in hand. ``manual`` keeps it when `ack` is called: a crash
-            repeats what was not acked.
+        replay_policy: ``automatic`` keeps a message's position just before it is delivered: a
+            crash may lose the message being handled. ``manual`` keeps it when `ack` is called: a
+            crash repeats what was not acked.
         connection_timeout: Seconds without a connection after which `receive` raises, and raises
-            again; the client goes on trying. None for never.
+            again; the client keeps trying. None for never.
         max_pending_count: No more is fetched while so many messages wait; at most one answer of the
             server comes on top. 0 for no bound.
         json_dumps: Makes the JSON of requests.
@@ -103,11 +103,11 @@ class StreamingClient(StreamingBase):
 
         Raises:
             StreamUnavailableError: There was no connection for ``connection_timeout``; call again
-                to go on waiting.
+                to keep waiting.
             ReplayIdRejectedError: After a reconnect a channel's position is refused, and there is
-                no fallback. The channel is no longer subscribed; others go on.
-            AuthenticationError: The token is refused, and no other is to be had. The client is
-                closed, as after every error that is not said to go on.
+                no fallback. The channel is no longer subscribed; others continue.
+            AuthenticationError: The token is refused, and no other is available. The client is
+                closed, as after every error for which this text does not say otherwise.
             LocalProtocolError: The client is closed, and everything was received.
             SfPubSubError: The server ended the connection, or refused a channel.
         """

@@ -1,6 +1,6 @@
 """Carries out what the protocol says: one thread for its deadlines, and one for each lane.
 
-What happens is handed to the protocol in the thread where it happens, under one lock, and what the
+What happens is passed to the protocol in the thread where it happens, under one lock, and what the
 protocol wants is carried out there as well; only requests wait for the thread of their lane.
 Nothing is decided here. The application's replay store is not touched here.
 """

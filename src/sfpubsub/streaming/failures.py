@@ -60,9 +60,9 @@ class BayeuxError(errors.StreamError):
         found = _ERROR.fullmatch(self.error)
         super().__init__(self.error or "no reason given", error_code=found[1] if found else None)
         self.error_args: Any = found[2].split(",") if found and found[2] else []
-        """What stands between its colons."""
+        """The part between its colons."""
         self.error_message: Any = found[3] if found else self.error
-        """What stands behind them."""
+        """The part after them."""
 
     @property
     def reason(self) -> str:
@@ -79,7 +79,7 @@ class Next(enum.Enum):
     RETRY = "retry"
     """Send it again after a delay."""
     HANDSHAKE = "handshake"
-    """Make another session with the server; the token is good."""
+    """Make another session with the server; the token is valid."""
     RENEW = "renew"
     """Renew the token once, then make another session."""
     BUSY = "busy"

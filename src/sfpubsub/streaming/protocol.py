@@ -4,9 +4,9 @@ After each input, `tick` says what is to be done. There is no I/O, clock or thre
 thread-safe; the driver serialises.
 
 A session is in doubt as soon as an answer may have been lost: the server forgets events once it has
-sent them, so going on in the same session could skip some. Then a new one is made, every channel is
-subscribed again after its last queued event, and what was lost comes again. A channel without any
-known id has nothing to go on from; that is a `Gap`.
+sent them, so continuing in the same session could skip some. Then a new one is made, every channel
+is subscribed again after its last queued event, and what was lost comes again. A channel without
+any known id has nothing to continue from; that is a `Gap`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class StreamingProtocol:
         dumps: Makes JSON.
         chance: Returns a random number from 0 to 1: half of each delay is left to it, so that many
             clients do not come back together.
-        connection_timeout: Seconds without a connection after which the application is told, and
-            told again; None or 0 for never.
+        connection_timeout: Seconds without a connection after which the application gets an error,
+            and another each time; None or 0 for never.
         max_pending_count: No connect is sent while so many messages wait; 0 or less for no bound.
-        fallback: Where a channel goes on whose position is refused; None to tell the application.
+        fallback: Where a channel continues if its position is refused; None to report that.
         order: Numbers messages in their order of arrival.
     """
 
@@ -92,8 +92,8 @@ class StreamingProtocol:
         self._patience = connection_timeout or math.inf
         self._trouble: errors.SfPubSubError | None = None  # the last failure, while not all is well
         self._delays = 0  # since all was well
-        self._tell_at = math.inf  # when the application is to be told
-        self._told: errors.SfPubSubError | None = None  # what it was told last
+        self._tell_at = math.inf  # when to report to the application
+        self._told: errors.SfPubSubError | None = None  # what was reported last
 
     # Inputs. The application's other ones are those of `channels`.
 
@@ -292,7 +292,7 @@ class StreamingProtocol:
     def _connected(self, reply: Message, request: Send) -> None:
         self._next_at = self._now + self._interval
         if self.state is State.CONNECTED:
-            self._refused_at = -math.inf  # the token is good: a held connect was answered
+            self._refused_at = -math.inf  # the token is valid: a held connect was answered
         else:
             self.state, self._connected_at = State.CONNECTED, self._now
         if self._opener is not None:
@@ -314,7 +314,7 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Go on after a failure, as the answer wants it; after none, with another session."""
+        """Continue after a failure, as the answer wants it; after none, with another session."""
         if step is None and not error.retryable:
             step = Next.STOP
         if step is Next.STOP or (self._opener is not None and step is not Next.RENEW):

@@ -55,7 +55,7 @@ class Channel:
     """Events that came before the yes, which may carry older ones; dropped if it is lost."""
 
     def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
-        """Return what is given up if the channel goes on from somewhere else."""
+        """Return what is given up if the channel continues from somewhere else."""
         after = as_replay_id(self.position) if self.position >= 0 else None
         return Gap(reason, self.name, after=after, error_code=error_code)
 
@@ -73,7 +73,7 @@ class Subscriptions:
     dumps: Callable[[Any], str]
     """Makes JSON."""
     fallback: int | None
-    """Where a channel goes on whose position is refused; None to tell the application."""
+    """Where a channel continues if its position is refused; None to tell the application."""
     order: Iterator[int]
     """Numbers messages in their order of arrival."""
     items: Items
@@ -81,7 +81,7 @@ class Subscriptions:
     out: list[Command]
     """Where gaps go."""
     has_replay: bool = True
-    """Whether the server of this session goes on from a position."""
+    """Whether the server of this session continues from a position."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
 
     @property
@@ -204,7 +204,7 @@ class Subscriptions:
             channel.position = self.fallback
         else:
             del self._by_path[channel.path]
-            if channel.call is None:  # nobody waits, so whoever reads must see it
+            if channel.call is None:  # nobody waits, so the reader must see it
                 self.items.append(error)
             channel.tell(error)
 

@@ -142,13 +142,13 @@ class Tooling:
         Args:
             developer_name: Letters, digits and single underscores; it cannot be changed later.
             topic_name: Full path; it cannot be changed later.
-            label: For people; the name when None.
+            label: Human-readable label; the name when None.
             default_replay: Where it starts: ``LATEST`` or ``EARLIEST``.
-            error_recovery_replay: Where it goes on when its position is no longer valid.
+            error_recovery_replay: Where it continues when its position is no longer valid.
 
         Raises:
             ConfigurationError: A name, topic or preset is not one; or the name is taken.
-            QuotaExceededError: The org has as many as it can have.
+            QuotaExceededError: The org has reached its limit.
             StreamUnavailableError: No answer: whether it was created has to be looked up.
         """
         records.check_name(developer_name)
@@ -275,7 +275,7 @@ def wait_until(
         every: Seconds between two looks.
         progress: Told before each pause how many seconds it has taken.
         clock: Steady seconds.
-        sleep: Pauses for so many seconds.
+        sleep: Pauses for that many seconds.
 
     Raises:
         StreamUnavailableError: It has not become true in time; it still may.

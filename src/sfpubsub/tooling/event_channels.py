@@ -157,7 +157,7 @@ class EventChannels:
         Args:
             name: With or without its suffix ``__chn``; it cannot be changed later.
             channel_type: ``event`` or ``data``.
-            label: For people; the name without its suffix when None.
+            label: Human-readable label; the name without its suffix when None.
 
         Raises:
             ConfigurationError: The name, the type or the label is not one.

@@ -36,7 +36,7 @@ class ManagedEventSubscription:
     default_replay: str
     """Where it starts without a committed position: ``LATEST`` or ``EARLIEST``."""
     error_recovery_replay: str
-    """Where it goes on when its committed position is no longer valid."""
+    """Where it continues when its committed position is no longer valid."""
     state: str
     """``RUN``, ``STOP``, or the service's own ``PAUSE``."""
 

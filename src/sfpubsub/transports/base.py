@@ -46,7 +46,7 @@ class Call(ABC, Generic[Sent, Received]):
 
         Args:
             received: Called with one message after another, in one thread; does not wait.
-            ended: Called once, behind the last message, in that thread: with how the call failed,
+            ended: Called once, after the last message, in that thread: with how the call failed,
                 or None when the service ended it with OK.
         """
         while (message := self.receive()) is not None and not isinstance(message, Failure):
@@ -101,7 +101,7 @@ class Transport(ABC):
         """Start a Subscribe or ManagedSubscribe call. Does not wait for the service.
 
         Raises:
-            SfPubSubError: No session could be had.
+            SfPubSubError: No session could be obtained.
         """
 
     @abstractmethod
@@ -126,7 +126,7 @@ class Transport(ABC):
             streamed: By PublishStream, otherwise by Publish.
 
         Raises:
-            SfPubSubError: No session could be had.
+            SfPubSubError: No session could be obtained.
         """
 
     @abstractmethod

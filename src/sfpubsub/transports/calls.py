@@ -47,7 +47,7 @@ Opening = TypeVar("Opening", OpenStream, OpenPublish)
 
 
 class Driven(Protocol):
-    """What every protocol can be told."""
+    """The inputs that every protocol takes."""
 
     def abort(self) -> list[Command]: ...
     def crashed(self, error: SfPubSubError) -> list[Command]: ...
@@ -97,7 +97,7 @@ class CallDriver(ABC, Generic[Opening]):
         self._headers: Headers = ()  # of the last call that was made
         self._threads: list[threading.Thread] = []
         self._reading: list[threading.Event] = []  # one for each call; set once it has ended
-        # What came, how it ended, and the news that whoever waits is waiting for.
+        # What came, how it ended, and the news that the waiter is waiting for.
         self._mailbox = Mailbox()
         self._home = Home()
         self._reminder = Reminder(alarm, self._on_alarm)
@@ -113,7 +113,7 @@ class CallDriver(ABC, Generic[Opening]):
 
     @abstractmethod
     def _carry_out(self, command: Command) -> bool:
-        """Do what needs the lock; return False for what has to be told outside it."""
+        """Do what needs the lock; return False for what has to be reported outside it."""
 
     @abstractmethod
     def _tell(self, command: Command) -> None:

@@ -6,7 +6,7 @@ response that is most of what a response costs (measured: 83 µs of 83 with bare
 here). A request goes out of an iterator, by another thread that has to be woken.
 
 Here the same operations are started: a message is handed over in the channel's thread, which then
-starts to receive the next one; a request is sent by whoever has it.
+starts to receive the next one; a request is sent by the thread that has it.
 
 grpcio does not document these operations. So all of it that is used is used in this file, with
 versions that it was tried with, and for calls that are grpc's own and not an interceptor's. For all
@@ -69,7 +69,7 @@ class DirectCall:
     # Requests.
 
     def send(self, message: bytes) -> None:
-        """Send a message behind those before it; never waits. After the end it goes nowhere."""
+        """Send a message after those before it; never waits. After the end it goes nowhere."""
         with self._state.condition:
             self._unsent.append(message)
             self._send_next()
@@ -142,14 +142,14 @@ class DirectCall:
             ended, self._ended = self._ended, None
         if ended is not None:
             self._unsent.clear()
-            self._received = _ignore  # which refers to whoever refers to this
+            self._received = _ignore  # which refers to the owner of this
             ended()
 
     def _start(self, operation: Any, handler: Callable[[Any], bool]) -> bool:
         """Start an operation; return False if the call is over."""
         try:
             return bool(self._call.operate((operation,), handler))
-        except ValueError:  # core refuses it: then the call has to end, and grpc's thread go on
+        except ValueError:  # core refuses it: then the call has to end, and grpc's thread continue
             logger.exception("internal error: an operation was refused")
             self._rpc.cancel()
             return False

@@ -86,7 +86,7 @@ class StreamDriver(CallDriver[OpenStream]):
         """Open the first stream.
 
         Args:
-            position: Where a plain subscription starts, instead of where the protocol was told.
+            position: Where a plain subscription starts, instead of the protocol's own position.
         """
         self.has_begun = True
         self._apply(lambda now: self._protocol.start(now, position))
@@ -109,7 +109,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._protocol.taken(len(arrival.batch.events), arrival.batch.size, now)
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake all waiters so that they check again."""
         self._mailbox.wake()
 
     @property

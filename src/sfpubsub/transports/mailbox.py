@@ -1,6 +1,6 @@
 """Between the threads of a driver and those of the application: what came, and how it ended.
 
-One item a response. Whoever waits notes `Mailbox.count`, looks, and then waits for the count to
+One item per response. A waiter notes `Mailbox.count`, looks, and then waits for the count to
 change; so nothing that happens between looking and waiting is missed, whatever it is. The asyncio
 face does the same with a bell that `Mailbox.listen` lets ring.
 """
@@ -44,7 +44,7 @@ class Mailbox:
     # For the driver.
 
     def put(self, arrival: Arrival) -> None:
-        """Add what came, behind everything that came before."""
+        """Add what came, after everything that came before."""
         with self._mutex:
             self._arrivals.append(arrival)
             self._notify()
@@ -63,7 +63,7 @@ class Mailbox:
             self._notify()
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake all waiters so that they check again."""
         with self._mutex:
             self._notify()
 

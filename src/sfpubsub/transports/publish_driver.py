@@ -107,7 +107,7 @@ class PublishDriver(CallDriver[OpenPublish]):
         self._apply(self._protocol.drain)
 
     def counts(self) -> PublishCounts:
-        """Return what has become of the events so far."""
+        """Return the outcome of the events so far."""
         self._check_process()
         with self._lock:
             return self._protocol.counts()

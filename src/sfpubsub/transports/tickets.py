@@ -23,10 +23,10 @@ class Tickets:
         self._futures[ticket] = future
 
     def settle(self, answer: SettleCommit) -> None:
-        """Tell whoever waits."""
+        """Wake the waiter."""
         future = self._futures.pop(answer.ticket)
         if not future.set_running_or_notify_cancel():
-            return  # whoever asked has given up
+            return  # the caller has given up
         if isinstance(answer.outcome, SfPubSubError):
             future.set_exception(answer.outcome)
         else:

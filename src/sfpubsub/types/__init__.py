@@ -1,4 +1,4 @@
-"""The values that the layers hand to each other.
+"""The values that the layers pass to each other.
 
 Responsible for meaning, not behaviour: no I/O, no clock, the standard library only.
 """

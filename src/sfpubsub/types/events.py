@@ -69,7 +69,7 @@ def event_keys(events: Iterable[RawEvent]) -> list[EventKey]:
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """What the service says of a topic."""
+    """What the service reports about a topic."""
 
     topic_name: str
     tenant_guid: str
@@ -122,7 +122,7 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCounts:
-    """What has become of the events that a publisher was given."""
+    """The outcome of the events that a publisher was given."""
 
     accepted: int = 0
     failed: int = 0
@@ -130,6 +130,6 @@ class PublishCounts:
     pending: int = 0
     """Not answered yet."""
     sent_again: int = 0
-    """Sendings beyond the first one of an event: so many repeats can be on the bus, at most."""
+    """Sends after the first one of an event: at most this many repeats can be on the bus."""
     streams: int = 0
     """Streams, or unary calls' connections, that were begun."""

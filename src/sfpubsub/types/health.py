@@ -1,4 +1,4 @@
-"""What a subscription says of itself: its health, what it lost, what it committed."""
+"""What a subscription reports about itself: its health, what it lost, what it committed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GapReason: TypeAlias = Literal["unanchored", "repositioned", "rejected", "missin
 class Gap:
     """A position that was given up: events may be missing between two points.
 
-    It says what is known; the service tells no number of events.
+    It says what is known; the service reports no number of events.
     """
 
     reason: GapReason
@@ -60,7 +60,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class CommitReceipt:
-    """The service's word that a position was committed."""
+    """The service's confirmation that a position was committed."""
 
     replay_id: ReplayId
     """The committed position."""
@@ -71,7 +71,7 @@ class CommitReceipt:
 
 @dataclass(frozen=True)
 class Health:
-    """A snapshot of a subscription for people and probes."""
+    """A snapshot of a subscription for operators and probes."""
 
     state: HealthState
     """A name from the state table (sfpubsub.protocol.states), or ``waiting_for_schema``: the stream
@@ -81,15 +81,15 @@ class Health:
     outstanding: int
     """Events asked for and not yet received."""
     pending_count: int
-    """Events received and not yet handed out."""
+    """Events received and not yet delivered."""
     pending_bytes: int
     """Payload bytes of those."""
     unacked: int
     """Events received and not yet acked, where acks are tracked."""
     delivered: int
-    """Events handed to the application since the subscription was made."""
+    """Events passed to the application since the subscription was made."""
     redelivered: int
-    """Events received again and not handed out again."""
+    """Events received again and not delivered again."""
     reconnects: int
     """Streams opened after the first."""
     last_position: ReplayId | None
@@ -102,7 +102,7 @@ class Health:
     quarantined: int = 0
     """Events that could not be decoded, or handled, and were put into the quarantine."""
     skipped: int = 0
-    """Events that could not be decoded and were passed over, as was asked for."""
+    """Events that could not be decoded and were skipped, as configured."""
     confirmed: int = 0
     """Acked events whose position is known to be committed, or was given to the store."""
     caught_up: bool = False
@@ -116,10 +116,10 @@ class Health:
 
     @property
     def can_receive(self) -> bool:
-        """Whether an event could arrive now, so that silence means that there is none."""
+        """Whether an event could arrive now, so that silence means that there are no events."""
         return self.state in ("opening", "streaming")
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more is handed out."""
+        """Whether nothing more is delivered."""
         return self.state in ("saving", "draining", "closing", "closed")

@@ -114,7 +114,7 @@ def test_a_table_of_files_is_written_anew_after_a_death_before_it_was_ready(
 
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "sync_directory_and_files", fail)
-        with pytest.raises(WriteError, match="do it again"):
+        with pytest.raises(WriteError, match="run the upgrade again"):
             upgrade_table(spark, place)
     assert ids_of(table, "parquet") == events(6)
     assert upgrade_table(spark, place)

@@ -72,7 +72,7 @@ _CALLS: dict[str, Kind] = {
         "End a call at its start as the infrastructure would: no trailers. RESET cuts the stream.",
     ),
     "delay_call": Kind(
-        RPCS, {"seconds": 1.0}, "Do nothing for that long at the start of a call, then go on."
+        RPCS, {"seconds": 1.0}, "Do nothing for that long at the start of a call, then continue."
     ),
     "drop_stream": Kind(
         _STREAMS,
@@ -139,7 +139,7 @@ _COMMITS: dict[str, Kind] = {
         "Answer a commit with an error; the committed position stays.",
     ),
     "leave_commit_unanswered": Kind(
-        _MANAGED, {}, "Accept a commit durably and never answer it; the stream goes on."
+        _MANAGED, {}, "Accept a commit durably and never answer it; the stream continues."
     ),
     "coalesce_commits": Kind(
         _MANAGED,
@@ -168,7 +168,7 @@ _SIGN_IN: dict[str, Kind] = {
     "refuse_sign_in": Kind(
         (SIGN_IN,),
         {"error": "rate_limit_exceeded"},
-        "Give nobody a token, with that error of the token endpoint.",
+        "Refuse every token request, with that error of the token endpoint.",
     ),
 }
 

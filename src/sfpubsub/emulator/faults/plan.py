@@ -125,7 +125,7 @@ class FaultPlan:
         """
         entry = _Entry(fault)
         with self._adding:
-            with self._lock:  # before it acts, so that whoever meets it finds it
+            with self._lock:  # before it acts, so that a caller that meets it finds it
                 self._entries.append(entry)
                 number = len(self._entries) - 1
                 if not KINDS[fault.kind].acts:
@@ -219,7 +219,7 @@ class FaultPlan:
                 min(own, key=lambda entry: entry.happened).happened += 1
 
     def report(self) -> list[dict[str, Any]]:
-        """Each fault with its arguments and how often it happened, for people and JSON."""
+        """Each fault with its arguments and how often it happened, for display and JSON."""
         with self._lock:
             return [
                 {
@@ -267,7 +267,7 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
         if target is None:
             raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
     elif target is not None and kind == "refuse_sign_in":
-        raise ValueError(f"fault {kind} happens to whoever comes next: it has no target")
+        raise ValueError(f"fault {kind} happens to the next call of any client: it takes no target")
     elif target is not None and KINDS[kind].acts:
         raise ValueError(f"fault {kind} concerns the whole org: it has no target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):

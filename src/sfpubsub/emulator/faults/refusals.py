@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PREFIX = "sfdc.platform.eventbus.grpc."
-"""What stands before the suffix in the `error-code` trailer."""
+"""The part before the suffix in the `error-code` trailer."""
 
 STATUSES = frozenset(
     {

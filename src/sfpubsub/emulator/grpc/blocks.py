@@ -41,7 +41,7 @@ _UNKNOWN = sys.maxsize
 
 _NUMBERS = struct.Struct(f"={EVENTS}q{EVENTS}I{EVENTS}B")
 """What a block contains: positions; where in the wire form each event ends; which schema it has.
-Behind them, a line each, how many events have a schema, and its id."""
+After them, a line each, how many events have a schema, and its id."""
 
 
 class Piece(NamedTuple):
@@ -72,7 +72,7 @@ class Blocks:
         # Guards what is below, and is held while blocks are made; before the locks of the bus.
         self._lock = threading.Lock()
         self._losses = -1
-        # By number of the topic: where its blocks end, and how many events there are behind that,
+        # By number of the topic: where its blocks end, and how many events there are after that,
         # at most.
         self._ends: dict[int, tuple[int, int]] = {}
         changes = "with" if settings.change_event_ids else "without"
@@ -108,7 +108,7 @@ class Blocks:
             return None
         counts = [line.split(" ") for line in block.contents[_NUMBERS.size :].decode().splitlines()]
         if position == block.behind and limit >= EVENTS and len(block.wire) <= size:
-            # All of it, as it is for whoever reads from the beginning: nothing is looked at.
+            # All of it, as it is for a reader from the beginning: nothing is inspected.
             positions = array("q", block.contents[: EVENTS * 8])
             return Piece(positions, {name: int(count) for count, name in counts}, block.wire)
         return _part(block, [name for _, name in counts], position, limit, size)

@@ -4,8 +4,8 @@ What makes a stream fast is that its next page is there when it is asked for: a 
 while its client still handles the last one. What makes many streams cheap is that those that wait
 for the same event share a page.
 
-A page is good as long as the bus has lost no event since, and either it is full or the bus has no
-newer event. It is of one topic, behind one position: events there never change.
+A page is valid as long as the bus has lost no event since, and either it is full or the bus has no
+newer event. It is of one topic, after one position: events there never change.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ NO_EVENTS = Page((), 0, {}, b"")
 """Of a response that has none."""
 
 _Key = tuple[int, int, int]
-"""Number of the topic, position behind which the page is, most events."""
+"""Number of the topic, position after which the page is, most events."""
 
 
 class _Kept(NamedTuple):
-    """A page, and until when it is good."""
+    """A page, and until when it is valid."""
 
     page: Page
     losses: int
@@ -77,7 +77,7 @@ class Pages:
         self._settings = settings
         self._blocks = Blocks(bus, settings)
         # Guards what is below, and is held while a page is made: streams that want the same wait
-        # for it. Whoever holds it may take the locks of the bus, never the other way round.
+        # for it. Its holder may take the locks of the bus, never vice versa.
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # the one not used longest is first
         self._bytes = 0

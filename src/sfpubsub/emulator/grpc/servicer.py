@@ -1,6 +1,6 @@
 """The wire: protobuf in, protobuf out, statuses and trailers. Decides nothing.
 
-Methods stand in the order of the proto. Each call goes through `_call`, which checks the headers,
+Methods are in the order of the proto. Each call goes through `_call`, which checks the headers,
 lets faults happen, and turns `Refused` and `Dropped` into the end of the RPC.
 """
 
@@ -354,7 +354,7 @@ def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
 
 
 def _message(reply: Reply, rest: pb.FetchResponse | pb.ManagedFetchResponse) -> bytes:
-    """A response as it is sent: its events, which other streams send too, and behind them the
+    """A response as it is sent: its events, which other streams send too, and after them the
     rest."""
     rest.latest_replay_id = reply.latest or b""
     rest.rpc_id = _rpc_id()

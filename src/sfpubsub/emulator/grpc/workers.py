@@ -70,7 +70,7 @@ class Workers(Executor):
                 continue
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever holds the future gets it
+            except BaseException as error:  # noqa: BLE001 - raised through the future
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -8,7 +8,7 @@
     /cometd/…                                          cometd
 
 `listener` speaks HTTP and holds its limits, `routing` finds who answers, the others answer; the
-room `page` adds the routes of the page for people. None decides anything about events,
+package `page` adds the routes of the web page. None decides anything about events,
 subscriptions or credentials.
 """
 

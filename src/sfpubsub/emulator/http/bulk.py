@@ -195,7 +195,7 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
-    """What a client is told; the numbers only of a job that it asks for."""
+    """What a client sees; the counts only for a job that it asks for."""
     facts = {
         name: value
         for name, value in job.facts.items()

@@ -21,7 +21,7 @@ class Call:
         world: What it works with.
         method: GET, POST and so on.
         path: Without the query.
-        query: What stands behind the question mark, undecoded.
+        query: The query string, undecoded.
         headers: As sent.
         body: As sent.
         url: The emulator's own URL.
@@ -63,7 +63,7 @@ class Answer:
     """What is sent back; a blank `kind` is an answer without a body.
 
     Attributes:
-        stream: A body that goes on until one of both ends it; instead of `text`.
+        stream: A body that continues until one of both ends it; instead of `text`.
         drip_s: Send the second half of the body so long after the first.
         reset: Cut the connection instead.
         pieces: The body instead of `text`, in pieces; `length` is its bytes.

@@ -104,7 +104,7 @@ class HttpServer:
         )
 
     def start(self, url: str) -> None:
-        """Serve; `url` is the one that clients are told."""
+        """Serve; `url` is the one announced to clients."""
         self._server.url = url
         self._thread.start()
 

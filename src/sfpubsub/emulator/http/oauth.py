@@ -78,7 +78,7 @@ def userinfo(call: Call) -> Answer:
 
 
 def refusal(refused: SignInRefused) -> Answer:
-    """What a refused sign-in is told."""
+    """The answer to a refused sign-in."""
     return _error(refused.error, refused.description)
 
 
@@ -102,7 +102,7 @@ def _form(call: Call) -> dict[str, str]:
     """The parameters of a form, and credentials of a Basic header among them.
 
     Raises:
-        SignInRefused: It is no form, or has a parameter twice.
+        SignInRefused: It is not a form, or has a parameter twice.
     """
     if call.headers.get_content_type() != "application/x-www-form-urlencoded":
         raise SignInRefused("form")

@@ -54,7 +54,7 @@ class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def refusal(refused: RestRefused) -> Answer:
-    """What a refused request is told."""
+    """The answer to a refused request."""
     row: dict[str, Any] = {"message": str(refused), "errorCode": refused.code}
     if refused.status == HTTPStatus.BAD_REQUEST:
         row["fields"] = list(refused.fields)
@@ -108,7 +108,7 @@ def resources(call: Call) -> Answer:
 
 
 def authorised(call: Call) -> int:
-    """The API version of a request whose token is good.
+    """The API version of a request whose token is valid.
 
     Raises:
         RestRefused: It is not, or the version is not served.
@@ -126,7 +126,7 @@ def authorised(call: Call) -> int:
 
 
 def asked_of(call: Call) -> dict[str, list[str]]:
-    """What stands behind the question mark, by name.
+    """The query parameters, by name.
 
     Raises:
         RestRefused: It cannot be read.

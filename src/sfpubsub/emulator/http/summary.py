@@ -1,4 +1,4 @@
-"""How the org is, as JSON, for tests and scripts; for people there is the room `page`."""
+"""How the org is, as JSON, for tests and scripts; for people there is the package `page`."""
 
 from __future__ import annotations
 

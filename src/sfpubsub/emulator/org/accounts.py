@@ -36,7 +36,7 @@ class User:
     """A user.
 
     Attributes:
-        password: With the security token behind it, if there is one; blank for none.
+        password: With the security token after it, if there is one; blank for none.
         active: Whether the user may sign in.
         user_id: 18 characters.
         view_all: Whether the user sees the records of others.
@@ -247,7 +247,7 @@ def read_public_key(text: str) -> Any:
     """The RSA key of a PEM public key or certificate.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text holds no such key.
         EmulatorProblem: The extra is not installed.
     """
     try:

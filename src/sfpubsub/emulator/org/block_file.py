@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS blocks (
 
 
 class Block(NamedTuple):
-    """All events of a topic behind one position and up to another, ready to be sent.
+    """All events of a topic after one position and up to another, ready to be sent.
 
     Attributes:
         contents: Says where in `wire` which event is; of what made it.

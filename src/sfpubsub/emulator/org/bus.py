@@ -284,7 +284,7 @@ class Bus(Positions):
         return block if block is not None and block.behind >= forgotten else None
 
     def end_of_blocks(self, topic: Topic) -> int:
-        """Behind which position a topic has no block yet."""
+        """After which position a topic has no block yet."""
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
@@ -294,7 +294,7 @@ class Bus(Positions):
             return self._store.newest_events(topic.number, limit)
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
-        """Positions and times of the last events behind a position, at most `limit`, in order."""
+        """Positions and times of the last events after a position, at most `limit`, in order."""
         return self._store.times_after(topic.number, position, limit)
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:

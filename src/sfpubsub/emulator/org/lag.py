@@ -16,7 +16,7 @@ _COMMITS = 2000
 """Commits remembered of each subscription; at one a second half an hour."""
 
 COUNTED = 10_000
-"""Events behind that are counted; more are shown as that many."""
+"""Most events behind that are counted; more are shown as that many."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Positions:
         return position if position is not None and self.is_alive(position) else None
 
     def dead_by(self, position: int | None) -> Fault | None:
-        """The fault that a client meets with a position that is not alive; None if it is none's."""
+        """The fault that made a position invalid for clients; None if no fault did."""
         with self._lock:
             if position is None:
                 return None
@@ -129,7 +129,7 @@ class Positions:
             self._corrupted[self._minted(replay_id)] = cause
 
     def reset(self, cause: Fault | None = None) -> None:
-        """Forget all events and ids, and make open streams begin anew."""
+        """Forget all events and ids, and make open streams restart."""
         with self._lock:
             self._forget(self._tip, cause)
             self._move(cause)
@@ -138,7 +138,7 @@ class Positions:
     def move(self, cause: Fault | None = None) -> None:
         """Give all retained events new positions, in the same order, and forget the old ones.
 
-        Open streams must begin anew. The age of an event stays what it was.
+        Open streams must restart. The age of an event stays what it was.
         """
         with self._lock:
             self._purge()

@@ -32,7 +32,7 @@
 
     [[users]]                           # who can sign in; without users and apps the default ones
     username = "user@example.com"
-    password = "…"                      # optional; with the security token behind it
+    password = "…"                      # optional; with the security token after it
     active = true                       # optional; default true
     view_all = true                     # optional; default true: sees the records of others
 
@@ -285,7 +285,7 @@ class _Reader:
         except json.JSONDecodeError as error:
             raise self._error(f"{what}: payload_json: {error}", "correct the JSON") from error
         if not isinstance(values, dict):
-            raise self._error(f"{what}: payload_json is no object", "write {…}")
+            raise self._error(f"{what}: payload_json is not an object", "write {…}")
         try:
             schemas[topic].encode(values, 0.0)
         except SchemaProblem as error:
@@ -333,7 +333,7 @@ class _Reader:
 
     def _settings(self, values: object) -> Mapping[str, Any]:
         if not isinstance(values, dict):
-            raise self._error("settings is no table", "write [settings]")
+            raise self._error("settings is not a table", "write [settings]")
         try:
             Settings.from_mapping(values)
         except ValueError as error:

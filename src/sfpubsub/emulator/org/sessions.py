@@ -66,7 +66,7 @@ class _Token:
 class Sessions:
     """The org and its tokens. Thread-safe.
 
-    A token is good until it is ended or its time is over; a restart on the same store leaves good
+    A token is valid until it is ended or its time is over; a restart on the same store leaves good
     tokens good and makes one for the emulator's own use if none is.
 
     Args:
@@ -105,12 +105,12 @@ class Sessions:
         return self._newest
 
     def new_token(self) -> str:
-        """Hand out one more token of the emulator's own; those before stay as they are."""
+        """Issue one more token of the emulator's own; those before stay as they are."""
         self._newest = self._issue("", "", own=True)
         return self._newest
 
     def issue(self, username: str, refresh_token: str = "") -> str:
-        """Hand out a token to a user who signed in.
+        """Issue a token to a user who signed in.
 
         Args:
             username: Who.
@@ -202,11 +202,11 @@ class Sessions:
             raise Refused("service.auth.error")
 
     def knows(self, token: str) -> bool:
-        """Whether a token is good."""
+        """Whether a token is valid."""
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Whether a token is good or was; void ones still open the admin endpoint, or nobody could
+        """Whether a token is valid or was; void ones still open the admin endpoint, or nobody could
         ask for a new one."""
         with self._lock:
             return token in self._tokens

@@ -61,12 +61,12 @@ class Settings:
     without asking for it."""
 
     token_lifetime_s: float = 0.0
-    """An access token expires this long after it was handed out, and what is open with it ends; 0
+    """An access token expires this long after it was issued, and what is open with it ends; 0
     is never. On the real service a session policy of the org, counted from the last use; from the
     sign-in here, which is the harder case for a client."""
 
     rotate_refresh_tokens: bool = False
-    """Whether a refresh token is good once, and its answer brings the next. On the real service a
+    """Whether a refresh token is valid once, and its answer brings the next. On the real service a
     choice of each connected app."""
 
     assertion_s: float = 300.0
@@ -147,7 +147,7 @@ class Settings:
     refused, as the error texts still say."""
 
     streaming_events_first: bool = True
-    """Whether events stand before the answer to the connect that brings them, or behind it."""
+    """Whether events come before the answer to the connect that brings them, or after it."""
 
     streaming_events_on_subscribe: bool = False
     """Whether the answer to a subscribe brings its first events."""

@@ -1,4 +1,4 @@
-"""Signing in: which credentials get an access token, and what the others are told. No wire.
+"""Signing in: which credentials get an access token, and the errors of the others. No wire.
 
 One function a flow; each checks the app, then what the flow is about, then the user, and its errors
 are those of the service. Times of assertions are judged by the machine's clock without jumps: the

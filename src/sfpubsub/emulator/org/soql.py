@@ -124,7 +124,7 @@ def parse(text: str) -> Select:
 
 
 def parse_condition(text: str) -> Condition:
-    """Read a condition as it stands behind WHERE.
+    """Parse a condition, as it is written after WHERE.
 
     Raises:
         Malformed: It is not one, or more than is understood.

@@ -3,7 +3,7 @@
 Rows in, rows out; which rows make sense is the bus's business. Invariant: whatever a call has
 returned from is found again after the process was killed.
 
-WAL with synchronous=NORMAL: a commit is handed to the operating system before the call returns,
+WAL with synchronous=NORMAL: a commit is passed to the operating system before the call returns,
 which a killed process cannot take back. FULL would add an fsync per publish for the case that the
 whole machine stops; an emulator does not promise that.
 """
@@ -100,7 +100,7 @@ class Store:
     Thread-safe: one connection behind one lock, which `transaction` holds.
 
     Raises:
-        StoreProblem: The file is no database of this version, or cannot be written.
+        StoreProblem: The file is not a database of this version, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -213,7 +213,7 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Positions and times of the last events of a topic behind a position, at most `limit`,
+        """Positions and times of the last events of a topic after a position, at most `limit`,
         in order."""
         found = self.rows(
             "SELECT e.position, e.at FROM topic_log AS l"

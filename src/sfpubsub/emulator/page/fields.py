@@ -27,7 +27,7 @@ _FILLED_IN = frozenset({"CreatedDate", "CreatedById"})
 _HEADER = "ChangeEventHeader"
 
 _EXAMPLES = {_HEADER: {"changeType": "CREATE", "recordIds": ["001SB0000000001AAA"]}}
-"""What stands in a control at first."""
+"""The initial value of a control."""
 
 
 class Unreadable(ValueError):  # noqa: N818 - an answer to a person
@@ -98,7 +98,7 @@ def fields_of(schema: str) -> list[Field]:
 
 
 def examples(fields: list[Field]) -> dict[str, str]:
-    """What stands in a form at first."""
+    """The initial values of a form."""
     return {
         field.name: json.dumps(_EXAMPLES[field.name]) for field in fields if field.name in _EXAMPLES
     }

@@ -1,6 +1,6 @@
 """Who may look at the page, and who may change the org by it.
 
-The page asks for no password: whoever reaches the port may use it, as whoever reaches it may sign
+The page asks for no password: anyone who reaches the port may use it, as anyone who does may sign
 in with credentials that everybody knows. What is kept out is a page of somebody else in the same
 browser:
 
@@ -33,7 +33,7 @@ class Guard:
         self._token = secrets.token_urlsafe(24)
 
     def field(self) -> Markup:
-        """What stands in every form."""
+        """The hidden field of every form."""
         return tag("input", type="hidden", name=_TOKEN, value=self._token)
 
     def check_host(self, call: Call) -> None:

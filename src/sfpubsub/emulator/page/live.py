@@ -47,7 +47,7 @@ class Live:
     """One stream of a page. Iterated by one thread; `end` may be called from any.
 
     Args:
-        look: What the page shows now, added things behind a mark.
+        look: What the page shows now, added things after a mark.
         mark: The first mark.
         bells: Of the bus.
         keys: What rings.

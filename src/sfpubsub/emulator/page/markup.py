@@ -52,7 +52,7 @@ def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], 
     """A table that a phone shows as cards; the first cell of a row names it.
 
     Args:
-        caption: For those who cannot see where it stands.
+        caption: For screen readers.
         heads: Of the columns.
         rows: Cells; a `td` made elsewhere stays as it is.
         id_: Of its body, which may be put anew.

@@ -1,6 +1,6 @@
 """Records: the objects, the records of one, and one with its form; each with the events of changes.
 
-Forms are made from the describe; what may stand in them is decided by the org.
+Forms are made from the describe; the org decides which values are valid.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _record_page(
 
 
 def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, str | None]:
-    """What a person has changed in a form: all else stays, whoever changed it meanwhile.
+    """The changes of a user in a form: all else stays, even if others changed it meanwhile.
 
     Raises:
         RecordProblem: The form does not say what it showed.
@@ -325,7 +325,7 @@ def _count(visit: Visit, of: SObject) -> int:
 
 
 def _user(visit: Visit) -> User:
-    """Whoever the emulator's own token is of."""
+    """The user of the emulator's own token."""
     return visit.world.accounts.holder("")
 
 

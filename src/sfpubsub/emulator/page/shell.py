@@ -19,7 +19,7 @@ PLACES = (
 """The navigation: path and name."""
 
 HEADERS = {
-    # Nothing is loaded from elsewhere, no script or style stands in the page, and no other page may
+    # Nothing is loaded from elsewhere, no script or style is inline, and no other page may
     # put this one in a frame.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

@@ -236,7 +236,7 @@ def last_events(
 
 
 def live_of(world: World, found: Topic) -> str:
-    """Where new events of a topic come from: those behind the last one that is there now."""
+    """Where new events of a topic come from: those after the last one that is there now."""
     shown = world.bus.newest(found, 1)
     newest = shown[0][0].position if shown else 0
     return link(f"{PLACE}/live", name=found.name, after=str(newest))

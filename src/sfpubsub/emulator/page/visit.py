@@ -50,7 +50,7 @@ class Visit:
 
     @cached_property
     def query(self) -> Mapping[str, str]:
-        """What stands behind the question mark."""
+        """The query string."""
         return dict(parse_qsl(self.call.query, keep_blank_values=True, errors="replace"))
 
     def form(self, action: str, *children: object, label: str) -> Markup:

@@ -1,4 +1,4 @@
-"""A thread that does one piece of work at a time, beside the thread that hands it out.
+"""A thread that does one piece of work at a time, beside the thread that submits it.
 
 Not `concurrent.futures`: its threads keep the interpreter from ending, and a write into a Spark
 that is stuck may never end.
@@ -43,7 +43,7 @@ class Background(Generic[T]):
         self._thread.join(self._patience)
 
     def start(self, work: Callable[[], T]) -> Future[T]:
-        """Have *work* done after what was handed out before, and return what becomes of it."""
+        """Have *work* done after what was submitted before, and return its future result."""
         future: Future[T] = Future()
         self._work.put((future, work))
         return future
@@ -52,6 +52,6 @@ class Background(Generic[T]):
         for future, work in iter(self._work.get, None):
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001  # raised by whoever asks for the result
+            except BaseException as error:  # noqa: BLE001  # raised when the result is requested
                 future.set_exception(error)
             del future, work  # or this thread would keep a batch alive until the next one comes

@@ -3,9 +3,9 @@
 The payload is the JSON of the message's ``data``, as UTF-8, and there is no schema. The position is
 the table's, so nothing is acked to the service.
 
-Ids are numbers that start anew when an org is moved, so a position is an id and an *epoch*: the
+Ids are numbers that restart when an org is moved, so a position is an id and an *epoch*: the
 number of times that an id was refused. ``123`` is of the first epoch, ``123/1`` of the next one.
-The row has the id alone. Invariant: what was received behind a refusal is of the next epoch, and
+The row has the id alone. Invariant: what was received after a refusal is of the next epoch, and
 what was received before it is not.
 """
 
@@ -33,10 +33,10 @@ from sfpubsub.streaming import StreamingMessage
 from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_key
 
 # Seconds without a connection after which the job is told, so that it does not take an outage for
-# silence. Shorter than any idle timeout that people choose, longer than a reconnect.
+# silence. Shorter than usual idle timeouts, longer than a reconnect.
 CONNECTION_TIMEOUT = 5.0
 
-# Messages handed out at once, and held beyond that: about what one answer of the server has.
+# Messages delivered at once, and held beyond that: about what one answer of the server has.
 _MOST = 1000
 
 _ALL_EVENTS = -2
@@ -66,7 +66,7 @@ class Client(Protocol):
 
     @property
     def pending_count(self) -> int:
-        """Messages received and not handed out."""
+        """Messages received and not delivered."""
         ...
 
     @property
@@ -150,7 +150,7 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Stands where events have no schema; it names them.
+    """Takes the place of a schema where events have none; it names them.
 
     Args:
         channel: Where they come from.
@@ -169,8 +169,8 @@ class ChannelSubscription:
         connect: Makes the client, with the keyword arguments that it is given.
         channel: Perhaps with a filter.
         position: Where to resume; None for the oldest event that is kept.
-        fallback: ``earliest`` or ``latest``: where to go on when the position is refused; None to
-            raise.
+        fallback: ``earliest`` or ``latest``: where to continue when the position is refused; None
+            to raise.
         clock: Seconds since 1970 UTC.
 
     Raises:
@@ -270,7 +270,7 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message; behind a refusal it is of the next epoch."""
+        """Return the next message; after a refusal it is of the next epoch."""
         try:
             message = self._client.receive(timeout)
         except ReplayIdRejectedError as error:

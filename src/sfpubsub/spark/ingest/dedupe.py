@@ -1,9 +1,9 @@
 """Which events are new, which came before, and which only have another one's id.
 
 An event is known by its dedupe key. With each key the window keeps a mark, made of the payload and
-of where it came from, so that two events of one id with different payloads are told apart: they are
-a conflict, or one event that was encoded anew. What a mark leaves open is asked of the table, once
-for all events of a write. Knows keys, rows and times; not Spark, not files, and no clock.
+of where it came from, so that two events of one id with different payloads are distinguished: they
+are a conflict, or one event that was encoded anew. What a mark leaves open is asked of the table,
+once for all events of a write. Knows keys, rows and times; not Spark, not files, and no clock.
 """
 
 from __future__ import annotations

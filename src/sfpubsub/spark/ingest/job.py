@@ -125,7 +125,7 @@ class IngestJob:
         max_events: End after exactly this many events received, duplicates included; the rest of a
             response is not acked and comes again.
         idle_timeout: End when the open stream has brought nothing for this many seconds; None to
-            go on for ever.
+            continue for ever.
         until_caught_up: End when the service says, by a keepalive, that nothing is left.
         on_progress: Called after each write, in the thread of `run`.
         on_acked: Called after each write with the last batch in it, and how many of its events.
@@ -260,7 +260,7 @@ class IngestJob:
         """Look at the state after a time without events."""
         if not health.can_receive:
             self._active = now
-        # The keepalive may have come behind events that are still to be handed out.
+        # The keepalive may have come behind events that are still to be delivered.
         elif health.state == "streaming" and health.caught_up and not health.pending_count:
             self._caught_up = True
 

@@ -230,7 +230,7 @@ class KeyWindow:
         """Return what is known of those of *keys* that are in the window.
 
         Raises:
-            ValueError: One of them is no key.
+            ValueError: One of them is not a key.
         """
         sought = Sought(keys)
         recent = self._recent

@@ -1,4 +1,4 @@
-"""What an ingest job tells of itself: while it runs, and at its end."""
+"""What an ingest job reports about itself: while it runs, and at its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Progress:
     conflicts: int = 0
     """Events with the id of another event and another payload: kept in ``_conflicts``."""
     reencoded: int = 0
-    """Of the duplicates: those that were encoded anew."""
+    """Of the duplicates: those that were encoded again."""
     batches: int = 0
     """Batches published."""
     position: ReplayId | None = None

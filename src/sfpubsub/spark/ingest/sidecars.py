@@ -114,7 +114,7 @@ class Sidecars:
 
     @property
     def quarantine(self) -> Quarantine:
-        """The quarantine; it may be handed out before the table exists."""
+        """The quarantine; it may be requested before the table exists."""
         if self._local is not None:
             return FileQuarantine(self._local / QUARANTINE_NAME)
         return SidecarQuarantine(lambda: self._files(QUARANTINE_NAME))
@@ -154,9 +154,9 @@ class Sidecars:
         return lacking
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
-        """Make gaps durable; call it before anything that was received behind them is written.
+        """Make gaps durable; call it before anything that was received after them is written.
 
-        A job that dies before it has written anything behind a gap meets the same gap again, which
+        A job that dies before it has written anything after a gap meets the same gap again, which
         is one row.
 
         Raises:
@@ -235,7 +235,7 @@ class Sidecars:
     def _place(self) -> Path | str:
         if self._root is None:
             # In a session of its own: a catalog of Iceberg keeps for its session what it has looked
-            # up, and the user's would go on seeing the table as it is now.
+            # up, and the user's would keep seeing the table as it is now.
             self._root = location_of(self._spark.newSession(), self._destination)
         return self._root
 

@@ -22,7 +22,7 @@ from sfpubsub.types import Health
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds between two looks at whether a job has ended. A signal wakes the main thread by itself.
+# Seconds between checks of whether a job has ended. A signal wakes the main thread by itself.
 _POLL = 0.2
 
 # Seconds that `abort` waits for writes under way; a write of the largest batch takes about one.
@@ -108,7 +108,7 @@ class Streams:
     def _look(self) -> None:
         """See whether one has failed since the last time; log all but the first, which is raised.
 
-        With those that go on, the first one is logged as well: its end may be days away.
+        With those that continue, the first one is logged as well: its end may be days away.
         """
         for stream in self._streams:
             if stream.error is None or stream in self._told:
@@ -141,7 +141,7 @@ class Streams:
 
 
 def _is_of_its_source(error: BaseException) -> bool:
-    """Whether the other sources can go on: the table can be written, and nothing is broken here."""
+    """Whether the other sources can continue: the table is writable and nothing is broken here."""
     return isinstance(error, SfPubSubError) and not isinstance(error, WriteError)
 
 

@@ -1,7 +1,7 @@
-"""Several sources, one table: what their jobs hand over at about the same time is one write.
+"""Several sources, one table: what their jobs deliver at about the same time is one write.
 
 A table format takes about a second for a commit, however little is in it, so that twenty sources
-with a batch each would be late for ever. Whoever hands over events first waits a moment for the
+with a batch each would never catch up. A source with a batch first waits a moment for the
 others; then one of them writes for all, while the next ones gather. Decides nothing about events.
 
 Invariant: of each source one write is under way or waiting, and no position of a source is written

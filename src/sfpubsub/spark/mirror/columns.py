@@ -36,7 +36,7 @@ class Columns:
 
     @classmethod
     def of(cls, description: ObjectDescription, known: Columns | None = None) -> Columns:
-        """Return the columns of a describe, behind those that are known.
+        """Return the columns of a describe, after those that are known.
 
         Args:
             description: The object, as the user sees it.

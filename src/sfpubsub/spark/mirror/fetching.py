@@ -17,7 +17,7 @@ from sfpubsub.spark.mirror.log import Marker
 # Pieces that are read ahead of the merge: what a kill leaves to be merged, and no more on the disk.
 _AHEAD = 4
 
-# Seconds between two looks at whether to stop, while there is no room.
+# Seconds between checks of whether to stop, while there is no room.
 _POLL = 0.25
 
 # Seconds that the end waits for a read under way, which looks up between requests: what is read
@@ -26,7 +26,7 @@ _PATIENCE = 30.0
 
 
 class StoppedError(Exception):
-    """The job ends, and the read with it. The next process goes on with it."""
+    """The job ends, and the read with it. The next process continues with it."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, as_of
 from sfpubsub.spark.tables.engine import EventTables
 
-# Seconds between two looks at the raw table when the stream has written nothing: rows may wait for
+# Seconds between checks of the raw table when the stream has written nothing: rows may wait for
 # their schemas, and others may write to the table.
 _LOOK_EVERY = 10.0
 

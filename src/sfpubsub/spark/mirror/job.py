@@ -3,7 +3,7 @@
 One thread, the caller's, does every step of the engine: it lays events, merges reads and asks for
 more. A second one reads the org into the log, a third one takes the stream into the raw table. What
 a read is worth is what was laid a margin before it was asked for. Invariant: whatever is killed,
-and when, the next process goes on from the tables alone.
+and when, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from sfpubsub.spark.tables.target import Target
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds between two looks at the stream when there is nothing to do.
+# Seconds between checks of the stream when there is nothing to do.
 _POLL = 0.25
 
 # Seconds between two looks into the mailbox, which is a listing.
@@ -227,7 +227,7 @@ class Mirror:
         try:
             return self._advance(standing)
         except SPARK_ERRORS as error:
-            raise WriteError(f"the mirror cannot go on: {first_line(error)}") from error
+            raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
         except (StreamUnavailableError, QuotaExceededError) as error:
             self._is_held = True  # an event has a new schema, and its object cannot be described
             self._wait_after(error)
@@ -274,7 +274,7 @@ class Mirror:
     # What is asked for.
 
     def _answer_signals(self) -> None:
-        """Do what people have asked of a mirror that runs."""
+        """Do what a running mirror was asked to do by signals."""
         if self._clock() < self._signals_at or self._hand.is_between:
             return
         self._signals_at = self._clock() + _SIGNALS_EVERY
@@ -360,7 +360,7 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Whether the budget has calls left; tells people once when it has none."""
+        """Whether the budget has calls left; logs once when it has none."""
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True

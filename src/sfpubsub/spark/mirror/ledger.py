@@ -1,6 +1,6 @@
 """What a mirror has done so far, as the plans of its steps tell it.
 
-The plans are durable before the steps are done, and each step is finished by whoever comes next; so
+The plans are durable before the steps are done, and each step is finished by the next process; so
 what they say is what is, or will be before anything else is done. Reads, and writes nothing.
 """
 

@@ -2,7 +2,7 @@
 
 A table of the target for each object, ``_reads_Account``. A read comes in pieces, each of which is
 one transaction: its rows, and one row more, the marker, which says what the piece is worth and how
-the read goes on. So a process that was killed goes on behind the last whole piece. Invariant: a
+the read continues. So a process that was killed continues after the last whole piece. Invariant: a
 piece never changes; those that are merged are removed when the next read begins.
 """
 
@@ -46,7 +46,7 @@ _FACTS = {"kind": "reads"}
 
 @dataclass(frozen=True)
 class Marker:
-    """What a piece is worth, and how its read goes on."""
+    """What a piece is worth, and how its read continues."""
 
     read: int
     """Number of the read's first piece, by which the read is known."""
@@ -120,7 +120,7 @@ class ReadLog:
             The marker with its numbers.
 
         Raises:
-            WriteError: Whether the piece is there is told by `markers`.
+            WriteError: `markers` tells whether the piece is there.
         """
         number = self.next
         marker = replace(marker, piece=number, read=marker.read or number)

@@ -1,6 +1,6 @@
 """The mailbox of a running mirror: a directory of small files, one a signal.
 
-Whoever signals writes a file; the mirror looks for new ones, acts, and marks them as done. A file
+A sender writes a file; the mirror looks for new ones, acts, and marks them as done. A file
 appears as a whole and stays until it is marked, so a signal survives a kill of either side, and is
 acted on at least once. Its name is its id: a signal that is put twice is one signal, also after it
 was done. Invariant: nothing but a mark makes a signal go away.
@@ -53,7 +53,7 @@ def _new_id() -> str:
 
 @dataclass(frozen=True)
 class Signal:
-    """What a running mirror is told."""
+    """A signal to a running mirror."""
 
     kind: Kind
     """``reread`` records of an object, ``pause`` and ``resume`` all work, ``add`` an object."""
@@ -82,7 +82,7 @@ class Mailbox:
 
     @property
     def place(self) -> str:
-        """The directory, for people."""
+        """The directory, for messages."""
         return self._files.place
 
     def put(self, signal: Signal) -> None:
@@ -104,7 +104,7 @@ class Mailbox:
     def waiting(self) -> list[Signal]:
         """Return the signals that are not marked as done, in order of arrival. Costs a listing.
 
-        A file that is no signal, or one of a newer version, is told in the log, and left alone.
+        A file that is not a signal, or has a newer version, is logged and left alone.
 
         Raises:
             ConfigurationError: The place cannot be read.

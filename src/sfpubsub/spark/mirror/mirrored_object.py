@@ -41,7 +41,7 @@ from sfpubsub.spark.tables.target import Target
 # What is kept with the table, by which it is known from others.
 KIND = "mirror"
 
-# Columns of a typed table that the rule takes as they are, without what stands before them there.
+# Columns of a typed table that the rule takes as they are, without the columns before them.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
 # Where the rule has an entry of the queue.

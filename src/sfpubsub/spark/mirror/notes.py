@@ -1,7 +1,7 @@
 """What a mirror's steps are to do, as their plans keep it.
 
 Pure: no Spark, no I/O. A note says all that the outcome of a step depends on beside the tables, so
-that a step that died is done again by whoever comes next.
+that a step that died is done again by the next process.
 """
 
 from __future__ import annotations

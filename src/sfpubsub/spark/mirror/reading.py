@@ -1,6 +1,6 @@
 """Reads the org into the log, piece by piece: in bulk, by queries in ranges of Id, or by ids.
 
-Decides nothing about what is read or what it is worth. A read that was broken off goes on behind
+Decides nothing about what is read or what it is worth. A read that was broken off continues behind
 its last piece, by the marker alone.
 """
 
@@ -109,7 +109,7 @@ class OrgReads:
         yield from self._by_job(of, begun)
 
     def resume(self, of: Reading, last: Marker) -> Iterator[Marker]:
-        """Go on with a read, as `begin` would have.
+        """Continue with a read, as `begin` would have.
 
         Args:
             of: The object.

@@ -7,9 +7,9 @@ org, so an answer that lags by no more than the margin contains it. Invariant: a
 taken to contain more than its as-of.
 
 Two numbers make an as-of, because not everything that asks for a read is an event. The number of
-the newest raw row orders reads against events. It stands still while nothing happens in the org,
-and so cannot tell a read that began before a sweep, a refresh of formulas or a lost position from
-one that began after it. Those are numbered themselves.
+the newest raw row orders reads against events. It does not advance while nothing happens in the
+org, and so cannot tell a read that began before a sweep, a refresh of formulas or a lost position
+from one that began after it. Those are numbered themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a mirror can be told, and what it tells of itself."""
+"""The settings of a mirror, and what it reports about itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_SWEEP = 7 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """What a mirror can be told."""
+    """The settings of a mirror."""
 
     margin: float = DEFAULT_MARGIN
     """Seconds by which answers of the org may lag behind its events."""

@@ -1,6 +1,6 @@
-"""What people tell a running mirror: taken from the mailbox, and answered there.
+"""Signals to a running mirror: taken from the mailbox, and answered there.
 
-A pause lasts until somebody tells the mirror to go on, across restarts: its signal stays in the
+A pause lasts until somebody tells the mirror to continue, across restarts: its signal stays in the
 mailbox until then. Decides nothing about records.
 """
 

@@ -18,7 +18,7 @@ _ORDER = ("commit_timestamp", "commit_number", "sequence_number")
 class Since:
     """The greatest order of an object's events up to a raw row. Not thread-safe.
 
-    Looks only at events that came behind those that it has looked at, so that a read costs by what
+    Looks only at events that came after those that it has looked at, so that a read costs by what
     is new.
     """
 

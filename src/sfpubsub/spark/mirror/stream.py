@@ -1,6 +1,6 @@
 """The stream of a mirror: events of one source into the raw table, in a thread of its own.
 
-Says when the stream is anchored, so that no event can be missed behind that moment, and which
+Says when the stream is anchored, so that no event can be missed after that moment, and which
 positions were lost. Decides nothing about events: `IngestJob` does.
 """
 
@@ -45,17 +45,17 @@ _JOIN = 60.0
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the stream stands."""
+    """The position of the stream."""
 
     is_anchored: bool = False
-    """Whether a position is durable, behind which nothing can be missed."""
+    """Whether a position is durable, after which nothing can be missed."""
     is_caught_up: bool = False
     """Whether the service has nothing more, and all that came is in the raw table."""
     written: int = 0
     """Events taken so far; grows with each write."""
     gaps: tuple[str, ...] = ()
     """Names of positions that were given up, in this process or before. The stream stands again
-    behind each of them."""
+    after each of them."""
     health: Health | None = None
 
 
@@ -147,7 +147,7 @@ class MirrorStream:
             self._job.stop()
 
     def standing(self) -> Standing:
-        """Return where it stands.
+        """Return its position.
 
         Raises:
             BaseException: What the stream has failed with.
@@ -165,13 +165,13 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the position from which another process would go on; None if there is none."""
+        """Return the position from which another process would continue; None if there is none."""
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed
 
     def _gaps_behind(self, health: Health, position: ReplayId | None) -> tuple[str, ...]:
-        """Return the gaps behind which a position is durable."""
+        """Return the gaps after which a position is durable."""
         seen, at = self._at_gap
         if len(health.gaps) > seen:
             self._at_gap, self._gaps = (len(health.gaps), position), None

@@ -70,7 +70,7 @@ class MirrorTables:
         target.check_merge("the tables of a mirror")
         if target.table(QUEUE_NAME).exists() and not Queue(target).is_of_mirror():
             raise ConfigurationError(
-                f"{target.place} has current tables that are no mirror's: name another target"
+                f"{target.place} has current tables that belong to no mirror: name another target"
             )
         self._target = target
         self._describe = describe

@@ -77,7 +77,7 @@ class Verification:
         target: The mirror's.
         entity: The object.
         format: Of the tables.
-        sample: Compare so many records, chosen at random; None for all.
+        sample: Number of records to compare, chosen at random; None for all.
         margin: Seconds by which answers may lag behind events.
         clock: Seconds since 1970 UTC.
     """

@@ -61,7 +61,7 @@ class RawBatches:
             check_file_system(spark, table.address)
 
     def identity(self) -> str | None:
-        """Return what the table is told by, wherever it is moved to.
+        """Return what identifies the table, wherever it is moved to.
 
         Raises:
             WriteError: The table cannot be read.
@@ -74,7 +74,7 @@ class RawBatches:
         return str(sources[0]) if sources else None
 
     def version(self) -> str | None:
-        """Return the table's version now, of which the other methods can be told.
+        """Return the table's version now, which the other methods take.
 
         Returns:
             None for a table of files, which has one version.

@@ -63,7 +63,7 @@ def owner_of(place: Path) -> Path | None:
 
 
 def check_place(table: Path, staging: Path | None) -> None:
-    """Make sure, as far as can be told without trying, that the directory is of use.
+    """Make sure, as far as possible without trying, that the directory is usable.
 
     Changes nothing.
 

@@ -125,7 +125,7 @@ class DeltaTable(LoggedTable):
         return log
 
     def _commits(self, log: Any, version: int) -> Iterator[dict[str, Any]]:
-        """Yield what each commit says of itself, from *version* backwards, as far as it is kept."""
+        """Yield each commit's own description, from *version* backwards, as far as it is kept."""
         io = self._jvm.java.io
         directory = log.logPath()
         files = directory.getFileSystem(log.newDeltaHadoopConf())
@@ -197,7 +197,7 @@ def _quoted(name: str) -> str:
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:
-    """Return what a commit says of itself; it is the first line where Spark wrote it."""
+    """Return a commit's own description; it is the first line where Spark wrote it."""
     for line in lines:
         if '"commitInfo"' in line:
             found = json.loads(line).get("commitInfo")

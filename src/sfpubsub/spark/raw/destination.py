@@ -28,7 +28,7 @@ class Destination:
     format: str
     """One of `FORMATS`."""
     address: str
-    """What Spark is told: an absolute path, a URL, or the name of a catalog's table."""
+    """The name for Spark: an absolute path, a URL, or the name of a catalog's table."""
     local: Path | None
     """The directory, if it is one of this machine's."""
     in_catalog: bool = False
@@ -88,7 +88,7 @@ class Destination:
 
     @property
     def name(self) -> str:
-        """Its last part, for people."""
+        """Its last part, for messages."""
         return re.split(r"[/.]" if self.in_catalog else "/", self.address)[-1]
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Destination:
         return place_of(self.local, self.staging or recorded_staging(self.local))
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Make sure, as far as can be told without Spark, that it is or can become theirs.
+        """Make sure, as far as possible without Spark, that it is or can become theirs.
 
         Changes nothing.
 
@@ -132,7 +132,7 @@ def format_of(raw: str | os.PathLike[str], default: str) -> str:
 
 
 def check_raw_table(table: Destination) -> None:
-    """Make sure, as far as can be told without Spark, that there is a raw table to read.
+    """Make sure, as far as possible without Spark, that there is a raw table to read.
 
     Raises:
         ConfigurationError: There is no raw table, or it has another format.

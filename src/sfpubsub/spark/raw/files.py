@@ -2,7 +2,7 @@
 
 One directory at a time, four verbs: list the names, read a file, give a file new contents as a
 whole, remove one. A reader finds the old contents or the new ones, and after `Files.replace` the
-new ones are durable. What is in the files is the business of whoever opens them.
+new ones are durable. The content of the files is up to the caller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Files(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """The directory, for people and for Spark."""
+        """The directory, for messages and for Spark."""
 
     @abstractmethod
     def make(self) -> None:

@@ -147,7 +147,7 @@ def _header_of_json() -> Column:
 def frame_of(
     spark: SparkSession, rows: pa.Table, *, scratch: Path | None = None
 ) -> Iterator[DataFrame]:
-    """Give *rows* as a frame, which is of use within the block only.
+    """Give *rows* as a frame, which is valid only within the block.
 
     Args:
         spark: A classic session of ours: one of its settings is changed for a moment.

@@ -220,7 +220,7 @@ class IcebergTable(LoggedTable):
         if not self.place.in_catalog:
             raise ConfigurationError(
                 f"{self.place} is an iceberg table that is only a path, and cannot be replaced in "
-                f"one step: it goes on as it is; a new table has the newest layout"
+                f"one step: it keeps its layout; a new table has the newest layout"
             )
         replacement = frame.writeTo(self._address).using("iceberg")
         # The snapshot whose state it was is no part of the table any more.

@@ -1,22 +1,22 @@
-"""Which columns a raw table has, and by what it is partitioned: its layout, which has a number.
+"""The columns and the partitioning of a raw table: its layout, identified by a number.
 
-One row of numbers for all formats. A table names its layout where it says whose it is: Parquet in
+All formats share one numbering. A table records its layout together with its identity: Parquet in
 its identity file, table formats with every transaction. The rules:
 
 - A layout adds columns to the one before. A column never changes its type or meaning, and never
   goes away.
-- *Readers* go by names: what a table lacks is null, and columns that they do not know are left
-  alone. So every version reads every table.
-- A *writer* writes each layout that it knows as it is, and keeps off a table of a newer one: it
-  would leave the columns empty that it does not know, and nobody would see it. Columns that are
-  somebody else's it leaves empty.
+- *Readers* match columns by name: a column that the table lacks is null, and columns that they do
+  not know are ignored. So every version reads every table.
+- A *writer* writes every layout that it knows unchanged, and refuses a table with a newer one: it
+  would leave the columns that it does not know empty, and nobody would notice. It leaves columns
+  that others added empty.
 
 1. Parquet: staging and sidecars inside the table. Table formats: as layout 2.
 2. Partitions by hour, as text.
 3. ``org_id``, ``change_header``, ``headers``. Partitions by day: appends come in the order of
-   time, so that every file's statistics say as much as a clustering could, and clustering would
-   write everything once more. What partitions are for is to remove old days at no cost, and days
-   have a type that every engine compares and that no catalog drowns in.
+   time, so every file's statistics are as selective as clustering would make them, and clustering
+   would write everything once more. Partitions exist so that old days can be removed at no cost;
+   days have a type that every engine can compare, and are few enough for any catalog.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LEASE_NAME = "_lease"
 # to live for 1.3 to 3 s; five times that is a JVM that will not end by itself.
 PATIENCE = 15.0
 
-# Seconds between two looks at a process that is no child of ours: there is nothing to wait on.
+# Seconds between checks of a process that is not our child: there is nothing to wait on.
 _POLL = 0.05
 
 # Bytes of the file. Written in one call and never made shorter, so that a reader finds the old
@@ -105,7 +105,7 @@ def _try_lock(descriptor: int, table: Path) -> bool:
     except OSError as error:
         raise ConfigurationError(
             f"{table} is on a file system without locks ({error.strerror}): two writers could not "
-            f"be told apart there; use a local one"
+            f"be distinguished there; use a local one"
         ) from error
     return True
 

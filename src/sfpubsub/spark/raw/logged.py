@@ -342,8 +342,8 @@ class LoggedTable(RawTable):
         """Return the state as the rows tell it, for a log that has lost or undone ours.
 
         A position is that of the last row of the source itself, which is no later than the lost
-        one: what comes again is in the window. Numbers go on where they were: a batch's id is made
-        of them, and readers that have gone past one never look at it again.
+        one: what comes again is in the window. Numbers continue where they were: a batch's id is
+        made of them, and readers that have gone past one never look at it again.
 
         Args:
             known: What still holds: whose table it is, who wrote last, and the highest number.

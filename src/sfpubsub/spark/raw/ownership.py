@@ -78,7 +78,7 @@ def check_destination(
 def claim_table(
     path: Path, sources: Sequence[Source], staging: Path | None = None
 ) -> tuple[Path, Layout]:
-    """Write on a table's directory whose it is, and make its place for staging and sidecars.
+    """Record the owner in a table's directory, and make its place for staging and sidecars.
 
     Call under the lease. It can die at any step, and be called again:
 
@@ -123,7 +123,7 @@ def claim_upgraded(path: Path) -> None:
     """Write on a table's directory that its rows have the newest layout, or will at once.
 
     Raises:
-        ConfigurationError: It does not say whose it is.
+        ConfigurationError: It does not name its owner.
     """
     identity = _identity(path)
     if identity is None:

@@ -1,4 +1,4 @@
-"""Paths of this machine, as users write them and as Spark is told them."""
+"""Paths of this machine, as users write them and as Spark takes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def local_path(destination: str | os.PathLike[str]) -> Path:
 
 
 def file_url(path: str | os.PathLike[str]) -> str:
-    """Return an absolute path as Spark is told it.
+    """Return an absolute path as Spark takes it.
 
     With its scheme, or a cluster's default file system would take the path. Spark does not decode
     it, so nothing is percent-encoded.

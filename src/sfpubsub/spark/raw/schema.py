@@ -54,7 +54,7 @@ SCHEMA = pa.schema(
 )
 
 # Of the streaming source alone, beside the columns of the table: the Avro schema, in some of the
-# rows that were written with it, so that whoever writes them can keep it.
+# rows that were written with it, so that their writer can keep it.
 SCHEMA_JSON = "schema_json"
 
 # The columns that were there from the beginning. Rows may lack the others, which are null then.

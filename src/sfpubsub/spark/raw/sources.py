@@ -54,7 +54,7 @@ class Source:
 
 
 def sources_record(sources: Sequence[Source]) -> list[list[str]]:
-    """Return the form in which a table notes whose it is."""
+    """Return the form in which a table records its sources."""
     return [[source.kind, source.name] for source in sources]
 
 

@@ -22,7 +22,7 @@ from sfpubsub.types import ReplayId
 # and name behind it, and goes on so.
 APPLICATION = "sfpubsub"
 
-# The key that tells our records from other people's metadata.
+# The key that distinguishes our records from other metadata.
 _MARK = "sfpubsub"
 
 

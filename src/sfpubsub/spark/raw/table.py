@@ -19,7 +19,7 @@ REMEMBERED_NAMES = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What tells a row from another one of the same event id, and where it stands."""
+    """What distinguishes a row from another one of the same event id, and its position."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "dedupe_key",

@@ -106,7 +106,9 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
         sync(beside)
         shutil.rmtree(done, ignore_errors=True)
     except (OSError, *SPARK_ERRORS) as error:
-        raise WriteError(f"{path} was not upgraded: {first_line(error)}; do it again") from error
+        raise WriteError(
+            f"{path} was not upgraded: {first_line(error)}; run the upgrade again"
+        ) from error
     return True
 
 

@@ -1,4 +1,4 @@
-"""Processes of this machine, each told apart from later ones with its pid.
+"""Processes of this machine, distinguished from later ones that reuse their pid.
 
 A process is its pid and its start time, so that a pid that was given out again is nobody's.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this machine, told apart from later ones with its pid."""
+    """A process of this machine, distinguished from later ones that reuse its pid."""
 
     pid: int
     started: str

@@ -93,7 +93,7 @@ RUNTIMES = (
     _iceberg("4.1", "1.12.0", tested="4.1.4"),
 )
 
-# What a session must be told for a format, and a class by which it is seen to have the jars.
+# The settings that a session needs for a format, and a class that shows that it has the jars.
 _EXTENSIONS = {"delta": "io.delta.sql.DeltaSparkSessionExtension"}
 _SETTINGS = {
     "delta": {"spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog"}
@@ -109,7 +109,7 @@ _CLASSES = {
 }
 
 
-# What brings the file system of a scheme, of the version of Spark's own Hadoop.
+# The package with the file system of a URL scheme; its version is that of Spark's own Hadoop.
 _FILE_SYSTEMS = {
     "s3a": "org.apache.hadoop:hadoop-aws",
     "abfs": "org.apache.hadoop:hadoop-azure",
@@ -175,7 +175,7 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
 
 
 def delta_settings(*, local: bool) -> dict[str, str]:
-    """Return what a session that writes small Delta commits is told.
+    """Return the settings of a session that writes small Delta commits.
 
     Args:
         local: Whether the tables are on a disk of this machine.
@@ -219,7 +219,7 @@ def check_session(spark: SparkSession, format: str) -> None:  # noqa: A002
     """Make sure that the session can write *format*.
 
     Raises:
-        ConfigurationError: It lacks the jars, or what it must be told for them.
+        ConfigurationError: It lacks the jars, or the settings that they need.
     """
     jvm: Any = spark._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()

@@ -91,7 +91,7 @@ def spark_session(
 
     Raises:
         ConfigurationError: No Java, or the JVM or the master could not be reached; or there are no
-            jars of *format* for this PySpark, or they could not be had.
+            jars of *format* for this PySpark, or they could not be obtained.
     """
     # py4j logs every lost connection with a traceback, part of it on the root logger itself; each
     # reaches us as an exception as well.
@@ -124,9 +124,9 @@ def spark_session(
         reason = _without_secrets(first_line(error), wanted)
         if "spark.jars.packages" in wanted:
             raise ConfigurationError(
-                f"spark did not start (master {master}): {reason}; were the jars of "
-                f"{wanted['spark.jars.packages']} to be had? they come from Maven Central once, "
-                f"and are kept in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
+                f"spark did not start (master {master}): {reason}; check that the jars of "
+                f"{wanted['spark.jars.packages']} can be fetched: they come from Maven Central "
+                f"once, and are kept in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
             ) from error
         java = environment.get("JAVA_HOME", "spark-submit's")
         raise ConfigurationError(

@@ -79,7 +79,7 @@ class PubSubDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the raw table, and the Avro schema, which some rows have."""
-        SourceOptions.parse(self._given)  # an option that is wrong is told before a query starts
+        SourceOptions.parse(self._given)  # a wrong option fails before a query starts
         return spark_schema(SOURCE_SCHEMA)
 
     def reader(self, schema: StructType) -> EventReader:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # it loads grpc, which executors need not have
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
 
-# Seconds that the connection may fail for. The client alone would go on for ever, and a query that
-# waits for a service out of reach looks like one whose topic is quiet. Longer than a restart of the
-# service, short against 72 h of retention.
+# Seconds that the connection may fail for. The client alone would continue for ever, and a query
+# that waits for a service out of reach looks like one whose topic is quiet. Longer than a restart
+# of the service, short against 72 h of retention.
 CONNECTION_TIMEOUT = 300.0
 
 # Ids kept to see whether the end of the topic was passed before it was known: about what arrives
@@ -41,7 +41,7 @@ class Schemas(SchemaStore):
     """The schemas of the events so far, as text, for the executors that decode.
 
     Args:
-        beyond: Keeps them beyond this process.
+        beyond: Store that keeps the schemas after this process ends.
     """
 
     def __init__(self, beyond: SchemaStore | None = None) -> None:
@@ -73,7 +73,7 @@ class Feed:
         start: Where to begin.
         max_events: Events received ahead of `take`.
         max_bytes: Payload bytes received ahead of it.
-        go_on: Whether to go on at EARLIEST when the position is refused; `gaps` then tells of it.
+        go_on: Whether to continue at EARLIEST when the position is refused; see `gaps`.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class ForeachBatchWriter:
 
 
 def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
-    """Log all of an error, and return what Spark is told."""
+    """Log all of an error, and return the part that Spark gets."""
     if _is_interruption(error, group):
         _log.info("batch %s was interrupted", name, exc_info=error)
         # In words by which Spark knows that this is the stop that it asked for, and no failure.

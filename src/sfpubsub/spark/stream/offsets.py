@@ -1,4 +1,4 @@
-"""Where a streaming query stands, as Spark journals it.
+"""The position of a streaming query, as Spark journals it.
 
 Spark compares offsets as text, so the keys always come in one order. Replay ids are hexadecimal, as
 in logs and in ``startingOffsets``: a position can be copied out of a checkpoint. Nothing here
@@ -42,7 +42,7 @@ class Offset:
 
     @property
     def resume(self) -> StartPosition:
-        """Where a stream goes on."""
+        """Where a stream continues."""
         return self.position if self.keepalive is None else StartPosition.after(self.keepalive)
 
     @property
@@ -98,7 +98,7 @@ class Offset:
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where a query stands on each of its topics.
+    """The position of a query on each of its topics.
 
     Of one topic it is journaled as its `Offset`, of several as a list of theirs, by name. A topic
     that is left out of the query keeps its offset there, for when it comes back.

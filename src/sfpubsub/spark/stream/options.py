@@ -176,7 +176,7 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
 def _starts(
     text: str | None, topics: tuple[str, ...]
 ) -> tuple[StartPosition | None, dict[str, StartPosition]]:
-    """Return where all topics begin, and where single ones do."""
+    """Return the start of all topics, and the starts of individual ones."""
     if text is None:
         return None, {}
     if not text.lstrip().startswith("{"):

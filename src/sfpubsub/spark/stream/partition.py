@@ -130,7 +130,7 @@ def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
         ack=lambda first, last: None,
     )
     found, _ = read_table(list(batch), columns[3], partition.first_seq)
-    # In the first row of each schema: whoever writes the rows can keep it (see `SCHEMA_JSON`).
+    # In the first row of each schema: the writer of the rows can keep it (see `SCHEMA_JSON`).
     first = {schema_id: place for place, schema_id in reversed(list(enumerate(columns[1])))}
     texts: list[str | None] = [None] * len(batch)
     for schema_id, place in first.items():
@@ -148,7 +148,7 @@ def _codec(schema_id: str, schema_json: str | None) -> Codec:
 
 
 def event_time_of(raw: RawEvent, schema_json: str | None) -> float | None:
-    """Return when an event happened, in seconds since 1970 UTC; None if that cannot be told."""
+    """Return when an event happened, in seconds since 1970 UTC; None if that is unknown."""
     if schema_json is None:
         return None
     codec = _codec(raw.schema_id, schema_json)

@@ -90,7 +90,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read only what was published before now, then end.
 
         Args:
-            keeps_position: Whether there is a checkpoint, which the next run goes on from.
+            keeps_position: Whether there is a checkpoint, which the next run continues from.
         """
         self._until_now = True
         for topic in self._topics:
@@ -133,7 +133,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return what is known of how far the topics go on, for the query's progress."""
+        """Return what is known of how far the topics reach, for the query's progress."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None
@@ -143,7 +143,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the events after *start* up to *end*, in pieces.
 
         Raises:
-            ReplayIdRejectedError: They are not to be had any more.
+            ReplayIdRejectedError: They are no longer available.
             SfPubSubError: A subscription has failed.
         """
         known = Offsets.parse(start, self._options.topics)
@@ -206,6 +206,6 @@ def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
             raise
         raise ConfigurationError(
             f"{error}. The source runs in a process beside the driver, and a session of "
-            f"spark_session() hands it no SFPUBSUB_… variables, whatever is set: name a settings "
+            f"spark_session() passes it no SFPUBSUB_… variables, whatever is set: name a settings "
             f"file with option configFile"
         ) from error

@@ -1,4 +1,4 @@
-"""Finds a batch again that was journaled by a process that is no more.
+"""Finds a batch again that was journaled by a process that has ended.
 
 Only the two ends of a batch are journaled. Its events are read again from its start on, one by one,
 because responses are cut otherwise each time, until one is EQUAL to its end: ids have no order, so
@@ -43,12 +43,12 @@ def find(
         end: Its last event; and its first, if it began at LATEST or EARLIEST.
         feed: A new one: at the start, or at EARLIEST if that moves.
         take: Returns its next events, or none if none come soon.
-        refused: Whether the service refused the start and the feed goes on at EARLIEST.
+        refused: Whether the service refused the start and the feed continues at EARLIEST.
         horizon: Makes one that says when everything published before now was read.
         patience: Seconds of silence after which nothing more is to come.
 
     Returns:
-        None if the events are not to be had any more.
+        None if the events are no longer available.
     """
     size = end.seq - start.seq
     held: deque[ReceivedEvent] = deque(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds between two looks at whether Spark lives, while a call of it is answered.
+# Seconds between checks of whether Spark lives, while a call of it is answered.
 _GLANCE = 0.5
 
 # Seconds after which the position of a quiet topic is renewed by that of a keepalive, which makes a
@@ -53,7 +53,7 @@ class Share(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The batch that Spark was told of."""
+    """The batch that was reported to Spark."""
 
     end: Offset
     size: int
@@ -141,7 +141,7 @@ class TopicReader:
         return end
 
     def latest(self) -> dict[str, Any] | None:
-        """Return what is known of how far the topic goes on; None if nothing is.
+        """Return what is known of how far the topic reaches; None if nothing is.
 
         The service does not tell where a topic ends. What is known are the events received, whether
         a keepalive has said that nothing is left, and how old the last event was when it came.
@@ -169,7 +169,7 @@ class TopicReader:
         """Return the events after *first* up to *last*, in pieces.
 
         Raises:
-            ReplayIdRejectedError: They are not to be had any more.
+            ReplayIdRejectedError: They are no longer available.
             SfPubSubError: The subscription has failed.
         """
         if last.seq == first.seq and not self._is_planned(first, last):
@@ -185,7 +185,7 @@ class TopicReader:
     # What is done, and where to read on.
 
     def _follow(self, start: Offset) -> None:
-        """Drop what is done; open a stream if there is none that goes on at *start*."""
+        """Drop what is done; open a stream if there is none that continues at *start*."""
         plan, self._plan = self._plan, None
         if plan is not None and start == plan.end:
             if self._horizon is not None:
@@ -303,7 +303,7 @@ class TopicReader:
 
     def _renewed(self) -> Offset | None:
         """Return the base with the position of a keepalive, if it needs one and there is one."""
-        # A gap that was not handed out yet must not be passed.
+        # A gap that was not delivered yet must not be passed.
         if self._held or self._gaps or not self._wants_renewal():
             return None
         tip = self._open_feed.tip
@@ -382,7 +382,7 @@ class TopicReader:
         raise ReplayIdRejectedError(
             f"the checkpoint's position on {self.topic} cannot be resumed: {reason}. "
             f"Begin with a new checkpoint and option startingOffsets, or set failOnDataLoss to "
-            f"false: then the query goes on with the oldest event that is kept, and a row with "
+            f"false: then the query continues with the oldest event that is kept, and a row with "
             f"event_name {GAP_EVENT} marks what is missing",
             gap=gap,
             error_code=None if cause is None else cause.error_code,

@@ -1,4 +1,4 @@
-"""Tables made of a raw one: what people query."""
+"""Tables made from a raw one, for querying."""
 
 from __future__ import annotations
 

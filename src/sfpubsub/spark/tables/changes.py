@@ -1,4 +1,4 @@
-"""Change events of a raw table as people read them: what changed, and the latest state of records.
+"""Change events of a raw table in readable form: what changed, and the latest state of records.
 
 Functions from a frame to a frame, which read nothing but what Spark reads when the result is used.
 They run on executors, of a classic session or of Spark Connect, on tables of any format, and keep
@@ -305,7 +305,7 @@ def _fold(changes: DataFrame) -> DataFrame:
         "whole": f.when(f.col("at") == f.col("whole_at"), f.struct("at", "change_type")),
         "gap": f.when(f.col("is_gap"), event),
         "late": f.col("late"),
-        # A text that is no JSON stands for one that is not known.
+        # A text that is not JSON stands for one that is not known.
         "diff": f.when(f.col("text") == "", diff),
     }
     carried = [f.max(name).alias(name) for name in facts]

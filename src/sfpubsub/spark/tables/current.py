@@ -47,7 +47,7 @@ _KINDS = ("current", "history")
 
 _RECORD_ID = pa.schema([("record_id", pa.string())])
 
-# Columns of a typed table that the fold takes as they are, without what stands before them there.
+# Columns of a typed table that the fold takes as they are, without the columns before them.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
 # Where a cue is in the columns of `Folding.output`, and in those of the queue.
@@ -93,7 +93,7 @@ class RecordTables:
     def of(cls, target: Target, *, current: bool, history: bool) -> RecordTables | None:
         """Return what makes the tables that are asked for, or that are there already.
 
-        A target that has them goes on having them: they would be wrong after a step without them.
+        A target that has them keeps them: they would be wrong after a step without them.
         """
         if current or history:
             target.check_merge("current and history tables")
@@ -333,7 +333,7 @@ def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
 def _cues(
     objects: Sequence[_Object], number: int
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return the queue's rows of a step, and where commit numbers have started anew.
+    """Return the queue's rows of a step, and where commit numbers have restarted.
 
     Computes what is folded, of all objects in one job.
     """

@@ -1,4 +1,4 @@
-"""Tables that people query, made of a raw table step by step: a typed table for each event type.
+"""Tables for querying, made of a raw table step by step: a typed table for each event type.
 
 Puts the parts together: what comes next is planned (planning.py) and written down (steps.py), the
 rows of a step are decoded in one Spark job (decode.py), and each table takes its part with the
@@ -46,7 +46,7 @@ from sfpubsub.stores.schema_store import SchemaStore
 # the row: more than any file system takes to show a file to another machine.
 SCHEMA_PATIENCE = 60.0
 
-# Seconds between two looks at the raw table, when following it: a job writes a batch each ten
+# Seconds between checks of the raw table, when following it: a job writes a batch each ten
 # seconds unless told otherwise. And when waiting for a schema.
 LOOK_EVERY = 10.0
 _LOOK_FOR_SCHEMA_EVERY = 1.0
@@ -99,7 +99,7 @@ class EventTables:
         objects: Objects and event types of which tables are made, such as ``Account`` or
             ``Order_Event__e``; all by default. Kept with the tables.
         current: Whether there are current tables, one row a record, and the queue `_reread`. Delta
-            and Iceberg only. A target that has them goes on having them.
+            and Iceberg only. A target that has them keeps them.
         history: Whether there are history tables, one row a version, beside current tables.
         schemas: Where the raw table's schemas are; by default in its own sidecar.
         schema_patience: Seconds after its arrival that a row waits for its schema; then it is
@@ -280,8 +280,8 @@ class EventTables:
         """Do steps until there is nothing left to do, or for ever.
 
         Args:
-            follow: Go on with what is written to the raw table.
-            stopping: Set by another thread or a signal, ends it behind a step.
+            follow: Continue with what is written to the raw table.
+            stopping: Set by another thread or a signal, ends it after a step.
 
         Yields:
             What was done, after each step.
@@ -357,7 +357,7 @@ class EventTables:
 
         1. Give every type the columns that it lacks.
         2. Decode, and check that every row came out.
-        3. Write those that could not be decoded: whoever finds all types written need not ask.
+        3. Write those that could not be decoded: a reader with all types written need not ask.
         4. Write the types.
         """
         if plan.rows == 0:  # none of the objects that were asked for
@@ -387,7 +387,7 @@ class EventTables:
     def _decoded(self, plan: StepPlan, plans: Mapping[str, Plan]) -> Decoded:
         decoded = decode(self._planner.rows(plan), plans, plan.size)
         if sum(decoded.rows.values()) != plan.rows and plan.version is not None:
-            # The table has been set back since: its rows are still to be had at their version.
+            # The table has been set back since: its rows are still available at their version.
             decoded = decode(self._planner.rows(plan, plan.version), plans, plan.size)
         found = sum(decoded.rows.values())
         if found != plan.rows:

@@ -86,7 +86,7 @@ def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.R
         Batches of `Folding.output`. Of each record with changes its new row (`CURRENT`) and a row
         for each reason to read it again (`CUE`, which stands in ``_reread_reason``); where there is
         a history table also its rows (`VERSION`): the one before, which has an end now, and one for
-        each change that was laid over. Where commit numbers have started anew, a row with the
+        each change that was laid over. Where commit numbers have restarted, a row with the
         times of the commits before and after, as its validity (`RENUMBERED`).
     """
     made: list[tuple[Any, ...]] = []

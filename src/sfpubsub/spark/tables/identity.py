@@ -64,7 +64,7 @@ class Identity:
         )
 
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
-        """Make sure that tables made of this may go on with what is named now.
+        """Make sure that tables made of this may continue with what is named now.
 
         A raw table that was moved is the same one: it has its id, and the last batch that was read.
 

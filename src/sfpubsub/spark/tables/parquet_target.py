@@ -225,7 +225,7 @@ def columns_in(table: Path) -> StructType:
     """Return the columns that a table's directory has been given.
 
     Raises:
-        ConfigurationError: It is no table.
+        ConfigurationError: It is not a table.
     """
     try:
         record = json.loads((table / TABLE_NAME).read_text(encoding="utf-8"))

@@ -128,7 +128,7 @@ class Planner:
         )
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
-        """Return the step that empties all tables, so that raw batches begin anew."""
+        """Return the step that empties all tables, so that raw batches start over."""
         self._missing = None
         number = 1 if newest is None else newest.number + 1
         return StepPlan(number, "rebuild", version=self._raw.version(), types=self._typed())

@@ -1,6 +1,6 @@
 """The queue of what is to be read from the org again: the table `_reread`.
 
-One row a reason, never changed: whoever reads records again works the queue off and keeps his own
+One row per reason, never changed: a reader of records works through the queue and keeps its own
 account. Its table is also what says that a target has current tables, and whether it has history
 tables. Decides nothing about records.
 """
@@ -34,8 +34,8 @@ QUEUE = pa.schema(
     ]
 )
 
-# What is kept with the table: what it is, whether there are history tables, and when commit numbers
-# have started anew, in milliseconds since 1970 UTC.
+# Metadata kept with the table: its kind, whether there are history tables, and when commit numbers
+# restarted, in milliseconds since 1970 UTC.
 _KIND, _HISTORY, _EPOCHS = "kind", "history", "number_epochs"
 
 # The kind of a mirror's queue.
@@ -81,7 +81,7 @@ class Queue:
             self._table.append([parquet_of(pa.Table.from_pylist(rows, QUEUE))], step)
 
     def note(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Note that commit numbers have started anew, and say so, once for each move of the org.
+        """Note that commit numbers have restarted, and say so, once for each move of the org.
 
         Args:
             moves: Commit timestamps of records' commits before and after, in milliseconds.
@@ -94,14 +94,14 @@ class Queue:
             self._table.make(QUEUE, _facts(with_history=with_history, epochs=[*known, *new]))
         for epoch in new:
             _log.warning(
-                "commit numbers have started anew, at commit timestamp %d: the org was moved to "
+                "commit numbers have restarted, at commit timestamp %d: the org was moved to "
                 "another instance; changes are ordered by time, and nothing is to be done",
                 epoch,
             )
 
 
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return when commit numbers have started anew, as far as that is not known yet.
+    """Return when commit numbers have restarted, as far as that is not known yet.
 
     Args:
         known: Commit timestamps in milliseconds.

@@ -56,7 +56,7 @@ class Reason(enum.StrEnum):
     FORMULA = "formula"
     """Fields that no event names are to be refreshed."""
     SWEEP = "sweep"
-    """A list of ids from the org has the record and the table does not, or the other way round."""
+    """A list of ids from the org has the record and the table does not, or vice versa."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class Fold:
         return change.commit_timestamp <= self.until
 
     def _lay_diff(self, name: str, values: list[Any], new: Sequence[Any]) -> bool:
-        """Take the new text of a field that was sent as a diff; say whether it is known."""
+        """Apply the text diff of a field; return whether the new text is known."""
         is_known = False
         for column in self.fields.places.get(name, ()):
             old, text = values[column], new[column]

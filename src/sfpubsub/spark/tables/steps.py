@@ -80,7 +80,7 @@ class StepPlan:
     note: dict[str, Any] = field(default_factory=dict)
     """With ``beside``: what followers are to do, as JSON has it."""
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """By which two engines that plan at the same moment are told apart."""
+    """By which two engines that plan at the same moment are distinguished."""
 
     def to_json(self) -> str:
         """Return the plan as it is kept."""

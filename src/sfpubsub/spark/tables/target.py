@@ -108,7 +108,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """Return what `make` was told to keep with the table; nothing where there is no table."""
+        """Return what `make` was given to keep with the table; empty where there is no table."""
 
     @abstractmethod
     def columns(self) -> list[str]:
@@ -148,7 +148,7 @@ class TargetTable(ABC):
             Whether this call has added them; False where the table has the step.
 
         Raises:
-            WriteError: Whether the rows are in the table is told by `step`.
+            WriteError: `step` tells whether the rows are in the table.
         """
 
     @abstractmethod
@@ -174,7 +174,7 @@ class TargetTable(ABC):
 
         Raises:
             ConfigurationError: The format cannot do that.
-            WriteError: Whether it was done is told by `step`.
+            WriteError: `step` tells whether it was done.
         """
 
     @abstractmethod
@@ -187,7 +187,7 @@ class TargetTable(ABC):
 
         Raises:
             ConfigurationError: The format cannot do that.
-            WriteError: Whether it was done is told by `step`.
+            WriteError: `step` tells whether it was done.
         """
 
     @abstractmethod
@@ -238,7 +238,7 @@ class Target(ABC):
         """Make sure that tables which take merges can be here.
 
         Args:
-            what: For people, such as ``current tables``.
+            what: For messages, such as ``current tables``.
 
         Raises:
             ConfigurationError: They cannot.

@@ -41,7 +41,7 @@ class EventTypes:
         self._names: dict[str, str] = {}  # by schema id
 
     def name_of(self, schema_id: str) -> str | None:
-        """Return the event type of a schema; None if the schema is not to be had or cannot be one.
+        """Return the event type of a schema; None if the schema is not available or cannot be one.
 
         A schema that was missing is looked for each time: it may have come.
         """
@@ -72,8 +72,7 @@ class EventTypes:
             name = self.name_of(schema_id)
             if name is None:
                 raise ConfigurationError(
-                    f"schema {schema_id} was among the raw table's schemas and is no more: put it "
-                    f"back"
+                    f"schema {schema_id} was among the raw table's schemas and is gone: put it back"
                 )
             wanted.setdefault(name, {})[schema_id] = self._text(schema_id)
         return {

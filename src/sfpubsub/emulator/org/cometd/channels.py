@@ -102,7 +102,7 @@ class Channels:
         return [Record(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
 
     def delete(self, record_id: str) -> None:
-        """Forget a record; subscribers go on without events."""
+        """Forget a record; subscribers stay, without events."""
         self._store.run("DELETE FROM streaming_records WHERE id = ?", record_id)
 
     # Events.
@@ -188,7 +188,7 @@ class Channels:
         """The log behind a channel.
 
         Raises:
-            Refusal: There is none.
+            Refusal: There is no such channel.
         """
         kind = next((kind for start, kind in _OWN.items() if path.startswith(start)), None)
         try:
@@ -212,7 +212,7 @@ class Channels:
         """The filter behind a PushTopic's name; any of its conditions is enough.
 
         Raises:
-            Refusal: It names a field that is not in the topic's query, or is no filter.
+            Refusal: It names a field that is not in the topic's query, or is not a filter.
         """
         if not text:
             return []
@@ -234,7 +234,7 @@ class Channels:
         """Where a subscription begins: strictly after this position.
 
         Raises:
-            Refusal: The id was never given out, or its event is no longer kept.
+            Refusal: The id was never issued, or its event is no longer kept.
         """
         if replay is None or replay == NEW_EVENTS:
             return self._bus.tip()

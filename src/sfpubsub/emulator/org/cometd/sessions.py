@@ -99,7 +99,7 @@ class CometdSessions:
         """The session of a message.
 
         Raises:
-            Refusal: There is none, or it has ended, or the cookie is not its own.
+            Refusal: There is no such session, or it has ended, or the cookie is not its own.
         """
         if not isinstance(client_id, str) or not client_id:
             raise Refusal("no handshake", reconnect="handshake")

@@ -46,7 +46,7 @@ _LONGEST = 131_072
 """Characters of the longest text field that an org has."""
 
 _SCALE, _GEO_SCALE, _MOST_SCALE = 2, 15, 17
-"""Digits behind the point of a number unless its definition says otherwise, of a place's latitude
+"""Digits after the point of a number unless its definition says otherwise, of a place's latitude
 and longitude, and most of all: a number has 18 digits."""
 
 # Part of a compound field -> type and length of the field that holds it.
@@ -112,10 +112,10 @@ class Field:
 
     Attributes:
         name: API name.
-        label: For people.
+        label: Human-readable label.
         type: Key of `TYPES`.
         length: Characters that a text may have; 0 for other types.
-        scale: Digits behind the point of a number with decimals, as the describe tells it; what is
+        scale: Digits after the point of a number with decimals, as the describe tells it; what is
             written may have more.
         nillable: Whether it can be empty.
         createable: Whether a client can set it when it creates a record.
@@ -178,7 +178,7 @@ class SObject:
 
     Attributes:
         name: API name.
-        label: For people; `plural` of several.
+        label: Human-readable label; `plural` of several.
         key_prefix: What the ids of its records begin with.
         change_events: Whether its changes make events.
         fields: All of them, in order.

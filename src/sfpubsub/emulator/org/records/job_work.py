@@ -71,7 +71,7 @@ def columns_of(path: Path, delimiter: str) -> list[str]:
 
 
 def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
-    """The lines of a file behind the first."""
+    """The lines of a file after the first."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
         next(reader, None)

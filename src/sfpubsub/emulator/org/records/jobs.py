@@ -1,7 +1,7 @@
 """Jobs of the Bulk API 2.0: what they are, where they live, and the thread that carries them out.
 
 A job is a row of the store and files in a directory beside it; a job that was under way when the
-emulator was killed goes on where its last transaction ended. Jobs run one after another. What one
+emulator was killed continues where its last transaction ended. Jobs run one after another. What one
 does is in `job_work`.
 """
 
@@ -232,7 +232,7 @@ class Jobs:
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
     def stop(self) -> None:
-        """End the thread; jobs go on at the next start. Can be repeated."""
+        """End the thread; jobs continue at the next start. Can be repeated."""
         with self._changed:
             self._stopping = True
             for job in self._jobs.values():
@@ -287,7 +287,7 @@ class Jobs:
             _log.exception("job %s failed", job.job_id)
             ended = {"state": "Failed", "errorMessage": f"the emulator failed: {error}"}
         with self._changed:
-            if not job.stopped.is_set():  # else it was aborted, or goes on at the next start
+            if not job.stopped.is_set():  # else it was aborted, or continues at the next start
                 took = max(1, round((self._clock.now() - started) * 1000))
                 self.change(job, **ended, totalProcessingTime=took)
 

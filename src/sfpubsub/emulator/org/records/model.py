@@ -255,7 +255,7 @@ class Records(Reading):
     # Inside.
 
     def _compute(self, of: SObject) -> None:
-        """Compute the formulas of all rows anew; no event comes of it."""
+        """Recompute the formulas of all rows; no event is published for it."""
         table = self.table(of.name)
         for start in range(0, self._numbers[of.name], _ROWS):
             with self._bus.together():

@@ -122,7 +122,7 @@ class Publishing:
             queries.condition(of, _without_header(condition, {}))
 
     def move(self) -> None:
-        """The org is on another instance: commit numbers begin anew."""
+        """The org is on another instance: commit numbers restart."""
         self._store.set_meta("commit_base", str(_MOVED_BASE - self._bus.tip()))
 
     def publish(

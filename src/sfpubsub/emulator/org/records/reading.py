@@ -151,7 +151,7 @@ class Reading:
         """One object, by its name in either case.
 
         Raises:
-            RecordProblem: There is none.
+            RecordProblem: There is no such object.
         """
         return self.table(name).of
 

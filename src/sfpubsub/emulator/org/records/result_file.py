@@ -51,7 +51,7 @@ class ResultFile:
         """Add rows, in pieces.
 
         Yields:
-            How many are added so far; whoever stops asking stops the writing.
+            How many are added so far; if the caller stops iterating, writing stops.
         """
         end = self._path.stat().st_size if self._path.exists() else 0
         count = 0
@@ -82,7 +82,7 @@ class ResultFile:
                 os.truncate(path, size)
 
     def read(self, start: int, count: int) -> tuple[int, Iterator[bytes]]:
-        """Some rows, behind the first line: how many bytes, and the bytes in pieces."""
+        """Some rows, after the first line: how many bytes, and the bytes in pieces."""
         begin = self._end(min(start, self.count))
         size = self._end(min(start + count, self.count)) - begin
         return len(self.header) + size, self._pieces(begin, size)

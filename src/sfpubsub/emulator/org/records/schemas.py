@@ -1,4 +1,4 @@
-"""The Avro schema of an object's change events, and where each field stands in it.
+"""The Avro schema of an object's change events, and the position of each field in it.
 
 The header comes first, then a nullable field for each field of the object, in its order. The id and
 what only the database knows are left out, and formula fields unless they are asked for.
@@ -111,7 +111,7 @@ class ChangeSchema:
 
     Attributes:
         text: The Avro schema as JSON.
-        places: Field of the object -> where it stands at the top level.
+        places: Field of the object -> its position at the top level.
         parts: Field that is part of a compound one -> where that one stands, and it in it.
     """
 

@@ -1,7 +1,7 @@
 """One transaction of the org: changes of records that become durable together with their events.
 
 Checks what a client gives, keeps it, and remembers what changed; which events that makes is in
-`changes`. A change that is refused has written nothing, so a transaction can go on behind it.
+`changes`. A change that is refused has written nothing, so a transaction can continue after it.
 """
 
 from __future__ import annotations
