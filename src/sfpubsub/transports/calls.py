@@ -296,7 +296,11 @@ class CallDriver(ABC, Generic[Opening]):
             finally:
                 over.set()
 
-        call.read(lambda message: self._take(stream, message), end)
+        try:
+            call.read(lambda message: self._take(stream, message), end)
+        except BaseException:  # then nobody reads the call, and `end` is not called any more
+            over.set()
+            raise
 
     def _take(self, stream: int, message: Any) -> None:
         # In grpc's thread, perhaps, which serves others as well.

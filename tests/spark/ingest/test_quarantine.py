@@ -66,7 +66,7 @@ def test_it_has_no_row_and_is_in_the_quarantine(open_writer, table, kept, caplog
     assert (entry.received_at, entry.subscription) == (NOW + 1.5, TOPIC)
     assert entry.schema_json
     assert f"event event-1 at {replay_id(1).hex()} is quarantined" in caplog.text
-    assert Progress().after(result, None).received == 3
+    assert Progress().after(result, None, 0.1).received == 3
 
 
 def test_a_batch_of_nothing_else_moves_the_position(open_writer, table, kept):
