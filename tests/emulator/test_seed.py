@@ -176,7 +176,10 @@ BROKEN = {
     "event field": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload={Y=1}", "has no field Y"),
     "event value": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload={X__c=1}", "do not fit A__e"),
     "event json": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='{'", "payload_json"),
-    "event list": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='[]'", "is not an object"),
+    "event list": (
+        TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='[]'",
+        "is not an object",
+    ),
     "event none": (TOPIC + "[[events]]\ntopic='/event/A__e'", "either payload or payload_json"),
     "user name": ("[[users]]\nusername=''", "users number 1 has a blank username"),
     "user twice": ("[[users]]\nusername='a'\n[[users]]\nusername='a'", "user a stands there twice"),

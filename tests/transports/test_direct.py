@@ -136,7 +136,8 @@ def test_every_message_comes_before_a_failure(serve: Any, way: str) -> None:
         context.abort(grpc.StatusCode.UNAVAILABLE, "maintenance")
 
     transport = serve(script)
-    for _ in range(30):
+    # The documented way takes a second each: its iterator of requests waits for its turn.
+    for _ in range(30 if way == "direct" else 5):
         reading = Reading(transport)
         while not reading.over.is_set():
             reading.call.send(SendRequest(1, 1))
