@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc import aio
 
 from sfpubsub.protocol.commands import OpenStream, SendRequest
 from sfpubsub.protocol.events import Failure, FailureKind, Response
@@ -69,11 +70,11 @@ class Reading:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Script], GrpcTransport]]:
+def serve() -> Iterator[Callable[..., GrpcTransport]]:
     """Start a server that does the script with each Subscribe call; return a transport to it."""
     closing: list[Callable[[], Any]] = []
 
-    def start(script: Script) -> GrpcTransport:
+    def start(script: Script, *interceptors: Any) -> GrpcTransport:
         server = grpc.server(ThreadPoolExecutor(4))
         handler = grpc.stream_stream_rpc_method_handler(script)
         server.add_generic_rpc_handlers(
@@ -81,7 +82,10 @@ def serve() -> Iterator[Callable[[Script], GrpcTransport]]:
         )
         target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
-        transport = GrpcTransport(open_channel(target, insecure="1"), target, lambda: ())
+        channel = open_channel(target, insecure="1")
+        transport = GrpcTransport(
+            grpc.intercept_channel(channel, *interceptors), target, lambda: ()
+        )
         closing.extend([lambda: server.stop(None).wait(PATIENCE), transport.close])
         return transport
 
@@ -111,6 +115,43 @@ def test_the_tried_versions_of_grpcio_include_the_one_that_is_tested() -> None:
 def test_an_interceptors_call_is_read_as_documented() -> None:
     """What is not grpc's own call has not what is used of it."""
     assert direct.open_direct(object(), lambda: None) is None
+
+
+class _Wrapped:
+    """A call as an interceptor may return it: what it raises is an error of its own."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._call)
+        except grpc.RpcError as error:
+            nothing = aio.Metadata()
+            raise aio.AioRpcError(error.code(), nothing, nothing, error.details()) from None
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class _Interceptor(grpc.StreamStreamClientInterceptor):
+    def intercept_stream_stream(self, method: Any, details: Any, requests: Any) -> Any:
+        return _Wrapped(method(details, requests))
+
+
+def test_an_interceptors_error_is_the_reason_of_the_end(serve: Any) -> None:
+    """What was raised says why the call ended: its call need not be able to say so."""
+
+    def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        next(requests)
+        yield message(1)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "maintenance")
+
+    reading = Reading(serve(script, _Interceptor()))
+    failure = reading.wait()
+    assert reading.ids == ["e1"]
+    assert failure is not None
+    assert failure.kind is FailureKind.RETRY
 
 
 def test_messages_come_in_order_and_then_the_end(serve: Any, way: str) -> None:

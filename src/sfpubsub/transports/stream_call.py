@@ -104,7 +104,12 @@ class GrpcStreamCall(StreamCall):
                 if response is not None:
                     received(response)
 
-        self._direct.read(take, lambda: ended(self._end()))
+        call = self._call
+
+        def end() -> None:
+            ended(self._end(None if call.code() is grpc.StatusCode.OK else call))
+
+        self._direct.read(take, end)
 
     def receive(self) -> Response | Failure | None:
         if self._has_sent:
@@ -114,8 +119,10 @@ class GrpcStreamCall(StreamCall):
             time.sleep(_HAND_OVER)
         try:
             response = self._response(next(self._call))
-        except (StopIteration, grpc.RpcError):
-            return self._end()
+        except StopIteration:
+            return self._end(None)
+        except grpc.RpcError as error:
+            return self._end(error)
         return self._invalid if response is None else response
 
     def _response(self, message: Any) -> Response | None:
@@ -135,15 +142,15 @@ class GrpcStreamCall(StreamCall):
         self._invalid = Failure(kind, error)
         self.cancel()
 
-    def _end(self) -> Failure | None:
-        """Return how the call ended, now that it has."""
+    def _end(self, error: grpc.RpcError | None) -> Failure | None:
+        """Return how the call ended, now that it has; *error* is None if the service ended it."""
         self._requests.put(None)  # lets grpc's own thread go, which waits for the next request
-        call, self._call = self._call, None
+        self._call = None
         if self._invalid is not None:
             return self._invalid
-        if call.code() is grpc.StatusCode.OK:
+        if error is None:
             return None
-        return classify(self._target.name, call, managed=self._target.managed)
+        return classify(self._target.name, error, managed=self._target.managed)
 
     def _log(self, response: Response) -> None:
         # By counts: what an event says stays out of the log, as do the headers.
