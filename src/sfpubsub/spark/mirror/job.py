@@ -435,6 +435,7 @@ class Mirror:
             is_last=False,
             laid=self._hand.laid(),
             at=now,
+            size=size,
         )
         if size:
             self._hand.do(merge)
