@@ -265,6 +265,8 @@ class MirrorTables:
             f"(`_read`.ingest_seq = {as_of.ingest_seq} AND `_read`.step < {as_of.asked})"
         )
         gone = found.table.read().where(before).where(f"NOT ({_DELETED})")
+        if gone.isEmpty():  # so it is with the first read
+            return None, None
         parts = [found.absent(gone, note.read.until), found.rows(gone)]
         if entries:
             parts.append(
@@ -343,13 +345,14 @@ class MirrorTables:
             merged: Rows of records that the table may have.
             new: Rows of records that it does not have.
         """
-        changes: list[Callable[[int], None]] = []
+        changes: list[Callable[[int], object]] = []
         if merged is not None:
             changes.append(partial(self._put, found, merged))
         if new is not None:
             changes.append(partial(found.table.insert, new))
         if self._deletes == "remove":
             changes.append(partial(found.table.delete, _DELETED))
+        changes = changes or [partial(found.table.append, [])]
         for version, change in enumerate(changes, 3 * number + 3 - len(changes)):
             if found.table.step() < version:
                 change(version)

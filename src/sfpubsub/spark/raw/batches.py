@@ -108,19 +108,19 @@ class RawBatches:
         Raises:
             WriteError: The table cannot be read.
         """
-        if last is not None and self._end is not None:
+        begin = "" if last is None else last.id
+        if version is not None and self._end is not None:
             known, end = self._end
-            if version == known and last.id >= end:
+            if version == known and begin >= end:
                 return []
         with self._errors("batches"):
             if self._table.format == "parquet":
                 found = self._listed(last)
             else:
                 found = self._queried(last, version)
-        after = sorted(batch for batch in found if last is None or batch.id > last.id)
-        newest = after[-1] if after else last
-        if version is not None and newest is not None:
-            self._end = version, newest.id
+        after = sorted(batch for batch in found if batch.id > begin)
+        if version is not None:
+            self._end = version, after[-1].id if after else begin
         return after
 
     def named(self, ids: Collection[str], version: str | None = None) -> list[RawBatch]:
