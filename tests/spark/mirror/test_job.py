@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.mirror.mirror_world import World
+from tests.spark.object_store import ObjectStore
 
 
 @pytest.fixture
@@ -48,6 +50,42 @@ def test_a_table_equals_its_object(world: World):
         world.settle(mirror)
         world.check()
         assert mirror.report.reads == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["catalog", "object store"])
+def test_a_mirror_is_in_a_catalog_or_in_an_object_store(
+    where: str, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
+):
+    """By the name of a schema, and by a URL of the S3 API (scripts/test_s3.sh): a first read in
+    bulk, events, a read by ids, a restart."""
+    name = f"mirror_{uuid.uuid4().hex}"
+    to = f"shop.{name}" if TABLE_FORMAT == "iceberg" else name
+    if where == "object store":
+        store: ObjectStore = request.getfixturevalue("object_store")
+        # An object store has no rename, so Iceberg's tables are in a catalog of a database.
+        to = f"depot.{name}" if TABLE_FORMAT == "iceberg" else store.url(name)
+    if "/" not in to:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {to}")
+    settings = Settings(keepalive_s=0.3, overflow_changes=3)
+    with EmulatorServer(tmp_path / "org", settings=settings) as emulator:
+        world = World(spark, tmp_path, emulator, TABLE_FORMAT, to=to)
+        old = world.create(20)
+        with world.mirror(bulk_from=0, piece_rows=7, deletes="remove") as mirror:
+            world.settle(mirror)
+            world.check()
+            world.update(old[0], Phone="1")
+            emulator.records.delete("Account", old[1], world.user)
+            world.settle(mirror)
+            world.check()
+            assert old[1] not in world.rows()
+        with emulator.records.transaction(world.user) as changing:
+            for record_id in old[2:8]:
+                changing.update("Account", record_id, {"Phone": "overflow"})
+        world.create(2)
+        with world.mirror(deletes="remove") as mirror:
+            world.settle(mirror)
+            world.check()
 
 
 @pytest.mark.slow  # over a minute
