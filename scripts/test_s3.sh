@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of tables in an object store with the API of S3: Delta, and Iceberg in an environment
-# of its own; each with a stream that is killed many times, and a mirror. Fetches 700 MB of jars for each of the
-# two, once. Arguments go to pytest instead of the tests chosen here.
+# of its own; each with a stream that is killed many times, and a mirror. Fetches 700 MB of jars for
+# each of the two, once. Arguments go to pytest instead of the tests chosen here.
 #
 #   scripts/test_s3.sh                     20 kills each; OBJECT_STORE_KILLS says another number
 set -euo pipefail
