@@ -306,7 +306,7 @@ def test_opening_fails_with_the_reason(face, emulator):
     with pytest.raises(AuthenticationError):
         face(StaticSession(wrong))
     nowhere = Session(emulator.access_token, "http://127.0.0.1:9", emulator.tenant_id)
-    with pytest.raises(StreamUnavailableError, match="nothing listens"):
+    with pytest.raises(StreamUnavailableError, match="connection was refused"):
         face(StaticSession(nowhere))
     plain = Session(emulator.access_token, "http://example.com", emulator.tenant_id)
     with pytest.raises(ConfigurationError, match="plaintext"):
