@@ -13,7 +13,7 @@ import threading
 import pytest
 
 import sfpubsub.streaming
-from sfpubsub import ReplayId, ReplayStore, StartPosition
+from sfpubsub import AsyncReplayStore, ReplayId, ReplayStore, StartPosition
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
@@ -188,6 +188,49 @@ def test_an_opening_that_is_cancelled_leaves_nothing_behind(emulator):
     client = asyncio.run(cancel())
     until(lambda: client.closed)
     until(lambda: not threads_of_clients())
+
+
+def test_a_subscribe_that_is_cancelled_is_taken_back(emulator):
+    """Its caller does not want the channel any more, and may ask for it again at once."""
+
+    async def cancel() -> set[str]:
+        async with AsyncStreamingClient(session_of(emulator), pace=QUICK) as client:
+            emulator.faults.add(Fault("drip_answer", rpc="/meta/subscribe", seconds=0.5))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.subscribe(TOPIC), 0.05)
+            left = client.subscriptions
+            await client.subscribe(TOPIC, -2)
+            emulator.publish_streaming(TOPIC, numbered(1))
+            assert await client.receive(PATIENCE) is not None
+            return left
+
+    assert asyncio.run(cancel()) == set()
+
+
+def test_opening_again_while_the_store_is_asked(emulator):
+    """The subscribe goes to the connection of now, not to the one that it began with."""
+
+    class Slow(AsyncReplayStore):
+        async def get(self, topic):
+            at_work.set()
+            await go_on.wait()
+
+        async def set(self, topic, replay_id):
+            pass
+
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+
+    async def reopen() -> set[str]:
+        async with AsyncStreamingClient(session_of(emulator), replay=Slow()) as client:
+            subscribing = asyncio.create_task(client.subscribe(TOPIC))
+            await at_work.wait()
+            await client.close()
+            await client.open()
+            go_on.set()
+            await asyncio.wait_for(subscribing, PATIENCE)
+            return client.subscriptions
+
+    assert asyncio.run(reopen()) == {TOPIC}
 
 
 def threads_of_clients() -> list[str]:

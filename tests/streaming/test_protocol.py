@@ -126,13 +126,18 @@ def test_there_is_never_more_than_one_connect_in_flight():
     assert POLL in script.flying
 
 
-def test_several_clients_of_one_browser_are_polled_slowly():
-    """2.7: with "multiple-clients" no connect is held, and there is a pause between them."""
+def test_several_clients_of_one_browser_are_polled_slowly(caplog):
+    """2.7: with "multiple-clients" no connect is held, there is a pause between, and a warning."""
     script = Script().connected()
-    script.well(POLL, advice={"multiple-clients": True, "interval": 0})
+    for _ in range(2):
+        script.well(POLL, advice={"multiple-clients": True, "interval": 0})
+        script.wait() if POLL not in script.flying else None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    script.well(POLL)
     assert POLL not in script.flying
+    before = script.now
     script.wait()
-    assert script.now == pytest.approx(101.0)
+    assert script.now == pytest.approx(before + 1.0)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
 
 
@@ -809,6 +814,18 @@ def test_a_session_that_died_during_the_rest_is_replaced():
     script.no(POLL, UNKNOWN, "handshake")
     script.reconnect()
     assert script.positions == {TOPIC: 2}
+
+
+def test_a_channel_without_any_id_tells_of_its_gap_after_the_rest_as_well():
+    """Another channel has filled the queue: what came on this one meanwhile is lost, and told."""
+    script = Script(max_pending_count=1).connected(TOPIC, OTHER)
+    script.well(POLL, event(1))
+    script.now += 3600.0
+    script.read()
+    script.no(POLL, UNKNOWN, "handshake")
+    script.reconnect()
+    assert script.positions == {TOPIC: 1, OTHER: -1}
+    assert script.gaps == [("unanchored", OTHER)]
 
 
 @pytest.mark.parametrize("most", [0, -1])
