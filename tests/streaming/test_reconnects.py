@@ -109,7 +109,7 @@ def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
 
 @pytest.mark.parametrize("policy", ["automatic", "manual"])
 def test_unsubscribing_with_a_full_queue_and_coming_back(face, emulator, policy):
-    """What was fetched before is still delivered, and does not come again with the new subscribe."""
+    """What was fetched before is delivered, and does not come again with the new subscribe."""
     found = emulator.publish_streaming(TOPIC, numbered(8))
     store = {TOPIC: as_replay_id(found[0])}
     client = face(emulator, TOPIC, replay=store, replay_policy=policy, max_pending_count=3)
