@@ -171,6 +171,13 @@ def test_an_event_without_a_number_is_delivered_without_one(wrong):
     assert script.positions == {TOPIC: 4}
 
 
+def test_an_event_of_a_channel_without_a_name_is_delivered():
+    """Nothing is made of it, and nothing breaks."""
+    script = Script().connected(TOPIC)
+    script.well(POLL, event(4, ""), event(5))
+    assert script.ids == [4, 5]
+
+
 def test_answers_to_nobody_are_ignored():
     """Unknown replies and fields change nothing."""
     script = Script().connected(TOPIC)

@@ -235,9 +235,12 @@ class StreamingBase:
 
     def _at_once(self) -> Iterator[StreamingMessage]:
         """Take what is there already, if nothing is to be kept: that costs a fraction."""
-        items, take = self._driver.items, self._driver.take
-        while not self._keeps and items and isinstance(head := items[0], StreamingMessage):
-            take()
+        driver = self._driver
+        items, popleft, room_at = driver.items, driver.items.popleft, driver.room_at
+        while not self._keeps and items and type(head := items[0]) is StreamingMessage:
+            popleft()
+            if len(items) == room_at:
+                driver.step()
             yield head
 
     async def _ack(self, message: StreamingMessage) -> None:

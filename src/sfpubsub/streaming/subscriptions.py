@@ -253,16 +253,16 @@ class Subscriptions:
         for item in self._by_path.values():
             if item.early and item.is_live:
                 events, item.early = events + item.early, []
-        path, name, channel = "", "", None
+        path = None  # of the event before
         put, make, order = self.items.append, tuple.__new__, self.order  # there are many events
         for event in events:
             if event["channel"] != path:
-                path = name = event["channel"]
+                path = event["channel"]
                 channel = self._by_path.get(path.partition("?")[0])
-                if channel is not None:
-                    name = channel.name
-            if channel is not None and not channel.is_live:
-                channel.early.append(event)
+                name = path if channel is None else channel.name
+                early = None if channel is None or channel.is_live else channel.early
+            if early is not None:
+                early.append(event)
                 continue
             try:
                 number = event["data"]["event"]["replayId"]
