@@ -406,6 +406,25 @@ def test_channels_of_the_pubsub_api_are_pointed_out(face, emulator, caplog):
     assert "/event/Order_Event__e can be read through the Pub/Sub API" in caplog.text
 
 
+def test_the_log_says_what_happens(face, emulator, caplog):
+    """L1: connecting, subscribing and retrying at INFO, a position that is given up at WARNING."""
+    (old,) = emulator.publish_streaming(TOPIC, numbered(1))
+    emulator.bus.age_out()
+    caplog.set_level(logging.INFO, "sfpubsub.streaming")
+    client = face(emulator, replay_fallback=-1)
+    client.subscribe(TOPIC, old)
+    emulator.faults.add(Fault("end_cometd_session"))
+    until(lambda: caplog.text.count("connected") == 2)
+    for level, text in (
+        ("INFO", "connected"),
+        ("INFO", f"/meta/subscribe: {TOPIC}, from -1"),
+        ("INFO", "trying again in"),
+        ("WARNING", f"position lost on {TOPIC} (rejected)"),
+    ):
+        found = {record.levelname for record in caplog.records if text in record.getMessage()}
+        assert found == {level}, text
+
+
 def test_the_token_is_nowhere(face, emulator, caplog):
     """Not in logs, not in errors, even where the server repeats it."""
     caplog.set_level(logging.DEBUG)

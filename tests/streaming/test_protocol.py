@@ -179,10 +179,17 @@ def test_an_event_of_a_channel_without_a_name_is_delivered():
 
 
 def test_answers_to_nobody_are_ignored():
-    """Unknown replies and fields change nothing."""
+    """A reply is the one with the channel and the id of the request; all others change nothing."""
     script = Script().connected(TOPIC)
-    script.well(POLL, {"channel": "/meta/subscribe", "id": [1], "successful": False})
+    (connect,) = script.messages(POLL)
+    strangers = [
+        {"channel": "/meta/subscribe", "id": [1], "successful": False},
+        {"channel": "/meta/subscribe", "id": connect["id"], "successful": False},
+        {"channel": "/meta/connect", "id": "999", "successful": False},
+    ]
+    script.well(POLL, *strangers)
     assert script.protocol.state is State.CONNECTED
+    assert script.messages(POLL) != [connect]
 
 
 # Subscribing.
@@ -650,6 +657,27 @@ def test_a_server_that_is_too_busy_is_left_alone():
     script.no(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
     assert script.renewals == 0
     assert script.protocol.deadline == pytest.approx(script.now + Pace().busy)
+
+
+def test_a_limit_of_the_org_is_waited_for_as_long_as_the_application_likes():
+    """2.7: a handshake denied by a limit is tried again after minutes; the timeout tells of it."""
+    script = Script(connection_timeout=300.0).connected(TOPIC)
+    script.fail(POLL)
+    script.wait()
+    limit = "403::Organization concurrent user limit exceeded"
+    script.no(ASK, "403::Handshake denied", "none", limit)
+    assert script.protocol.deadline == pytest.approx(script.now + Pace().busy)
+    while not script.errors:
+        script.wait()
+        if ASK in script.flying:
+            script.no(ASK, "403::Handshake denied", "none", limit)
+    (error,) = script.errors
+    assert type(error) is StreamUnavailableError
+    assert type(error.__cause__) is QuotaExceededError
+    assert script.renewals == 0
+    script.reconnect()
+    script.well(ASK)
+    assert script.protocol.channels.names == {TOPIC}
 
 
 def test_a_revoked_token_is_renewed_once():

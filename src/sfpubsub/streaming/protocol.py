@@ -306,6 +306,7 @@ class StreamingProtocol:
             self._refused_at = -math.inf  # the token is valid: a held connect was answered
         else:
             self.state, self._connected_at = State.CONNECTED, self._now
+            logger.info("connected to the Streaming API")
         if self._opener is not None:
             self._opener.settle()
             self._opener = None
