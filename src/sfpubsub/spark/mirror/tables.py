@@ -347,7 +347,7 @@ class MirrorTables:
         """
         changes: list[Callable[[int], object]] = []
         if merged is not None:
-            changes.append(partial(self._put, found, merged))
+            changes.append(partial(found.table.merge, merged, ["record_id"]))
         if new is not None:
             changes.append(partial(found.table.insert, new))
         if self._deletes == "remove":
@@ -356,12 +356,6 @@ class MirrorTables:
         for version, change in enumerate(changes, 3 * number + 3 - len(changes)):
             if found.table.step() < version:
                 change(version)
-
-    def _put(self, found: MirroredObject, rows: DataFrame, number: int) -> None:
-        if rows.isEmpty():  # a commit with nothing in it costs less than a merge of nothing
-            found.table.append([], number)
-        else:
-            found.table.merge(rows, ["record_id"], number)
 
 
 def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
