@@ -19,8 +19,10 @@ from pathlib import Path
 
 from sfpubsub.spark.runtime.java import find_java_home
 
-# Code that runs for seconds is not worth the second compiler, nor a collector with threads.
-_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Code that runs for seconds is not worth the second compiler, nor a collector with threads. With
+# one compiler alone, Java keeps no more than 48 MB of compiled code, which a session of the tests
+# fills: a tenth of its time went into throwing code away, and more into compiling it again.
+_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 
 # An archive that another class path or Java made is refused: a line on stdout, and some of that is
 # read by scripts of Spark.
