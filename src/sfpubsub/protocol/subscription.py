@@ -30,20 +30,34 @@ class SubscriptionProtocol(Streams):
 
     # The application speaks.
 
-    def taken(self, count: int, size: int, now: float) -> list[Command]:
-        """Count a delivered batch of *count* events and *size* bytes as read."""
+    def taken(
+        self, count: int, size: int, now: float, *, done: tuple[int, int] | None = None
+    ) -> list[Command]:
+        """Count a delivered batch of *count* events and *size* bytes as read.
+
+        Args:
+            count: Events in the batch.
+            size: Bytes of their payloads.
+            now: The time.
+            done: The first and the last event of a run that is acked at the same time.
+        """
         self._intake.taken(count, size)
+        if done is not None:
+            self._note_acked(*done, now)
         if self._alarms.full_since is None and self._too_many_unacked:
             self._alarms.full_since = now
         return self._go_on(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
         """Note that a run of events is done. Unknown and repeated ones change nothing."""
-        if self._ledger.ack(first_seq, last_seq):
-            self._alarms.full_since = now if self._too_many_unacked else None
+        self._note_acked(first_seq, last_seq, now)
         if self.state is State.DRAINING:
             return self._drain_on(now)
         return self._go_on(now)
+
+    def _note_acked(self, first_seq: int, last_seq: int, now: float) -> None:
+        if self._ledger.ack(first_seq, last_seq):
+            self._alarms.full_since = now if self._too_many_unacked else None
 
     def commit(self, now: float) -> tuple[int, list[Command]]:
         """Ask for a commit of what is acked now.
