@@ -297,7 +297,7 @@ def test_the_loop_runs_on_while_the_service_is_slow():
 
 
 def test_batches_that_are_ready_leave_the_loop_to_others(run_emulator):
-    """A fast stream does not starve the other tasks of the loop."""
+    """A fast stream does not starve the other tasks of the loop, which have turns in between."""
     emulator = run_emulator(settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(50))
 
@@ -317,7 +317,10 @@ def test_batches_that_are_ready_leave_the_loop_to_others(run_emulator):
                     await asyncio.sleep(0)
 
             task = asyncio.create_task(other())
-            await collect(subscription, 49)
+            async for batch in subscription:
+                time.sleep(0.002)  # noqa: ASYNC251  # handles it for longer than others wait
+                if batch.raw_events[-1].replay_id == subscription.health().last_position:
+                    break
             assert turns >= 48
             await cancelled(task)
 
@@ -356,16 +359,15 @@ def test_a_consumer_that_does_not_poll_stops_the_stream():
         ):
             call = script.next_call()
             call.respond(ticks(*range(50), pending=50))
-            assert call.next_request().num_requested == 10
             call.respond(ticks(*range(50), pending=50))
             call.respond(ticks(*range(50), pending=0))
             await eventually(lambda: subscription.pending_count == 150)
             assert subscription.health().outstanding == 0
-            for _ in range(2):
+            for _ in range(3):
                 with pytest.raises(queue.Empty):
                     call.next_request(0)
                 assert values(await subscription.next_batch(PATIENCE)) == list(range(50))
-            assert call.next_request().num_requested > 0
+            assert call.next_request().num_requested == 60
 
     run(main())
 

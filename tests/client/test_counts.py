@@ -18,6 +18,7 @@ from sfpubsub import AsyncPubSubClient, PubSubClient, Session
 from sfpubsub.avro.arrow import record_batches
 from sfpubsub.client.batch import Event
 from sfpubsub.stores.file_replay_store import FileReplayStore
+from sfpubsub.transports.calls import CallDriver
 
 from ..conformance.memory_service import MemoryService
 from ..conftest import until
@@ -107,6 +108,68 @@ def test_commits_for_events(size):
     most = 2 + took / COMMIT_PAUSE
     assert 1 <= len(service.commits) <= most
     assert len(service.requests) <= 1 + (EVENTS + WINDOW) // 50 + most
+
+
+@pytest.mark.parametrize("managed", [False, True])
+def test_turns_of_the_driver(managed, monkeypatch):
+    """A response takes two: it comes, and it is taken, which acks the one before as well."""
+    service, turns = CountingService(1), []
+    apply = CallDriver._apply
+
+    def counted(driver, happened, *what):
+        turns.append(happened)
+        apply(driver, happened, *what)
+
+    monkeypatch.setattr(CallDriver, "_apply", counted)
+    with PubSubClient(SESSION, transport=service) as client:
+        subscription = (
+            client.subscribe_managed("Orders")
+            if managed
+            else client.subscribe(TOPIC, replay="earliest")
+        )
+        with subscription:
+            until(lambda: subscription.health().responses >= EVENTS)
+            take_all(subscription)
+            answers = len(service.commits)
+            assert len(turns) <= 2 * EVENTS + 2 * answers + 10
+
+
+@pytest.mark.parametrize("face", ["sync", "cancelled", "asyncio"])
+def test_asking_when_nothing_is_there_acks_at_once(face):
+    """What is done is not held back until there is more: it may take an hour."""
+    service = CountingService(EVENTS)
+
+    def sync() -> None:
+        with (
+            PubSubClient(SESSION, transport=service) as client,
+            client.subscribe_managed("Orders") as subscription,
+        ):
+            seen = 0
+            while seen < EVENTS:
+                seen += len(subscription.next_batch())
+            assert subscription.health().unacked
+            assert subscription.next_batch(0) is None
+            assert not subscription.health().unacked
+
+    async def aio() -> None:
+        async with (
+            AsyncPubSubClient(SESSION, transport=service) as client,
+            client.subscribe_managed("Orders") as subscription,
+        ):
+            seen = 0
+            while seen < EVENTS:
+                seen += len(await subscription.next_batch())
+            assert subscription.health().unacked
+            task = asyncio.create_task(subscription.next_batch(60.0 if face == "cancelled" else 0))
+            await asyncio.sleep(0)  # begins
+            task.cancel()
+            await asyncio.wait({task})
+            assert not subscription.health().unacked
+
+    if face == "sync":
+        sync()
+    else:
+        asyncio.run(aio())
 
 
 def test_flushes_of_a_file_store(tmp_path, monkeypatch):
@@ -215,3 +278,30 @@ def test_wake_ups_of_a_loop():
 
     asyncio.run(read())
     assert len(calls) <= 20  # the start, the first event, what came meanwhile, the end
+
+
+def test_turns_of_the_other_tasks_of_a_loop():
+    """Batches that are ready cost the loop no round each: others have one in a millisecond."""
+    service, rounds = CountingService(1), []
+
+    async def count() -> None:
+        while True:
+            rounds.append(None)
+            await asyncio.sleep(0)
+
+    async def read() -> float:
+        async with (
+            AsyncPubSubClient(SESSION, transport=service) as client,
+            client.subscribe(TOPIC, replay="earliest") as subscription,
+        ):
+            await subscription.next_batch()
+            until(lambda: subscription.health().responses == EVENTS)
+            task = asyncio.create_task(count())
+            began = time.monotonic()
+            for _ in range(EVENTS - 1):
+                assert await subscription.next_batch() is not None
+            task.cancel()
+            return time.monotonic() - began
+
+    took = asyncio.run(read())
+    assert len(rounds) <= 2 + took / 1e-3

@@ -131,11 +131,11 @@ def test_a_later_confirmation_covers_what_was_not_answered() -> None:
     commits.check_timeout(30.0)
     request = sent(commits, 2, now=31.0)
     commits.new_stream(2, 40.0)
-    assert [maybe.order for maybe in commits.maybe] == [1, 2]
+    assert [sent.order for sent in commits.in_doubt] == [1, 2]
     assert commits.answered(ok(request), 0.0) is None, "answers come only on their own stream"
 
     assert commits.answered(ok(sent(commits, 2, now=40.0)), 40.0) == 2
-    assert commits.maybe == []
+    assert commits.in_doubt == []
 
 
 def test_commits_of_unknown_outcome_do_not_pile_up() -> None:
@@ -145,7 +145,7 @@ def test_commits_of_unknown_outcome_do_not_pile_up() -> None:
         sent(commits, 1)
         commits.new_stream(stream, 0.0)
 
-    assert [maybe.order for maybe in commits.maybe] == [1]
+    assert [sent.order for sent in commits.in_doubt] == [1]
 
 
 def fail(commits: Commits, now: float, until: float) -> int:
@@ -237,10 +237,10 @@ def test_the_beginning_of_a_stream_can_confirm() -> None:
     commits.answered(refusal(sent(commits, 1)), 0.0)
     sent(commits, 2, now=1.0)
     commits.new_stream(2, 9.0)
-    commits.began_after(commits.maybe[0], certain=True)
+    commits.began_after(commits.in_doubt[0], certain=True)
 
     assert commits.receipt == CommitReceipt(rid(2), None)
-    assert commits.maybe == []
+    assert commits.in_doubt == []
     assert commits.last_error is None
     assert commits.last_error is None
 
@@ -307,9 +307,9 @@ def test_an_ambiguous_beginning_repeats_nothing() -> None:
 
     sent(commits, 3)
     commits.new_stream(3, 200.0)
-    commits.began_after(commits.maybe[0], certain=True)
+    commits.began_after(commits.in_doubt[0], certain=True)
     assert commits.deadline(None) is None
-    commits.began_after(commits.maybe[0], certain=True)
+    commits.began_after(commits.in_doubt[0], certain=True)
     assert commits.deadline(None) == 1400.0
 
 
@@ -318,7 +318,7 @@ def test_an_uncertain_beginning_repeats_nothing() -> None:
     commits = fresh()
     sent(commits, 1)
     commits.new_stream(2, 100.0)
-    commits.began_after(commits.maybe[0], certain=False)
+    commits.began_after(commits.in_doubt[0], certain=False)
 
     assert commits.receipt == CommitReceipt(rid(1), None)
     assert commits.deadline(None) is None

@@ -295,7 +295,7 @@ class Consumer:
         if screened.undecodable:
             self._screen.count(screened.undecodable)
             acks = tuple([event.delivery_seq for event in screened.undecodable])
-        # In one step: half of it would lose a batch, or deliver it twice.
+        # In one assignment: an interruption half-way would lose a batch, or deliver it twice.
         self._prepared = _Prepared(head, acks, deque(screened.batches))
         return Take(head, acks) if acks else self._hand_out(head)
 

@@ -97,6 +97,9 @@ class Delivery:
         self._paused = False  # by the application
         self._held = False  # by a run that holds enough events
         self._has_taken = False  # since the application has asked for a batch
+        # What the application is done with, and the driver does not know yet: it is told as soon as
+        # there is a response to take, or to wait for.
+        self._done: tuple[int, int] | None = None
         self._stopped = False
         self._consumer = Consumer(
             driver.target,
@@ -121,17 +124,35 @@ class Delivery:
     # For the one who iterates.
 
     def asked(self) -> None:
-        """Take the application's request for the next batch; acks the one before in ``auto``."""
+        """Take the application's request for the next batch; acks the one before in ``auto``.
+
+        `turn`, or `ack_done` before anything that may wait, completes the ack.
+        """
         self._has_taken = False
-        self.ack_in_hand()  # first, since it can be repeated
+        done = self._in_hand  # first, since all this can be repeated
+        if done is not None:
+            self._done = done
+            if self.store is not None:
+                self.ack_done()  # the next step may store what is acked
         with self._lock:
             self._consumer.asked()
 
+    def ack_done(self) -> None:
+        """Ack what the application is done with."""
+        if self._done is not None:
+            self.driver.ack(*self._done)
+            self._done = None
+
     def ack_in_hand(self) -> None:
-        """With ``ack="auto"``, ack what the application holds."""
-        acked = self._consumer.in_hand if self._consumer.acks_by_itself else None
-        if acked is not None and self._is_tracked:
-            self.driver.ack(*acked)
+        """With ``ack="auto"``, ack what the application holds; for any thread."""
+        for acked in (self._done, self._in_hand):
+            if acked is not None:
+                self.driver.ack(*acked)
+
+    @property
+    def _in_hand(self) -> tuple[int, int] | None:
+        """What the application holds, if it is to be acked by itself."""
+        return self._consumer.in_hand if self.acks_by_itself and self._is_tracked else None
 
     @contextmanager
     def one_by_one(self, batch: EventBatch) -> Iterator[Iterator[Event]]:
@@ -166,9 +187,13 @@ class Delivery:
         try:
             step = self._step()
             if isinstance(step, HandOut):
-                if step.arrival is not None:
-                    self.driver.accept(step.arrival)
+                if step.arrival is None:
+                    self.ack_done()
+                else:
+                    self.driver.accept(step.arrival, self._done)
+                    self._done = None
                 return step.batch
+            self.ack_done()
         except BaseException:  # Ctrl-C in the middle of delivering
             self._consumer.interrupted()
             raise

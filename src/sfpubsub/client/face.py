@@ -183,7 +183,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _leaving(self, exc: BaseException | None) -> Iterator[None]:
-        """Log what goes wrong on the way out after *exc*, which must not be hidden."""
+        """Log an error of the way out after *exc*, which it must not hide."""
         try:
             yield
         except Exception as error:

@@ -1,14 +1,14 @@
 """What becomes of an event that cannot be decoded: `OnUndecodable`.
 
-Such an event's payload does not fit its schema, or its schema is not valid, or the service says
-that there is no such schema. A schema that cannot be fetched for now is another matter: the
+The payload of such an event does not fit its schema, or its schema is not valid, or the service
+says that there is no such schema. A schema that cannot be fetched at the moment is different: the
 response waits for it.
 
 With ``fail`` a batch is delivered as it came, and decoding stays lazy: reading `Event.value` of
 the event raises. With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the
-thread that asks for it, because what is delivered has to be without those events. A batch stays a
-run of consecutive deliveries, which acks rely on: a response is delivered as the runs between the
-events that were taken out.
+thread that asks for it, because those events must not be among what is delivered. Acks rely on a
+batch being consecutive deliveries, so a response is delivered as the runs between the events that
+were taken out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When time has to speak: everything that a subscription waits for, and until when.
+"""Deadlines: everything that a subscription waits for, and until when.
 
-`Alarms` says what is due when; what is done then is for the subscription to know. The first entry
-that is due is the one to do.
+`Alarms` says what is due and when; the subscription decides what to do about it. If several things
+are due, the first one in the list is done.
 """
 
 from __future__ import annotations

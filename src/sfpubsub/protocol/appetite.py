@@ -1,8 +1,9 @@
 """How many events the application has room for: by number, by bytes and by acks.
 
-The service is asked for events and sends bytes: from a few hundred to a megabyte each. So room for
-bytes is turned into room for events by the size that was seen. What does not fit would be dropped
-with its stream and delivered again, at the cost of the org's delivery allocation.
+Credit is counted in events, memory in bytes, and an event may have a few hundred bytes or a
+megabyte. So room in bytes is converted into a number of events by the sizes seen so far. Events
+that do not fit are dropped with their stream and delivered again, at the cost of the org's delivery
+allocation.
 """
 
 from __future__ import annotations

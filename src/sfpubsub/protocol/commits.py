@@ -5,16 +5,17 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 1. At most one commit is unanswered on a stream. While it is, the newest acked prefix waits.
 2. An answer may stand for several commits; with rule 1 it stands for the one that is out, or for
    one that was given up after `Timings.commit_timeout`.
-3. After a refusal or a timeout a delay runs, which grows with each; then the newest position goes,
-   be it the same one. Failing for `Timings.commit_budget` ends the subscription: not so many times,
-   for a service may refuse for a while and at once. Time without a stream does not count.
-4. A commit that was sent and never answered may have been carried out. It is remembered as *maybe*
-   until the next stream shows where it begins, or a later commit is confirmed.
-5. Commits keep a distance of `Timings.commit_pause`, in which more is acked. Nobody who asks for
-   one waits for that.
-6. At least one commit goes in `Timings.commit_interval`: with nothing new the last confirmed one,
-   if the service is known to be at that position on this stream. Had it moved the subscription
-   back, that position would pass over events.
+3. After a refusal or a timeout the next commit waits for a delay, which grows each time; then the
+   newest position is sent, even if it is the same one. Commits that keep failing for
+   `Timings.commit_budget` seconds end the subscription. A number of failures does not: a service
+   may refuse many commits in a short time. Time without a stream does not count.
+4. A commit that was sent and never answered may have been carried out. It stays *in doubt* until
+   the next stream shows where it begins, or a later commit is confirmed.
+5. Commits are `Timings.commit_pause` apart, and meanwhile more is acked. A caller of `commit` does
+   not wait for that.
+6. At least one commit is sent in each `Timings.commit_interval`. With nothing new it repeats the
+   last confirmed position, if the service is known to be there on this stream: had it moved the
+   subscription back, that position would skip events.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Commits:
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
         self.receipt: CommitReceipt | None = None
-        self._standing = False  # this stream has shown that the service is at the receipt
+        self._is_at_receipt = False  # this stream has shown that the service is at the receipt
         self.last_error: str | None = None
         """Why the last commit failed; None after one that did not."""
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
@@ -54,8 +55,8 @@ class Commits:
         self._counted_to: float | None = None  # where that ends; None: nothing sent on this stream
         self.unanswered: Sent | None = None
         self._late: dict[str, Sent] = {}  # given up on this stream; an answer may still come
-        self.maybe: list[Sent] = []
-        self.refused: int = 0
+        self.in_doubt: list[Sent] = []
+        self.refused_up_to: int = 0
         """Orders up to here were refused, and not sent again since."""
         self._last_sent = 0.0
         self._next_at = 0.0  # when a new position may go
@@ -66,19 +67,19 @@ class Commits:
     def new_stream(self, stream: int, now: float) -> None:
         """Forget what is out: answers come only on the stream of their request."""
         if self.unanswered is not None:
-            self.maybe.append(self.unanswered)
-        self.maybe.extend(self._late.values())
+            self.in_doubt.append(self.unanswered)
+        self.in_doubt.extend(self._late.values())
         # One an order is enough, and keeps a stream that always breaks from piling them up.
-        by_order = {sent.order: sent for sent in self.maybe}
-        self.maybe = [by_order[order] for order in sorted(by_order)]
+        by_order = {sent.order: sent for sent in self.in_doubt}
+        self.in_doubt = [by_order[order] for order in sorted(by_order)]
         self._late.clear()
         self.unanswered = None
         self._stream = stream
-        self._standing = False
+        self._is_at_receipt = False
         self._last_sent = now
         self._counted_to = None
         self._retry_at = self._next_at = 0.0
-        self.refused = 0
+        self.refused_up_to = 0
 
     def next_request(
         self,
@@ -94,7 +95,7 @@ class Commits:
             candidate: The newest position that may be committed.
             now: The time.
             again: Do not wait after a failure.
-            at_once: Keep no distance to the last one.
+            at_once: Do not wait for `Timings.commit_pause`.
         """
         if self.unanswered is not None or (now < self._retry_at and not again):
             return None
@@ -102,7 +103,7 @@ class Commits:
             if now < self._next_at and not (again or at_once):
                 return None
             return self._send(candidate.replay_id, candidate.order, now)
-        if self.receipt is not None and self._standing and now >= self._repeat_at:
+        if self.receipt is not None and self._is_at_receipt and now >= self._repeat_at:
             return self._send(self.receipt.replay_id, 0, now)
         return None
 
@@ -114,7 +115,8 @@ class Commits:
         self._next_at = now + self._timings.commit_pause
         if self._counted_to is None:
             self._counted_to = now
-        self.refused = min(self.refused, order - 1)  # asked again, so not refused for now
+        # What is asked for again is not refused for now.
+        self.refused_up_to = min(self.refused_up_to, order - 1)
         return CommitRequest(request_id, replay_id)
 
     def answered(self, answer: CommitAnswer, now: float) -> int | None:
@@ -135,7 +137,7 @@ class Commits:
             if sent is None or answer.error is not None:
                 return None
         if answer.error is not None:
-            self.refused = max(self.refused, sent.order)
+            self.refused_up_to = max(self.refused_up_to, sent.order)
             self._failed(answer.error, now)
             return None
         self._confirmed(sent, answer.process_time)
@@ -153,17 +155,17 @@ class Commits:
         self.last_error = None
         self._failed_for = self._retry_at = 0.0
         self._backoff.reset()
-        self._standing = True
+        self._is_at_receipt = True
         self.receipt = CommitReceipt(sent.replay_id, process_time)
         self._late = {key: late for key, late in self._late.items() if late.order > sent.order}
-        self.maybe = [other for other in self.maybe if other.order > sent.order]
+        self.in_doubt = [other for other in self.in_doubt if other.order > sent.order]
 
     def began_after_receipt(self) -> None:
         """Learn from the start of a stream that the service is where it last confirmed.
 
         Or after a keepalive that follows it, whose commit was not answered: that looks the same.
         """
-        self._standing = not any(sent.order for sent in self.maybe)
+        self._is_at_receipt = not any(sent.order for sent in self.in_doubt)
 
     def began_after(self, sent: Sent, *, certain: bool) -> None:
         """Learn from the beginning of a stream that *sent* had been carried out.
@@ -173,7 +175,7 @@ class Commits:
             certain: Whether it began with the event after it, and not only with a new one.
         """
         self._confirmed(sent, None)
-        self._standing = certain and not self.maybe
+        self._is_at_receipt = certain and not self.in_doubt
 
     def check_timeout(self, now: float) -> None:
         """Give up a commit that was unanswered for too long."""
@@ -200,7 +202,7 @@ class Commits:
             return self.unanswered.at + self._timings.commit_timeout
         if candidate is not None:
             return max(self._retry_at, self._next_at)
-        if self.receipt is not None and self._standing:
+        if self.receipt is not None and self._is_at_receipt:
             return self._repeat_at
         return None
 
@@ -226,7 +228,7 @@ class Commits:
 
     def settle_refused(self) -> list[SettleCommit]:
         """Settle the tickets whose position was just refused."""
-        ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self.refused]
+        ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self.refused_up_to]
         error = CommitError(f"the commit was refused: {self.last_error}")
         for ticket in ready:
             del self._tickets[ticket]

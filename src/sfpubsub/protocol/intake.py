@@ -1,4 +1,4 @@
-"""What comes in: events into the application's queue, positions into the ledger.
+"""The receiving side: events go into the application's queue, positions into the ledger.
 
 Numbers events in order of arrival, and drops redeliveries.
 """

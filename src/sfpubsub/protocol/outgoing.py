@@ -1,7 +1,7 @@
 """What goes out on an open stream: credit, and a commit in the same request where one is due.
 
-Knows what to ask for; whether a stream is open is for the subscription to know, and what to commit
-for `standing.Standing`.
+Decides how many events to request. The subscription knows whether a stream is open, and
+`standing.Standing` what to commit.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class PublishProtocol:
                 FailureKind.RETRY,
                 StreamUnavailableError(f"{self.topic}: the service ended the stream"),
             )
-        return self._follow(self._retries.judge(failure, now, jitter), now)
+        return self._apply_verdict(self._retries.judge(failure, now, jitter), now)
 
     def session_renewed(self, now: float) -> list[Command]:
         """Continue with the session that was asked for."""
@@ -204,7 +204,7 @@ class PublishProtocol:
         self._renewing = False
         verdict = self._retries.judge(failure, now, jitter)
         self._must_renew = True
-        return self._follow(verdict, now)
+        return self._apply_verdict(verdict, now)
 
     # Time speaks.
 
@@ -241,7 +241,7 @@ class PublishProtocol:
             stalled = StreamStalledError(
                 f"{self.topic}: no answer for {self._timings.publish_answer:g} s"
             )
-            out += self._follow(self._retries.stalled(stalled, now, jitter), now)
+            out += self._apply_verdict(self._retries.stalled(stalled, now, jitter), now)
         elif self._open and sent_at is None and now >= self._sent_at + self._timings.publish_idle:
             self._open = False
             out.append(HalfClose(self._stream))
@@ -288,7 +288,7 @@ class PublishProtocol:
         self._open = False
         self._events.lost()
 
-    def _follow(self, verdict: Verdict, now: float) -> list[Command]:
+    def _apply_verdict(self, verdict: Verdict, now: float) -> list[Command]:
         if verdict.error is not None:
             return self._finish(verdict.error, verdict.error)
         if not self._events:

@@ -84,7 +84,7 @@ class Standing:
                 self._anchored = True  # LATEST never goes back
                 self._commits.began_after_receipt()
                 return [], None
-            settled = self._began_after_maybe(first)
+            settled = self._began_after_commit_in_doubt(first)
             if settled is not None:
                 return settled, None
             if self._anchored:
@@ -95,8 +95,8 @@ class Standing:
             return [], None
         return [], self._gap("unanchored", last, before, response)
 
-    def _began_after_maybe(self, first: RawEvent | None) -> list[SettleCommit] | None:
-        for sent in self._commits.maybe:
+    def _began_after_commit_in_doubt(self, first: RawEvent | None) -> list[SettleCommit] | None:
+        for sent in self._commits.in_doubt:
             # At the ledger's end anything may come: also from LATEST, if nothing is committed.
             known = self._ledger.event_after(sent.order) is not None
             if not known and not self._anchored:
@@ -132,8 +132,8 @@ class Standing:
 
         Args:
             now: The time.
-            again: Do not wait after a failure: somebody asked for it.
-            at_once: Keep no distance to the last one: the stream is about to be left.
+            again: Do not wait after a failure: a caller asked for this commit.
+            at_once: Do not wait for `Timings.commit_pause`: the stream is about to be closed.
         """
         candidate = self._ledger.candidate
         return self._commits.next_request(candidate, now, again=again, at_once=at_once)
@@ -146,7 +146,7 @@ class Standing:
             again: Send a refused position, too.
         """
         newest = self._ledger.candidate
-        newer = newest is not None and newest.order > self._commits.refused
+        newer = newest is not None and newest.order > self._commits.refused_up_to
         return self._commits.next_request(newest, now, again=again or newer, at_once=True)
 
     def answered(self, answer: CommitAnswer, now: float) -> list[SettleCommit]:

@@ -116,10 +116,10 @@ class Streams:
         self._dropped(failure, now)
         if failure is None:
             error = StreamUnavailableError(f"the service ended the stream of {self.name}")
-            return self._follow(self._retries.broken(error, now, jitter))
+            return self._apply_verdict(self._retries.broken(error, now, jitter))
         if failure.kind is FailureKind.POSITION_REJECTED and self._resume is not None:
             return self._rejected(self._resume, failure.error, now, jitter)
-        return self._follow(self._retries.judge(failure, now, jitter))
+        return self._apply_verdict(self._retries.judge(failure, now, jitter))
 
     def session_renewed(self, now: float) -> list[Command]:
         """Continue with a new session."""
@@ -139,11 +139,11 @@ class Streams:
         if failure.kind is FailureKind.RETRY:
             if self.state is State.SAVING:
                 return self._ended()
-            return self._follow(self._retries.broken(failure.error, now, jitter))
+            return self._apply_verdict(self._retries.broken(failure.error, now, jitter))
         return self._fail(failure.error)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
-        """Note that the driver can go no further."""
+        """End with *error*: the driver has failed."""
         return [] if self.state is State.CLOSED else self._fail(error)
 
     # When time passes.
@@ -163,7 +163,7 @@ class Streams:
         silence = now - self._alarms.heard_at
         self._dropped(None, now)
         error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
-        return [*self._cancel(), *self._follow(self._retries.stalled(error, now, jitter))]
+        return [*self._cancel(), *self._apply_verdict(self._retries.stalled(error, now, jitter))]
 
     # The next stream, or none.
 
@@ -183,7 +183,7 @@ class Streams:
         start = None if self._resume is None else self._resume.position
         return OpenStream(self._stream, num_requested, start)
 
-    def _follow(self, verdict: Verdict) -> list[Command]:
+    def _apply_verdict(self, verdict: Verdict) -> list[Command]:
         if verdict.error is not None:
             return self._fail(verdict.error)
         self._step(verdict.signal)
@@ -209,7 +209,7 @@ class Streams:
         gap, go_on = resume.rejected(error.error_code, error.rpc_id)
         report = self._report(gap)
         if go_on:
-            return [report, *self._follow(self._retries.moved(error, now, jitter))]
+            return [report, *self._apply_verdict(self._retries.moved(error, now, jitter))]
         rejected = ReplayIdRejectedError(
             f"{error}; to continue without the lost events, start at latest or earliest",
             gap=gap,

@@ -1,9 +1,9 @@
 """One subscription, plain or managed: every decision, and nothing that waits.
 
-`SubscriptionProtocol` puts the pieces together: states say what may happen, streams how one call
-follows the other, the intake what is new, the appetite how much of it there is room for, the ledger
-what is done, outgoing what to ask for, resume (plain) where to continue and standing (managed) what
-to commit, retries and alarms when. Each input takes ``now`` in seconds of any steady clock and
+`SubscriptionProtocol` puts the parts together. `states` says what may happen, `streams` how one
+call follows another, `intake` what is new, `appetite` how much there is room for, `ledger` what is
+done, `outgoing` what to request, `resume` (plain) where to continue, `standing` (managed) what to
+commit, and `retries` and `alarms` when. Each input takes ``now`` in seconds of any steady clock and
 answers with the commands to carry out in order; afterwards `deadline` says when `timer` has to be
 called. Inputs of a stream that is no longer the current one are ignored. Not thread-safe: the
 driver serialises all calls.
@@ -30,20 +30,34 @@ class SubscriptionProtocol(Streams):
 
     # The application speaks.
 
-    def taken(self, count: int, size: int, now: float) -> list[Command]:
-        """Count a delivered batch of *count* events and *size* bytes as read."""
+    def taken(
+        self, count: int, size: int, now: float, *, done: tuple[int, int] | None = None
+    ) -> list[Command]:
+        """Count a delivered batch of *count* events and *size* bytes as read.
+
+        Args:
+            count: Events in the batch.
+            size: Bytes of their payloads.
+            now: The time.
+            done: The first and the last event of a run that is acked at the same time.
+        """
         self._intake.taken(count, size)
+        if done is not None:
+            self._note_acked(*done, now)
         if self._alarms.full_since is None and self._too_many_unacked:
             self._alarms.full_since = now
-        return self._go_on(now)
+        return self._request_or_reopen(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
         """Note that a run of events is done. Unknown and repeated ones change nothing."""
-        if self._ledger.ack(first_seq, last_seq):
-            self._alarms.full_since = now if self._too_many_unacked else None
+        self._note_acked(first_seq, last_seq, now)
         if self.state is State.DRAINING:
             return self._drain_on(now)
-        return self._go_on(now)
+        return self._request_or_reopen(now)
+
+    def _note_acked(self, first_seq: int, last_seq: int, now: float) -> None:
+        if self._ledger.ack(first_seq, last_seq):
+            self._alarms.full_since = now if self._too_many_unacked else None
 
     def commit(self, now: float) -> tuple[int, list[Command]]:
         """Ask for a commit of what is acked now.
@@ -66,12 +80,12 @@ class SubscriptionProtocol(Streams):
     def pause(self, now: float) -> list[Command]:
         """Ask for no more events; the stream is kept open, and commits continue."""
         self._held = True
-        return self._go_on(now)
+        return self._request_or_reopen(now)
 
     def resume(self, now: float) -> list[Command]:
         """Ask for events again."""
         self._held = False
-        return self._go_on(now)
+        return self._request_or_reopen(now)
 
     def storable(self) -> ReplayId | None:
         """Return the newest position up to which everything is acked, once; else None.
@@ -199,7 +213,7 @@ class SubscriptionProtocol(Streams):
             standing.dropped()
         return [CancelStream(self._stream)]
 
-    def _go_on(self, now: float) -> list[Command]:
+    def _request_or_reopen(self, now: float) -> list[Command]:
         if self.state is State.PAUSED and not self._appetite.full:
             self._step(Signal.ROOM)
             return [self._open(now)]

@@ -4,8 +4,8 @@ A `Window` never sends; it answers how much to request now, or 0. The service ad
 what is outstanding and clamps the sum at 100 (Salesforce documentation, flow control). What it may
 ask for is passed in as *room*: how many events may be on their way, by number, bytes and acks.
 
-1. *Opening*: ask for what there is room for, or for 1 when there is none, since a subscription's
-   first request must ask for something.
+1. *Opening*: request what there is room for, or 1 if there is no room, since the first request of
+   a stream must ask for something.
 2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, or half of what
    there is room for once everything that waits is read. So a busy stream costs one request for
    every 50 events, also where the application is slower than the service and each event it reads
@@ -13,9 +13,10 @@ ask for is passed in as *room*: how many events may be on their way, by number, 
    owed, so a stream never stalls.
 3. *Held* (no room): nothing is returned. But a stream with nothing pending is closed by the service
    after 60 s, so 1 is asked for within 50 s: the *reserve*.
-4. *Disagreement*: if the service says that nothing is pending while we count credit, one of us is
-   wrong, or our request was on its way. The reserve asks for 1 here too, and the answer to it is
-   believed: without that, credit that the service lost would be missed for ever.
+4. *Disagreement*: if the service says that nothing is pending while we count credit as outstanding,
+   either one side is wrong, or our request was still on its way. The reserve requests 1 here too,
+   and the figure in its answer is believed: otherwise credit that the service has lost would never
+   be requested again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Window:
             count: Events in the response.
             pending: The service's figure; None where it is not to be trusted (commit answers).
         """
-        # A service that sends more than was asked for costs memory, and refusing would not help.
+        # A service that sends more than was requested costs memory; refusing it would not help.
         self.outstanding = max(0, self.outstanding - count)
         if pending is None:
             return

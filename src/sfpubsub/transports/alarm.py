@@ -1,4 +1,4 @@
-"""One thread that calls many owners back, each at its deadline; and what an owner has of it."""
+"""A thread that calls many owners back, each at its deadline; and the reminder of one owner."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class AlarmClock:
 
 
 class Reminder:
-    """The deadline of one owner, which is asked for after everything that happens.
+    """The deadline of one owner, which sets it after everything that happens.
 
-    It mostly moves back. So the clock is only told of one that is earlier than it will ring;
-    a ring that was too early tells it of the later one. Not thread-safe; the owner serialises.
+    Mostly it moves to a later time. So the clock is told only of a deadline before its next ring;
+    when it rings too early, it is told of the later one. Not thread-safe; the owner serialises.
 
     Args:
         alarm: Rings.

@@ -175,8 +175,8 @@ class CallDriver(ABC, Generic[Opening]):
         )
 
     def _check_process(self) -> None:
-        # A forked child has this object and none of its threads: nothing would ever happen here,
-        # and a lock that another thread held at that moment is never released.
+        # A forked child has this object but none of its threads: nothing would ever happen here,
+        # and a lock that another thread held at the fork is never released.
         if not self._home.is_here:
             raise LocalProtocolError(
                 f"{self._title} belongs to process {self._home.pid}, which "

@@ -8,9 +8,9 @@ here). A request goes out of an iterator, by another thread that has to be woken
 Here the same operations are started: a message is handed over in the channel's thread, which then
 starts to receive the next one; a request is sent by the thread that has it.
 
-grpcio does not document these operations. So all of it that is used is used in this file, with
-versions that it was tried with, and for calls that are grpc's own and not an interceptor's. For all
-others `open_direct` answers None, and the call is read as documented.
+grpcio does not document these operations. So only this file uses them, only with versions of grpcio
+that were tested, and only for grpc's own calls, not an interceptor's. In all other cases
+`open_direct` returns None, and the call is read in the documented way.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import grpc
 
 logger = logging.getLogger("sfpubsub.transport")
 
-# Versions of grpcio, the last one excluded, whose sources and behaviour were looked at. Newer ones
-# are read as documented until the tests of this file have passed with them.
+# The first version of grpcio whose sources and behaviour were checked, and the first one for which
+# they were not. With newer ones calls are read in the documented way until the tests of this file
+# have passed.
 TRIED = ((1, 78), (1, 86))
 
 

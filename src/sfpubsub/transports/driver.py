@@ -95,18 +95,24 @@ class StreamDriver(CallDriver[OpenStream]):
         """Return the next response if there is one, and leave it where it is; never waits."""
         return self._mailbox.peek()
 
-    def accept(self, arrival: Arrival) -> None:
+    def accept(self, arrival: Arrival, done: tuple[int, int] | None = None) -> None:
         """Take *arrival* off the queue: it is in the application's hands.
 
         Until then it stays the next one, so that a caller that is interrupted loses nothing. One
         that was accepted before, or discarded, changes nothing.
-        """
-        self._apply(self._pop, arrival)
 
-    def _pop(self, arrival: Arrival, now: float) -> list[Command]:
-        if not self._mailbox.pop(arrival):
-            return []
-        return self._protocol.taken(len(arrival.batch.events), arrival.batch.size, now)
+        Args:
+            arrival: The next one.
+            done: The first and the last event of a run that is acked in the same turn: `ack` costs
+                as much as this.
+        """
+        self._apply(self._pop, arrival, done)
+
+    def _pop(self, arrival: Arrival, done: tuple[int, int] | None, now: float) -> list[Command]:
+        if self._mailbox.pop(arrival):
+            batch = arrival.batch
+            return self._protocol.taken(len(batch.events), batch.size, now, done=done)
+        return [] if done is None else self._protocol.acked(*done, now)
 
     def wake(self) -> None:
         """Wake all waiters so that they check again."""

@@ -1,8 +1,8 @@
 """Between the threads of a driver and those of the application: what came, and how it ended.
 
-One item per response. A waiter notes `Mailbox.count`, looks, and then waits for the count to
-change; so nothing that happens between looking and waiting is missed, whatever it is. The asyncio
-face does the same with a bell that `Mailbox.listen` lets ring.
+One item per response. A waiter reads `Mailbox.count`, checks for news, and then waits for the count
+to change, so nothing is missed that happens between the check and the wait. The asyncio face does
+the same with a bell, which `Mailbox.listen` connects.
 """
 
 from __future__ import annotations

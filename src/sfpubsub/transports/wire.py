@@ -1,7 +1,7 @@
 """Protobuf messages to the protocol's values and back. The only file that knows both.
 
-Nothing is decided here. An opaque id stays bytes; a field that the service left out becomes None
-where its absence means something.
+Makes no decisions. An opaque id stays bytes; a field that the service left out becomes None where
+that has a meaning.
 """
 
 from __future__ import annotations
