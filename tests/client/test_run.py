@@ -314,7 +314,7 @@ def test_an_exception_that_cannot_be_told_is_a_failure_like_any_other(start: Sta
     def work(_which: int) -> None:
         raise UnspeakableError
 
-    with pytest.raises(HandlerError, match=r"comes again: UnspeakableError$"):
+    with pytest.raises(HandlerError, match=r"will be redelivered: UnspeakableError$"):
         Handler(work=work).run(face.managed(NAME), retry=None)
 
 

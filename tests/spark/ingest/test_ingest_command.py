@@ -227,7 +227,7 @@ def test_several_sources_are_one_table(tmp_path: Path):
     assert len(ids_of(tmp_path / "org")) == 3
     assert (tmp_path / "aside" / ".org.sfpubsub" / "_quarantine").is_dir()
     assert "3 rows in 1 batch" in done.stderr
-    assert "metrics, health and a page: http://127.0.0.1:" in done.stderr
+    assert "metrics, health and status page: http://127.0.0.1:" in done.stderr
     assert f'messaging_salesforce_last_message_time_seconds{{{_OF}="My_Sub"' in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     # What `sfpubsub lag` reads.
