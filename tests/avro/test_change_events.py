@@ -118,12 +118,12 @@ def test_a_bitmap_becomes_names(entries, names):
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("0x400000000000000000", "has bit 70, and there are 70 fields"),
+        ("0x400000000000000000", "has bit 70, but there are only 70 fields"),
         ("0x" + "F" * 1024, "has bit 4095"),
-        ("3-0x0400", "has bit 10, and there are 10 fields"),
+        ("3-0x0400", "has bit 10, but there are only 10 fields"),
         ("2-0x01", "parts of Type, which has none"),
-        ("70-0x01", "about field 70"),
-        ("9999-0x01", "about field 9999"),
+        ("70-0x01", "refers to field 70"),
+        ("9999-0x01", "refers to field 9999"),
         ("", "neither"),
         ("0x", "neither"),
         ("3-", "neither"),
@@ -141,9 +141,9 @@ def test_a_bitmap_becomes_names(entries, names):
         ("Nonsense", "neither"),
         ("BillingAddress.Nonsense", "neither"),
         ("ChangeEventHeader.entityName", "neither"),
-        (7, "not a text"),
-        (None, "not a text"),
-        (["0x01"], "not a (list of texts|text)"),
+        (7, "not a string"),
+        (None, "not a string"),
+        (["0x01"], "not a (list of strings|list of texts|string)"),
     ],
 )
 def test_what_the_schema_cannot_explain_is_a_typed_error(entry, says):

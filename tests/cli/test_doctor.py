@@ -283,7 +283,7 @@ def test_each_step_is_bounded_in_time(emulator, monkeypatch, capsys):
 
 def test_a_name_that_is_not_known_and_one_that_gets_no_answer(monkeypatch):
     """DNS fails in two ways; the second has no bound of its own."""
-    with pytest.raises(probes.ProbeError, match=r"nowhere\.invalid is not known"):
+    with pytest.raises(probes.ProbeError, match=r"nowhere\.invalid cannot be resolved"):
         probes.resolve("nowhere.invalid")
     over = threading.Event()
     monkeypatch.setattr(probes.socket, "getaddrinfo", lambda *_, **__: over.wait(60))
@@ -326,7 +326,7 @@ def test_the_way_goes_through_the_proxy(tmp_path, monkeypatch):
         named = proxy.url.replace("http://", "http://user:pass%21@")
         settings = Settings(endpoint=f"localhost:{host.port}", proxy=named)
         way = probes.way_to(settings)
-        assert "certificate of" in probes.handshake(way, host.ca_file)
+        assert "certificate for" in probes.handshake(way, host.ca_file)
         (asked,), (credentials,) = proxy.asked, proxy.credentials
         assert f"CONNECT localhost:{host.port}" in asked
         assert "Basic dXNlcjpwYXNzIQ==" in credentials

@@ -31,7 +31,7 @@ def test_subscribe_serves_metrics_health_and_a_page(run_emulator):
     emulator.publish(TOPIC, [{"Order_Number__c": SECRET}])
     process = spawn(emulator, "subscribe", "--managed", NAME, "--http", "0")
     said = process.stderr.readline()
-    url = re.fullmatch(r"metrics, health and a page: (http://127\.0\.0\.1:\d+/)\n", said)[1]
+    url = re.fullmatch(r"metrics, health and status page: (http://127\.0\.0\.1:\d+/)\n", said)[1]
     for _ in range(3):
         process.stdout.readline()
     system = 'messaging_system="salesforce_pubsub"'

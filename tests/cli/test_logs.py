@@ -52,7 +52,7 @@ def test_what_repeats_is_limited_and_counted():
     assert limit.told(record("another", at=19.0))
     assert all(limit.told(record("x", level=logging.INFO)) for _ in range(20))
     told = limit.told(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN))
-    assert told.getMessage() == "again in 9.0 s, rpc id r (15 more of these were left out)"
+    assert told.getMessage() == "again in 9.0 s, rpc id r (15 similar messages suppressed)"
     assert limit.told(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN + 1))
 
 

@@ -62,8 +62,8 @@ def test_a_line_may_set_the_events_id(options, emulator, connect, file, capsys):
 @pytest.mark.parametrize(
     ("about", "says"),
     [
-        (7, "_event is an object"),
-        ({"name": "x"}, "_event is an object"),
+        (7, "_event must be an object"),
+        ({"name": "x"}, "_event must be an object"),
         ({"headers": 7}, "headers must be an object"),
         ({"headers": {"a": 7}}, "header 'a'"),
         ({"id": "x" * 37}, "1 to 36 characters"),
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_utf_8_is_named(emulator, tmp_path, capsys):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"{}\n" + b"x" * 10_000 + b"\xff\n")
     assert run(["publish", TOPIC, "--file", str(path), "--created-by", USER]) == 1
-    assert "events.jsonl is not UTF-8, at line 2 or behind it" in capsys.readouterr().err
+    assert "events.jsonl is not UTF-8, at line 2 or after it" in capsys.readouterr().err
     assert emulator.bus.tip() == 1
 
 

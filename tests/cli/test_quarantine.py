@@ -100,7 +100,7 @@ def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys
     assert run(missing) == 1
     said = capsys.readouterr().err
     assert f"{table} is not a quarantine" in said
-    assert f"name {kept}" in said
+    assert f"use {kept}" in said
     kept.rmdir()
     assert run(missing) == 1
     assert "'_table.json'): name another directory" in capsys.readouterr().err
@@ -119,7 +119,7 @@ def test_a_list_without_a_line_says_so(kept, capsys):
     assert at(kept, "redrive") == 0
     capsys.readouterr()
     assert at(kept, "list") == 0
-    assert "but 2 that --all shows: redriven" in capsys.readouterr().err
+    assert "except 2 redriven, which --all shows" in capsys.readouterr().err
     assert at(kept, "list", "--all") == 0
     captured = capsys.readouterr()
     assert (len(captured.out.splitlines()), captured.err) == (2, "")

@@ -399,7 +399,7 @@ def test_there_are_three_policies():
 
     with pytest.raises(ConfigurationError, match="'fail', 'quarantine' or 'skip'"):
         SubscribeOptions(on_undecodable="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="go together"):
+    with pytest.raises(ConfigurationError, match="must be used together"):
         SubscribeOptions(on_undecodable="quarantine")
     with pytest.raises(ConfigurationError, match="'auto' or 'manual'"):
         SubscribeOptions(ack="bad")  # type: ignore[arg-type]

@@ -559,12 +559,12 @@ def test_it_ends_with_the_last_event_when_no_more_arrive():
 @pytest.mark.parametrize("value", [-1, float("nan")])
 def test_a_negative_time_is_refused(name: str, value: float):
     """A typo is found where it was made."""
-    with pytest.raises(ValueError, match=f"{name} of a Retry is 0 or more"):
+    with pytest.raises(ValueError, match=f"{name} of a Retry must be at least 0"):
         Retry(**{name: value})
 
 
 @pytest.mark.parametrize(("failures", "last"), [(-1, 5), (5, 5), (6, 5)])
 def test_a_limit_that_could_not_be_reached_is_refused(failures: int, last: int):
     """A limit that never stops anything is a mistake."""
-    with pytest.raises(ValueError, match="fewer than last"):
+    with pytest.raises(ValueError, match="less than last"):
         QuarantineLimit(failures, last)

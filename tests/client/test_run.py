@@ -314,7 +314,7 @@ def test_an_exception_that_cannot_be_told_is_a_failure_like_any_other(start: Sta
     def work(_which: int) -> None:
         raise UnspeakableError
 
-    with pytest.raises(HandlerError, match=r"comes again: UnspeakableError$"):
+    with pytest.raises(HandlerError, match=r"will be redelivered: UnspeakableError$"):
         Handler(work=work).run(face.managed(NAME), retry=None)
 
 
@@ -548,7 +548,7 @@ def test_one_run_at_a_time(start: Start):
     held = face.managed(NAME)
     run = handler.begin(held)
     until(lambda: handler.seen, "an event")
-    with pytest.raises(LocalProtocolError, match="is being run already"):
+    with pytest.raises(LocalProtocolError, match="is already running a handler"):
         held.run(Handler())
     held.stop()
     run.result(PATIENCE)
@@ -582,8 +582,8 @@ def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers is at least 1"),
-        ({"on_failure": "skip"}, "on_failure is 'stop' or 'quarantine', not 'skip'"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"on_failure": "skip"}, "on_failure must be 'stop' or 'quarantine', not 'skip'"),
         ({"on_failure": "quarantine"}, "go together"),
         ({"quarantine": Broken()}, "go together"),
     ],

@@ -154,7 +154,7 @@ def test_a_second_ctrl_c_ends_at_once(run_emulator, tmp_path, code):
     program = Program(code, emulator, tmp_path / "log", 3600)
     until(lambda: len(program.noted("begun")) == 4, "handlers")
     program.process.send_signal(signal.SIGINT)
-    program.wait_for_error("waiting for the handlers")
+    program.wait_for_error("waiting for running handlers")
     program.process.send_signal(signal.SIGINT)
     program.end()
     assert program.process.returncode == -signal.SIGINT

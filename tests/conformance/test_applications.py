@@ -77,7 +77,7 @@ def test_a_closed_subscription_cannot_be_taken_for_a_quiet_one(start: Start):
     held.abort()
     assert held.subscription.closed
     for _ in range(2):
-        with pytest.raises(SubscriptionClosedError, match="subscribe again"):
+        with pytest.raises(SubscriptionClosedError, match="create a new subscription"):
             held.next(0.01)
 
 

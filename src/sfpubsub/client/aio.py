@@ -1,9 +1,9 @@
-"""The asyncio face of the client: a thin bridge over the one driver.
+"""The asyncio client: a thin bridge over the same driver as the synchronous one.
 
-The driver's threads wake the loop, and the face then polls the same queue that the sync face takes
-from; it has no queue of its own, so that nothing is read ahead of the consumer. Nothing blocks in
-the loop or in its default executor: calls that wait for the service run in a few threads of the
-client's own. The methods are those of the sync face, whose docstrings hold here as well.
+The driver's threads wake the event loop, which then polls the same queue that the synchronous
+client reads from; there is no second queue, so nothing is read ahead of the consumer. Nothing
+blocks the loop or its default executor: blocking calls run in a few worker threads of the client.
+The methods match the synchronous ones, whose docstrings apply here as well.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from sfpubsub.types import PublishResult, SchemaInfo, StartPosition, TopicInfo
 
 T = TypeVar("T")
 
-# Threads for calls that wait for the service. A schema is fetched once for all subscriptions, so
-# that even many of them need few; more calls than this at a time wait for their turn.
+# Worker threads for blocking calls. Schemas are fetched once for all subscriptions, so even many
+# subscriptions need only a few threads; further concurrent calls wait.
 POOL_SIZE = 8
 
 
@@ -41,13 +41,13 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
     """A client of the Pub/Sub API for asyncio; see `PubSubClient`.
 
     Use it as an async context manager; leaving it aborts subscriptions that are still open and
-    closes the channel. It belongs to no loop, but each of its subscriptions belongs to the loop it
-    was made in. A unary call that is cancelled may still be carried out.
+    closes the channel. It is not tied to an event loop, but each of its subscriptions belongs to
+    the loop in which it was created. A cancelled unary call may still be executed.
     """
 
     def _opened(self) -> None:
         self._pool = ThreadPoolExecutor(POOL_SIZE, thread_name_prefix="sfpubsub-aio")
-        self._jobs: set[Future[Any]] = set()  # what runs in the pool, or waits for it
+        self._jobs: set[Future[Any]] = set()  # running and waiting jobs of the pool
 
     # Unary calls.
 
@@ -56,7 +56,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         await self._run(lambda: self._connection.connect(timeout))
 
     async def get_topic(self, name: str) -> TopicInfo:
-        """Return what the service says of a topic; see `PubSubClient.get_topic`."""
+        """Return information about a topic; see `PubSubClient.get_topic`."""
         return await self._run(lambda: self._connection.get_topic(name))
 
     async def get_schema(self, schema_id: str) -> SchemaInfo:
@@ -71,8 +71,8 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         created_by: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[PublishResult]:
-        """Publish events, encoded by the topic's schema; see `PubSubClient.publish`."""
-        taken = list(events)  # here: a generator of the caller's may not leave the caller's thread
+        """Publish events, encoded with the topic's schema; see `PubSubClient.publish`."""
+        taken = list(events)  # taken here, because a generator must not leave the caller's thread
         return await self._run(
             lambda: publish_all(self._connection, topic, taken, created_by, timeout)
         )
@@ -89,7 +89,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
     ) -> AsyncPublisher:
         """Open a publisher in this loop; see `PubSubClient.open_publisher`.
 
-        The topic is asked for when the publisher is entered, or first awaited.
+        The topic is looked up when the publisher is entered or first awaited.
         """
         limits = publish_limits(ordered, max_pending_count)
 
@@ -112,7 +112,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
             await settled(future)
             return future.result()
         finally:
-            future.cancel()  # if it has not begun, it need not
+            future.cancel()  # cancel it if it has not started
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
         try:
@@ -123,8 +123,8 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         future.add_done_callback(self._jobs.discard)
         return future
 
-    # Streams. A store that may wait is asked where to start when the subscription is entered or
-    # first awaited, and only then is the stream opened.
+    # Streams. A blocking store is asked for the start position when the subscription is entered or
+    # first awaited; only then is the stream opened.
 
     def _plain(
         self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
@@ -163,7 +163,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
 
     def _finish(self) -> None:
         self._connection.finish()
-        # Calls in flight failed with their channel; only a provider of sessions may take longer.
+        # Calls in flight failed with the channel; only a session provider may take longer.
         if not wait_for_futures(list(self._jobs), CLOSE_TIMEOUT).not_done:
             self._pool.shutdown()
 

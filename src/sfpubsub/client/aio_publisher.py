@@ -1,4 +1,4 @@
-"""The publisher's asyncio face: the same driver, and futures of the loop."""
+"""The asyncio publisher: the same driver, with futures of the event loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """Runs what may wait for the service in a thread of the client's."""
+    """Runs blocking calls in a worker thread of the client."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class AsyncPublisher:
-    """Publishes to one topic; see `Publisher`. It belongs to the loop it was made in."""
+    """Publishes to one topic; see `Publisher`. It belongs to the event loop in which it was
+    created.
+    """
 
     def __init__(
         self,
@@ -47,12 +49,12 @@ class AsyncPublisher:
 
     @property
     def topic(self) -> str:
-        """What it publishes to."""
+        """The topic that it publishes to."""
         return self._topic
 
     @property
     def counts(self) -> PublishCounts:
-        """The outcome of the events so far."""
+        """Counts of events by outcome so far."""
         return PublishCounts() if self._outbound is None else self._outbound.driver.counts()
 
     async def send(
@@ -62,14 +64,14 @@ class AsyncPublisher:
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> asyncio.Future[PublishResult]:
-        """Send an event; waits only while too many events have no result; see `Publisher.send`.
+        """Send an event; waits only while too many events are pending. See `Publisher.send`.
 
         If it is cancelled while waiting, nothing has been sent.
         """
         outbound = self._outbound or await self._begun()
         draft = await self._draft(outbound, value, event_id, headers)
         receipt: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
-        await asyncio.sleep(0)  # other tasks get their turn, also while there is room
+        await asyncio.sleep(0)  # let other tasks run, even if there is room
         while True:
             changes = self._bell.count
             if outbound.offer([draft], [receipt]):
@@ -87,7 +89,7 @@ class AsyncPublisher:
             try:
                 return outbound.draft_at_once(value, event_id, headers)
             except EncodeError:
-                pass  # unless the schema has changed it is raised below
+                pass  # raised again below, unless the schema has changed
         return await self._run(lambda: outbound.draft(value, event_id, headers))
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -99,11 +101,12 @@ class AsyncPublisher:
         deadline = self._bell.deadline(timeout)
         if not await self._bell.until(lambda: outbound.is_settled(last), deadline):
             raise outbound.late(timeout or 0.0)
-        await asyncio.sleep(0)  # the futures get their results in a turn before this
+        # The futures receive their results in an earlier iteration of the loop.
+        await asyncio.sleep(0)
         outbound.raise_failures()
 
     async def close(self) -> None:
-        """Take no more events, wait for all results, and end; see `Publisher.close`."""
+        """Wait for all results and close; see `Publisher.close`."""
         outbound = await self._begun()
         outbound.driver.drain()
         await self._bell.until(lambda: outbound.is_over)
@@ -130,7 +133,7 @@ def deliver_in(
     loop: asyncio.AbstractEventLoop,
     outcomes: Sequence[tuple[asyncio.Future[PublishResult], PublishResult]],
 ) -> None:
-    """Give futures of *loop* their results, from any thread."""
+    """Deliver results to futures of *loop*. Thread-safe."""
 
     def deliver() -> None:
         for receipt, result in outcomes:

@@ -1,7 +1,8 @@
 """One `AsyncSubscription.run`: tasks that handle events.
 
-The task that called `run` takes batches; after anything has happened `AsyncRunner._advance` carries
-out all that the `Dispatcher` says. Everything is in the loop, apart from the quarantine's disk.
+The task that called `run` takes batches. After every event of interest, `AsyncRunner._advance`
+carries out the steps of the `Dispatcher`. Everything runs in the event loop, except writes to the
+quarantine.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from sfpubsub.client.handling import (
 )
 
 AsyncHandler: TypeAlias = Callable[[Event], Awaitable[object]]
-"""Does what is to be done for an event; what it returns is not looked at."""
+"""Handles an event; its return value is ignored."""
 
 
 class AsyncRunner:
-    """Passes the events of a subscription to a handler, in tasks of its own.
+    """Passes the events of a subscription to a handler, in separate tasks.
 
     Args:
-        delivery: Of the subscription.
-        handler: A coroutine function; many calls of it run at a time.
-        options: Of the run.
-        bell: Rings when anything happens to the subscription.
-        submit: Runs in a thread what may wait.
+        delivery: Delivery of the subscription.
+        handler: A coroutine function; many calls run concurrently.
+        options: Options of the run.
+        bell: Rings when anything changes in the subscription.
+        submit: Runs blocking calls in a thread.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class AsyncRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._finished = False
         self.over = False
-        """Whether no handler runs any more, and all that is done is acked. The bell tells."""
+        """Whether all handlers have finished and their events are acked. The bell announces it."""
 
     def check_caller(self) -> None:
         """Check that the current task can wait for the run to end.
@@ -73,14 +74,13 @@ class AsyncRunner:
             raise drained_from_within(self._delivery.name)
 
     async def run(self, take: Callable[[], Awaitable[EventBatch | End | None]]) -> RunSummary:
-        """Handle events until there are no more; returns when no handler runs any more.
+        """Handle events until there are no more, and wait for all handlers.
 
         Args:
             take: Waits for the next batch.
 
         Raises:
-            BaseException: What *take* raised, such as CancelledError; and what `Work.outcome`
-                raises.
+            BaseException: Whatever *take* raised, such as CancelledError, or `Work.outcome` raises.
         """
         try:
             self._delivery.begin_run()
@@ -102,10 +102,10 @@ class AsyncRunner:
 
     async def _wait_for_handlers(self) -> None:
         self._work.close()
-        logger.info("%s: waiting for the handlers that are at work", self._delivery.name)
+        logger.info("%s: waiting for running handlers", self._delivery.name)
         try:
             await self._bell.until(self._is_finished)
-        except asyncio.CancelledError:  # the second one ends at once
+        except asyncio.CancelledError:  # a second cancellation ends at once
             self._delivery.abort()
             for task in self._tasks:
                 task.cancel()
@@ -113,7 +113,7 @@ class AsyncRunner:
             raise
 
     def _is_finished(self) -> bool:
-        self._advance()  # also when `stop` was called meanwhile
+        self._advance()  # `stop` may have been called meanwhile
         return self._finished
 
     def _advance(self) -> None:

@@ -1,9 +1,9 @@
-"""Subscriptions as an asyncio application holds them.
+"""Subscriptions for asyncio applications.
 
-As `sfpubsub.client.subscription`, over the same driver, delivery and consumer: where the sync face
-waits in the driver, this one waits in the loop for the driver to ring. What may wait for a disk or
-for the service runs in threads of the client's; a call that is cancelled meanwhile leaves it to
-the next one, so nothing is lost.
+Like `sfpubsub.client.subscription`, with the same driver, delivery and consumer. Where the
+synchronous subscription blocks in the driver, this one awaits a notification from it. Blocking work
+runs in worker threads of the client; if a call is cancelled, the next call picks up its work, so
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 for event in batch:
                     print(event.value)
 
-    Belongs to the loop it was made in, and iterating to one task of it; `ack` of events and batches
-    and the methods that are not coroutines are for any thread. Leaving the ``async with`` block
-    drains, also when the task is cancelled; a second cancellation aborts.
+    It belongs to the event loop in which it was created, and only one task may iterate. `ack` of
+    events and batches, and all methods that are not coroutines, are thread-safe. Leaving the
+    ``async with`` block drains, even if the task is cancelled; a second cancellation aborts.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     ) -> None:
         super().__init__(delivery)
         self._submit = submit
-        self._asks_store = asks_store  # where to start; until it has answered
-        self._work: Future[None] | None = None  # what is being carried out in a thread
-        self._storing = asyncio.Lock()  # an async store gets one call at a time
+        self._asks_store = asks_store  # whether the store still has to be asked for the start
+        self._work: Future[None] | None = None  # the step being carried out in a thread
+        self._storing = asyncio.Lock()  # one call to an async store at a time
         self._runner: AsyncRunner | None = None
         self._bell = Bell()
         self._others_at = 0.0  # when the other tasks of the loop are due for their turn
@@ -71,7 +71,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
             delivery.driver.start()
 
     async def _begin(self) -> None:
-        """Open the stream where the store says, if that was not done."""
+        """Open the stream at the stored position, unless it is already open."""
         if not self._asks_store:
             return
         async with self._storing:
@@ -80,7 +80,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
             start = await self._stored_start()
             self._asks_store = False
             if not self.closed:  # aborted meanwhile
-                self._delivery.driver.start(start)  # None: where the caller said
+                self._delivery.driver.start(start)  # None means the caller's start position
 
     async def _stored_start(self) -> StartPosition | None:
         store = cast("AnyStore", self._delivery.store)
@@ -104,8 +104,8 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     async def next_batch(self, timeout: float | None = None) -> EventBatch | None:
         """Wait for the next batch; see `Subscription.next_batch`.
 
-        Cancelling it loses nothing: the next call returns the batch. Other tasks get their turn
-        once a millisecond, also when batches come faster than they are handled.
+        Cancelling it loses nothing: the next call returns the batch. Other tasks run at least once
+        a millisecond, even if batches arrive faster than they are processed.
         """
         batch = await self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
@@ -123,7 +123,8 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         check_handler(handler, is_async=True)
         self._check_can_run(self._runner)
         async with self:
-            self._check_can_run(self._runner)  # again: a store was awaited meanwhile
+            # Checked again, because a store was awaited meanwhile.
+            self._check_can_run(self._runner)
             self._runner = runner = AsyncRunner(
                 self._delivery, handler, options, bell=self._bell, submit=self._submit
             )
@@ -142,7 +143,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         if self._asks_store:
             await self._begin()
         while True:
-            seen = bell.count  # before looking
+            seen = bell.count  # read before checking
             turn = delivery.turn(deadline)
             if turn is None or isinstance(turn, (EventBatch, End)):
                 return turn
@@ -150,7 +151,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 await bell.until(partial(self._has_rung, seen), bell.deadline(turn.seconds))
             elif isinstance(turn, Take):
                 delivery.carry_out(turn)
-                if turn.acks:  # there may be many such responses, and nothing to deliver
+                if turn.acks:  # there may be many such responses without anything to deliver
                     await asyncio.sleep(0)
             elif not await self._carry_out(turn, deadline):
                 return None
@@ -159,7 +160,9 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         return self._bell.count != seen
 
     async def _carry_out(self, step: Work, deadline: float | None) -> bool:
-        """Do the pending work; return False if it outlasts the deadline, for the next call."""
+        """Do the pending work; return False if the deadline passes first, which leaves it to the
+        next call.
+        """
         store = self._delivery.store
         if isinstance(step, Store) and is_async(store):
             await self._store_async(last=False)
@@ -188,9 +191,9 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     # The end.
 
     async def drain(self) -> None:
-        """End in order; see `Subscription.drain`.
+        """Shut down cleanly; see `Subscription.drain`.
 
-        Cancelling it stops the waiting and not the draining; `abort` does that.
+        Cancelling it stops only the waiting, not the draining; use `abort` for that.
         """
         delivery, runner = self._delivery, self._runner
         if runner is not None:
@@ -218,7 +221,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
             self._delivery.store_position(last=True)
 
     async def aclose(self) -> None:
-        """End as leaving the ``async with`` block does; see `Subscription.close`."""
+        """Close as leaving the ``async with`` block does; see `Subscription.close`."""
         with self._told_once():
             await self.drain()
 
@@ -248,9 +251,9 @@ class AsyncManagedSubscription(AsyncSubscription):
     """
 
     async def commit(self, timeout: float = COMMIT_TIMEOUT) -> CommitReceipt:
-        """Commit everything acked so far and wait for the answer.
+        """Commit everything acked so far and wait for the confirmation.
 
-        See `ManagedSubscription.commit`. Cancelling it stops the waiting and not the commit.
+        See `ManagedSubscription.commit`. Cancelling it stops only the waiting, not the commit.
         """
         self._delivery.ack_in_hand()
         driver = self._delivery.driver
@@ -261,9 +264,9 @@ class AsyncManagedSubscription(AsyncSubscription):
                 raise driver.unconfirmed(timeout)
             return future.result()
         finally:
-            future.cancel()  # nobody waits for it any more
+            future.cancel()  # nobody is waiting for it any more
 
 
 async def _outcome(returned: Any) -> Any:
-    # A store may have one coroutine and one plain method.
+    # One method of a store may be a coroutine function and the other a plain one.
     return await returned if inspect.isawaitable(returned) else returned

@@ -1,4 +1,4 @@
-"""How a client of either face is made, and how it subscribes."""
+"""The common base of both clients: construction and subscribing."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ StoreT = TypeVar("StoreT", bound=AnyStore)
 
 
 class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
-    """The base of `PubSubClient` and `AsyncPubSubClient`, which take the same arguments.
+    """Base class of `PubSubClient` and `AsyncPubSubClient`, which take the same arguments.
 
     Args:
         session: A ready session, or an object whose ``get_session`` supplies one.
         endpoint: ``host:port``.
-        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to anywhere.
+        insecure: ``1`` allows plaintext to loopback, ``force`` to any host.
         ca_file: PEM file of certificate authorities to trust instead of the system's.
-        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
-        timings: Times of the service and the client.
-        transport: Instead of a grpc channel: for tests.
-        schema_store: Where schemas are kept, so that raw events can be decoded offline and later;
-            looked into before the service is asked.
-        datetimes: Whether `Event.value` gives fields that the schema documents as ``DateTime`` as
-            `datetime` in UTC, and not as milliseconds since 1970.
+        proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
+        timings: Timings of the service and the client.
+        transport: Replaces the gRPC channel, for tests.
+        schema_store: Store for schemas, so that raw events can be decoded offline and later;
+            searched before asking the service.
+        datetimes: Whether `Event.value` returns fields that the schema documents as ``DateTime`` as
+            `datetime` in UTC instead of milliseconds since 1970.
 
     Raises:
-        ConfigurationError: A setting is wrong.
+        ConfigurationError: A setting is not valid.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         self._opened()
 
     def _opened(self) -> None:
-        """Make what a face needs beside the connection."""
+        """Create what a subclass needs in addition to the connection."""
 
     @classmethod
     def from_env(
@@ -76,13 +76,13 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         schema_store: SchemaStore | None = None,
         datetimes: bool = False,
     ) -> Self:
-        """Make a client of the ``SFPUBSUB_…`` settings.
+        """Create a client from the ``SFPUBSUB_…`` settings.
 
         Args:
-            options: Settings that go before the environment, by field of `Settings`, and
-                ``config`` and ``profile``, which choose a file and a table in it.
-            schema_store: Where schemas are kept.
-            datetimes: Whether `Event.value` gives dates with a time as `datetime`.
+            options: Settings that override the environment, by field name of `Settings`; ``config``
+                and ``profile`` select a settings file and a table in it.
+            schema_store: Store for schemas.
+            datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
 
         Raises:
             ConfigurationError: A setting is missing or wrong.
@@ -121,38 +121,34 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         """Subscribe to a topic; the caller keeps the position.
 
         Args:
-            topic: Full path.
+            topic: Full path of the topic.
             replay: Where to start: ``latest``, ``earliest``, a `ReplayOption`, a replay id or its
-                hexadecimal form. With a store: for a topic that the store does not know. A store is
-                taken here as well.
-            replay_store: Where the position is kept: a mapping or a `ReplayStore`, for the asyncio
-                client also an `AsyncReplayStore`.
-            replay_fallback: Where to continue when the position is refused; None to stop.
-            ack: ``auto``: asking for the next batch acks the one before; ``manual``: the caller
-                acks. Matters only with a store.
-            max_pending_count: Events held unread before no more are asked for.
-            max_bytes: Payload bytes held unread before no more are asked for.
-            max_unacked: Events delivered and not acked before no more are asked for.
-            connection_timeout: The outage budget: seconds that transport failures may last before
-                the subscription fails; None for ever. Not a timeout of one connection attempt.
-            on_gap: Told of every position that is given up; must not wait, nor close the client:
-                it is called in the thread that finds it, which may be the one that receives for all
-                subscriptions; by the asyncio client in the loop's.
-            on_undecodable: What becomes of an event that cannot be decoded: ``fail``: reading its
-                value raises; ``quarantine``: it is put into *quarantine*, durably before its
-                position can be passed, and is not delivered; ``skip``: it is counted, logged, and
-                not delivered. The last two decode a batch when it is delivered.
-            quarantine: Where such events are kept.
-            fields: Names of the fields that are read; None for all. A change event's header and a
-                platform event's ``CreatedDate`` always are. A field that an event's schema does not
-                have is not in its value; a line in the log says so, once for each schema.
+                hexadecimal form. With a store, it applies to a topic without a stored position. A
+            store is accepted here as well. replay_store: Keeps the position: a mapping or a
+            `ReplayStore`, or for the asyncio client an `AsyncReplayStore`. replay_fallback: Where
+            to continue if the position is rejected; None stops. ack: ``auto``: requesting the next
+            batch acks the previous one; ``manual``: the caller acks. Matters only with a store.
+            max_pending_count: Most undelivered events to hold before requesting no more. max_bytes:
+            Most undelivered payload bytes to hold before requesting no more. max_unacked: Most
+            unacked events before requesting no more. connection_timeout: The outage budget: seconds
+            that transport failures may last before the subscription fails; None means forever. This
+            is not the timeout of one connection attempt. on_gap: Called with every gap. It must
+            neither block nor close the client: it is called in the thread that detects the gap,
+            which may be the one that receives for all subscriptions; the asyncio client calls it in
+            the event loop. on_undecodable: What to do with an event that cannot be decoded.
+            ``fail``: reading its value raises; ``quarantine``: it is stored durably in *quarantine*
+            before its position can be committed, and is not delivered; ``skip``: it is counted and
+            logged, but not delivered. The last two decode a batch when it is delivered. quarantine:
+            Receives such events. fields: Names of the fields to decode; None means all. A change
+            event's header and a platform event's ``CreatedDate`` are always included. Unknown
+            fields are ignored, with one log message per schema.
 
         Raises:
-            ConfigurationError: The store is an async one, or there are two, or *ack* or
-                *on_undecodable* is not one of its values, or the latter does not go with
-                *quarantine*, or *fields* is not a list of names of whole fields.
-            ValueError: *replay* or *replay_fallback* is a string that is not a position, or a limit
-                is below 1.
+            ConfigurationError: The store is async but the client is not; two stores are given;
+                *ack*, *on_undecodable* or *fields* is not valid; or *on_undecodable* does not match
+                *quarantine*.
+            ValueError: *replay* or *replay_fallback* is not a valid position, or a limit is below
+                1.
         """
         options = SubscribeOptions(
             ack,
@@ -185,19 +181,19 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
 
         Args:
             name: Developer name or record id of the ManagedEventSubscription.
-            ack: As for `subscribe`.
-            max_pending_count: As for `subscribe`.
-            max_bytes: As for `subscribe`.
-            max_unacked: As for `subscribe`.
-            connection_timeout: As for `subscribe`; does not count waiting for the managed slot.
-            on_gap: As for `subscribe`.
-            on_undecodable: As for `subscribe`.
-            quarantine: As for `subscribe`.
-            fields: As for `subscribe`.
+            ack: See `subscribe`.
+            max_pending_count: See `subscribe`.
+            max_bytes: See `subscribe`.
+            max_unacked: See `subscribe`.
+            connection_timeout: See `subscribe`; waiting for the managed slot does not count.
+            on_gap: See `subscribe`.
+            on_undecodable: See `subscribe`.
+            quarantine: See `subscribe`.
+            fields: See `subscribe`.
 
         Raises:
-            ConfigurationError: *ack* or *on_undecodable* is not one of its values, or the latter
-                does not go with *quarantine*, or *fields* is not a list of names of whole fields.
+            ConfigurationError: *ack*, *on_undecodable* or *fields* is not valid, or
+                *on_undecodable* does not match *quarantine*.
             ValueError: A limit is below 1.
         """
         options = SubscribeOptions(
@@ -215,8 +211,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     def _plain(
         self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> PlainT:
-        """Return a plain subscription of this face."""
+        """Create a plain subscription of this client."""
 
     @abstractmethod
     def _managed(self, name: str, options: SubscribeOptions) -> ManagedT:
-        """Return a managed subscription of this face."""
+        """Create a managed subscription of this client."""

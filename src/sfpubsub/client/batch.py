@@ -1,8 +1,8 @@
-"""Events as the application sees them.
+"""Events and batches as the application sees them.
 
-An `EventBatch` is one response of the service; its `Event` objects are made on iteration, and an
-event is decoded when `Event.value` is first read. No I/O happens here: the schemas of a batch were
-fetched before it was delivered.
+An `EventBatch` is one response of the service. Its `Event` objects are created on iteration, and an
+event is decoded when `Event.value` is first read. No I/O happens here: the schemas of a batch are
+fetched before it is delivered.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 
 class Event:
-    """One event. Not thread-safe, but each event may be handled by a thread of its own."""
+    """One event. Not thread-safe, but different events can be handled in different threads."""
 
-    # Thousands of these live at a time.
+    # Thousands of these are alive at a time.
     __slots__ = ("_batch", "_change", "_value", "codec", "delivery_seq", "raw")
 
     def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:
         self.raw: RawEvent = raw
-        """As it was received."""
+        """The event as received."""
         self.codec: Codec = codec
-        """Decodes payloads of the event's schema; holds the schema and its name."""
+        """Codec of the event's schema."""
         self._batch = batch
         self.delivery_seq: int = delivery_seq
         """Order of arrival within this subscription object; replay ids have no order."""
@@ -44,7 +44,7 @@ class Event:
 
     @property
     def schema_id(self) -> str:
-        """The schema that the payload was written with."""
+        """Id of the schema that the payload was written with."""
         return self.raw.schema_id
 
     @property
@@ -74,10 +74,10 @@ class Event:
 
     @property
     def topic(self) -> str:
-        """The subscribed topic; with a managed subscription the event type's own topic.
+        """The subscribed topic; for a managed subscription, the event type's own topic.
 
-        The service does not say which topic a managed subscription reads, so there the topic is
-        made of the event's API name.
+        The service does not reveal which topic a managed subscription reads, so the topic is
+        derived from the event's API name.
         """
         return self._batch.topic or self.codec.topic
 
@@ -88,16 +88,16 @@ class Event:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The decoded fields by name: all, or those that the subscription was made to read.
+        """The decoded fields by name: all, or those chosen with ``fields``.
 
-        Times are integers, in milliseconds since 1970 UTC.
+        Times are integers in milliseconds since 1970 UTC.
 
-        With a client made with ``datetimes=True`` fields that the schema documents as ``DateTime``
-        are `datetime` objects in UTC.
+        If the client was created with ``datetimes=True``, fields that the schema documents as
+        ``DateTime`` are `datetime` objects in UTC.
 
         Raises:
-            DecodeError: The payload does not fit its schema. The text says which event it is, and
-                where.
+            DecodeError: The payload does not fit its schema. The message names the event and the
+                location.
         """
         value = self._value
         if value is None:
@@ -110,7 +110,7 @@ class Event:
 
     @property
     def event_time(self) -> int | None:
-        """When the event happened, in milliseconds since 1970 UTC, where it says so.
+        """When the event occurred, in milliseconds since 1970 UTC; None if unknown.
 
         Raises:
             DecodeError: The payload does not fit its schema.
@@ -118,11 +118,11 @@ class Event:
         return self.codec.event_time(self.value)
 
     def facts_and_json(self) -> tuple[int | None, Mapping[str, Any] | None, str]:
-        """Return `event_time`, a change event's header, and `to_json`; and do not keep `value`.
+        """Return `event_time`, a change event's header, and `to_json`, without caching `value`.
 
-        For those who keep many events: this takes less time, and leaves the garbage collector less
-        to go through. The header has Salesforce's own names, and is None for other events. The JSON
-        has all fields, also where the subscription reads only some.
+        Use it when holding many events: it is faster and causes less garbage collection. The header
+        uses Salesforce's names, and is None for other events. The JSON contains all fields, even if
+        the subscription reads only some.
 
         Raises:
             DecodeError: The payload does not fit its schema.
@@ -147,7 +147,7 @@ class Event:
 
     @property
     def change_event(self) -> ChangeEvent | None:
-        """What a change data capture event says: which records, and what changed; else None.
+        """The changes described by a change data capture event; None for other events.
 
         Raises:
             DecodeError: The payload does not fit its schema, or has no header.
@@ -161,7 +161,7 @@ class Event:
     def changed_fields(self) -> tuple[str, ...]:
         """Names of the fields that an update changed; empty for all other events.
 
-        ``change_event.changed_fields`` in less time.
+        Faster than ``change_event.changed_fields``.
 
         Raises:
             DecodeError: The payload does not fit its schema, or has no list of changed fields.
@@ -171,24 +171,24 @@ class Event:
         header = self.value.get(CHANGE_EVENT_HEADER)
         entries = header.get("changedFields") if type(header) is dict else None
         if type(entries) is not list:
-            change = self.change_event  # which says what is wrong
+            change = self.change_event  # raises a descriptive error
             return () if change is None else change.changed_fields
         return change_schema(self.schema_id, self.codec.schema_json).expand(entries)
 
     @property
     def dedupe_key(self) -> bytes:
-        """16 bytes that are equal whenever the same event is received again. Not kept."""
+        """16 bytes that are equal whenever the same event is received again. Not cached."""
         return dedupe_key(self.raw.id, self.raw.schema_id, self.raw.payload)
 
     def to_json(self) -> str:
-        """Return the fields as one line of JSON text; times are integers.
+        """Return the fields as one line of JSON; times are integers.
 
         Raises:
             DecodeError: The payload does not fit its schema.
         """
         if self._value is not None and not self._batch.datetimes:
             return to_json(self._value)
-        if self.codec.compiled is not None:  # which needs no value for it
+        if self.codec.compiled is not None:  # which does not need the value
             return self._decoded_by(self.codec.to_json)
         value, text = self._decoded_by(self.codec.decode_with_json)
         if not self._batch.datetimes:
@@ -196,7 +196,7 @@ class Event:
         return text
 
     def ack(self) -> None:
-        """Say that this event is done; its position may be committed once all before it are."""
+        """Ack this event. Its position may be committed once all earlier events are acked, too."""
         self._batch.ack_range(self.delivery_seq, self.delivery_seq)
 
     def __repr__(self) -> str:
@@ -204,19 +204,20 @@ class Event:
 
 
 class EventBatch:
-    """The events of one response, in order of arrival; never empty.
+    """The events of one response, in order of arrival. Never empty.
 
     Args:
-        subscription: Topic, or name or id of the managed subscription.
-        topic: The subscribed topic, None with a managed subscription.
-        events: What was received.
-        codecs: By schema id, one for each event's.
-        first_seq: `Event.delivery_seq` of the first event; the others follow without a hole.
+        subscription: The topic, or the managed subscription's name or id.
+        topic: The subscribed topic; None for a managed subscription.
+        events: The received events.
+        codecs: Codecs by schema id, one for each schema of the events.
+        first_seq: `Event.delivery_seq` of the first event; the others are numbered consecutively.
         received_at: Seconds since 1970 UTC on this machine's clock.
         rpc_id: The service's id of the response.
-        ack: Takes the first and the last ``delivery_seq`` of a run of done events. Thread-safe.
-        decoded: `Event.value` of events that were decoded already, by their place in *events*. Each
-            is given away once, to the first event that is made of it.
+        ack: Called with the first and the last ``delivery_seq`` of consecutive events to ack.
+            Thread-safe.
+        decoded: `Event.value` of events that are already decoded, by index in *events*. Each is
+            handed out once, to the first `Event` created from it.
         datetimes: Whether `Event.value` gives dates with a time as `datetime`.
     """
 
@@ -242,7 +243,7 @@ class EventBatch:
         self.rpc_id = rpc_id
         self.ack_range = ack
         self.codecs = codecs
-        """By schema id, one for each event's."""
+        """Codecs by schema id, one for each schema of the events."""
         self._decoded = dict(decoded or ())
         self.datetimes = datetimes
         """Whether `Event.value` gives dates with a time as `datetime`."""
@@ -256,7 +257,7 @@ class EventBatch:
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
-        """Return the events after the one with that ``delivery_seq`` as a batch; None for none."""
+        """Return the events after the given ``delivery_seq`` as a batch, or None."""
         start = seq + 1 - self.first_seq
         if start >= len(self.raw_events):
             return None
@@ -282,7 +283,7 @@ class EventBatch:
         return self.raw_events[-1].replay_id
 
     def ack(self) -> None:
-        """Say that every event of the batch is done."""
+        """Ack every event of the batch."""
         self.ack_range(self.first_seq, self.first_seq + len(self.raw_events) - 1)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The way into the API: one client per org, one channel, any number of subscriptions."""
+"""The main entry point: one client per org, with one channel and any number of subscriptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sfpubsub.types import PublishResult, SchemaInfo, StartPosition, TopicInfo
 
 
 class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
-    """A client of the Pub/Sub API. Thread-safe. `ClientBase` tells of its arguments.
+    """A client of the Pub/Sub API. Thread-safe. See `ClientBase` for its arguments.
 
     Use it as a context manager; leaving it aborts subscriptions that are still open and closes the
     channel.
@@ -27,31 +27,31 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     # Unary calls.
 
     def connect(self, timeout: float = 10.0) -> None:
-        """Wait until the service can be reached; calls do not need it.
+        """Wait until the service can be reached. Optional before other calls.
 
         Args:
-            timeout: Seconds.
+            timeout: Limit in seconds.
 
         Raises:
-            StreamUnavailableError: It could not be reached in that time.
+            StreamUnavailableError: It could not be reached in time.
         """
         self._connection.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
-        """Return what the service says of a topic.
+        """Return information about a topic.
 
         Raises:
             TopicNotFoundError: There is no such topic.
-            SfPubSubError: The call failed otherwise.
+            SfPubSubError: The call failed for another reason.
         """
         return self._connection.get_topic(name)
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Return a schema; not cached.
+        """Return a schema. Not cached.
 
         Raises:
             SchemaNotFoundError: The service does not know the id.
-            SfPubSubError: The call failed otherwise.
+            SfPubSubError: The call failed for another reason.
         """
         return self._connection.get_schema(schema_id)
 
@@ -63,27 +63,27 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         created_by: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[PublishResult]:
-        """Publish events, encoded by the topic's schema, in order.
+        """Publish events in order, encoded with the topic's schema.
 
-        What fails in passing is sent again under the same event id, until *timeout*. The topic and
-        its schema are asked for once.
+        Transient failures are retried with the same event id until *timeout*. The topic and its
+        schema are fetched once.
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
-            events: Values by field name. Fields left out take the schema's default, which
-                ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` do not have.
-            created_by: Id of a user: events that lack ``CreatedById`` get it, and those that lack
-                ``CreatedDate`` the time of this call.
-            timeout: Seconds until the last result.
+            events: Values by field name. Omitted fields take the schema's default; ``CreatedDate``
+                (milliseconds since 1970 UTC) and ``CreatedById`` have none.
+            created_by: User id for events without ``CreatedById``; events without ``CreatedDate``
+                then get the time of this call.
+            timeout: Limit for all results, in seconds.
 
         Returns:
-            One result an event, in order.
+            One result per event, in order.
 
         Raises:
-            PermissionDeniedError: The topic cannot be published to.
+            PermissionDeniedError: You may not publish to the topic.
             EncodeError: An event does not fit the schema or is too large; none was published.
-            PublishError: Events were refused or not answered; has all results.
-            SfPubSubError: The call failed for good, and no event was accepted.
+            PublishError: Events were refused or not answered; contains all results.
+            SfPubSubError: The call failed permanently, and no event was accepted.
         """
         return publish_all(self._connection, topic, events, created_by, timeout)
 
@@ -97,19 +97,19 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         created_by: str | None = None,
         max_pending_count: int = PublishLimits.max_pending_count,
     ) -> Publisher:
-        """Open a publisher: events go out while others are made.
+        """Open a publisher, which sends events in the background while you produce more.
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
-            ordered: Keep one request in flight, and so the order of the events. Otherwise several
-                are, which the service may publish in any order.
-            streamed: By PublishStream, otherwise by Publish.
+            ordered: Whether to keep only one request in flight, which preserves the order of
+                events. Otherwise the service may publish concurrent requests in any order.
+            streamed: Whether to use PublishStream instead of Publish.
             timeout: Seconds from `Publisher.send` to an event's result.
-            created_by: As for `publish`.
-            max_pending_count: Events sent and without a result before `Publisher.send` waits.
+            created_by: See `publish`.
+            max_pending_count: Most events without a result before `Publisher.send` blocks.
 
         Raises:
-            PermissionDeniedError: The topic cannot be published to.
+            PermissionDeniedError: You may not publish to the topic.
             SfPubSubError: The topic or its schema could not be fetched.
             ValueError: *max_pending_count* is below 1.
         """
@@ -132,7 +132,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     ) -> Subscription:
         if is_async(store):
             raise ConfigurationError(
-                f"{type(store).__name__} is an async store, which only AsyncPubSubClient can await"
+                f"{type(store).__name__} is an async store, which only AsyncPubSubClient supports"
             )
         if isinstance(store, ReplayStore):
             start = store.get(topic) or start

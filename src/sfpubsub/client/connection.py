@@ -1,8 +1,7 @@
-"""What both faces of the client share: one channel, one session, one schema cache, the drivers.
+"""The part shared by both clients: one channel, one session, one schema cache, and the drivers.
 
-Everything here is blocking or at once; who waits for it, and in which thread, is the faces'
-business. A driver made here is aborted by `Connection.close` at the latest, before the channel is
-closed under it.
+Calls here either block or return at once; the clients decide in which thread to make them.
+`Connection.close` aborts all remaining drivers before it closes their channel.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class Connection:
-    """One client's way to the service. Thread-safe."""
+    """A client's connection to the service. Thread-safe."""
 
     def __init__(self, session: Session | SessionProvider, options: ClientOptions) -> None:
         self._sessions = CurrentSession(session)
@@ -100,12 +99,13 @@ class Connection:
             self._sessions.renew(used)
             return call()
         except Exception:
-            self._check_open()  # closed under the call: whatever it says, that is the reason
+            # If the client was closed during the call, that is the actual reason.
+            self._check_open()
             raise
 
     def _renew(self, headers: Headers) -> None:
         current = self._sessions.get()
-        if current.headers == headers:  # otherwise another stream has renewed it meanwhile
+        if current.headers == headers:  # otherwise another stream has already renewed it
             self._sessions.renew(current)
 
     # Streams.
@@ -119,18 +119,18 @@ class Connection:
         store: AnyStore | None = None,
         stores_on_ack: bool,
     ) -> Delivery:
-        """Return a subscription without its face, not started; see `PubSubClient.subscribe`.
+        """Create the delivery of a subscription, not yet started; see `PubSubClient.subscribe`.
 
         Args:
             target: Topic or managed subscription.
-            options: What the caller chose.
+            options: The caller's options.
             start: Where a plain subscription starts.
-            store: Where its position is kept.
+            store: Keeps its position.
             stores_on_ack: See `Delivery`.
 
         Raises:
             LocalProtocolError: The client is closed.
-            ValueError: The fallback is a string that is not a position.
+            ValueError: The fallback is not a valid position.
         """
         protocol = SubscriptionProtocol(
             target.name,
@@ -171,13 +171,13 @@ class Connection:
         created_by: str | None,
         deliver: Callable[[Sequence[tuple[ReceiptT, PublishResult]]], None],
     ) -> Outbound[ReceiptT]:
-        """Return a publisher without its face; asks for the topic and its schema if need be.
+        """Create the outbound part of a publisher, fetching the topic and its schema if necessary.
 
         Args:
             topic: Full path.
             streamed: By PublishStream, otherwise by Publish.
-            timeout: Seconds from an event to its result.
-            limits: What it may hold and send.
+            timeout: Limit from sending an event to its result, in seconds.
+            limits: Limits of the publisher.
             created_by: See `PubSubClient.open_publisher`.
             deliver: See `Outbound`.
 
@@ -222,7 +222,7 @@ class Connection:
             self._drivers.add(driver)
 
     def release(self) -> None:
-        """Forget the drivers that have ended and of which no thread is left."""
+        """Forget drivers that have ended and whose threads have exited."""
         with self._lock:
             self._drivers = {other for other in self._drivers if not other.is_done}
 
@@ -233,7 +233,7 @@ class Connection:
             raise LocalProtocolError("the client is closed")
 
     def abort(self) -> bool:
-        """Take no more calls and abort all subscriptions; never waits.
+        """Reject further calls and abort all subscriptions. Never blocks.
 
         Returns:
             Whether this was the first time.
@@ -251,8 +251,9 @@ class Connection:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for what `abort` has ended, then close the channel; call it once."""
-        # A call that outlives its channel, or is alive when the interpreter exits, can hang it.
+        """Wait for the aborted calls to end, then close the channel. Call it only once."""
+        # A call that outlives its channel, or is still active when the interpreter exits, can cause
+        # a hang.
         deadline = time.monotonic() + CLOSE_TIMEOUT
         for driver in list(self._drivers):
             driver.join(max(0.0, deadline - time.monotonic()))
@@ -265,9 +266,10 @@ def _close_open_connections() -> None:
     for connection in list(_open_connections):
         try:
             connection.close()
-        except Exception:  # the others have to be closed all the same
+        except Exception:  # the others must still be closed
             logger.exception("closing a client at exit")
 
 
-# A child has none of the parent's threads: closing the parent's channels there would wait for ever.
+# A forked child has none of the parent's threads, so closing the parent's channels there would
+# hang.
 os.register_at_fork(after_in_child=_open_connections.clear)

@@ -1,4 +1,4 @@
-"""From a delivered response to the application: every decision, for both faces.
+"""Decides how a received response is delivered to the application, for both clients.
 
 No I/O, no clock, no threads. After anything has happened the face asks `Consumer.next` what to do,
 does it, reports back, and asks again:
@@ -61,34 +61,34 @@ class Quarantine(NamedTuple):
 
 
 class Take(NamedTuple):
-    """Ack the events that were set aside, and take their response off the queue."""
+    """Ack the quarantined or skipped events, and take their response off the queue."""
 
     arrival: Arrival
     acks: tuple[int, ...]
-    """``delivery_seq`` of each."""
+    """``delivery_seq`` of each event."""
 
 
 class Store(NamedTuple):
-    """Store the position that `Consumer.to_store` answers."""
+    """Store the position that `Consumer.to_store` returns."""
 
 
 class HandOut(NamedTuple):
-    """Give the application its next batch."""
+    """Deliver the next batch to the application."""
 
     batch: EventBatch
     arrival: Arrival | None = None
-    """The response, if it is still on the queue, to be taken off first."""
+    """The response, if it is still in the queue and must be removed first."""
 
 
 class WaitUntil(NamedTuple):
     """Wait until something changes."""
 
     time: float | None
-    """The latest time; None for no limit."""
+    """The latest time; None means no limit."""
 
 
 class End(NamedTuple):
-    """The end of the deliveries: no more batches follow."""
+    """The end: no more batches follow."""
 
 
 Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready, and what of it was not yet delivered."""
+    """A response that is ready, and its batches that are not yet delivered."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -105,15 +105,15 @@ class _Prepared(NamedTuple):
 
 
 class Consumer:
-    """The decisions of one subscription's consuming side. Not thread-safe.
+    """Makes the decisions about one subscription's deliveries. Not thread-safe.
 
     Args:
-        target: What the subscription is to.
+        target: The topic or managed subscription.
         on_undecodable: The policy for events that cannot be decoded.
-        auto_ack: Whether asking for the next batch acks the one before.
-        peek: Returns the codec of a schema id if it is known; never waits.
-        ack: What batches call to ack; takes the first and the last ``delivery_seq``.
-        timings: Of retries and of storing.
+        auto_ack: Whether requesting the next batch acks the previous one.
+        peek: Returns the codec of a schema id if it is known; never blocks.
+        ack: Called by batches to ack, with the first and the last ``delivery_seq``.
+        timings: Timings of retries and of storing positions.
         datetimes: Whether `Event.value` gives dates with a time as `datetime`.
     """
 
@@ -129,7 +129,7 @@ class Consumer:
         datetimes: bool = False,
     ) -> None:
         self.acks_by_itself = auto_ack
-        """Whether asking for the next batch acks the one before."""
+        """Whether requesting the next batch acks the previous one."""
         self._peek = peek
         self._screen = Screen(target, on_undecodable, ack, datetimes=datetimes)
         self._head: Arrival | None = None  # the response that is being prepared
@@ -140,7 +140,7 @@ class Consumer:
         self._prepared = _Prepared(None, (), deque())  # the last one that was
         self._given: EventBatch | None = None  # the batch that was delivered last
         self.in_hand: tuple[int, int] | None = None
-        """First and last ``delivery_seq`` of what the application was given last."""
+        """First and last ``delivery_seq`` of the events last delivered to the application."""
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._schema_due = 0.0  # no schema that could not be fetched is asked for before
         self._schema_error: str | None = None
@@ -153,43 +153,43 @@ class Consumer:
     # What happens.
 
     def asked(self) -> None:
-        """Take the application's request for the next batch; what it held was acked."""
+        """Handle the application's request for the next batch. The previous one must be acked."""
         self._given = self.in_hand = None
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Note that of the last batch only one event was passed on, for now."""
+        """Record that only one event of the last batch was delivered so far."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
-        """Take back what the application was not given of the last batch, to deliver it next."""
+        """Take back the undelivered part of the last batch, to deliver it next."""
         if batch is not None:
             self._prepared.batches.appendleft(batch)
 
     def interrupted(self) -> None:
-        """Take back the batch that was delivered and did not reach the application."""
+        """Take back a batch whose delivery to the application was interrupted."""
         batch, self._given, self.in_hand = self._given, None, None
         ready = self._prepared.batches
         if not (ready and ready[0] is batch):
             self.give_back(batch)
 
     def found(self, codecs: dict[str, Codec]) -> None:
-        """Take the codecs of the schemas that were fetched."""
+        """Add codecs of fetched schemas."""
         self._codecs.update(codecs)
 
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
-        """Take the reason why a schema could not be fetched.
+        """Handle a failure to fetch a schema.
 
-        A schema that cannot be fetched for now must not cost an event: the response waits for it.
+        A temporary failure must not lose events, so the response waits for the schema.
 
         Args:
-            error: Why.
+            error: The error.
             now: The time.
             jitter: A uniform random number in [0, 1).
-            over: Whether the subscription has ended; then that is what there is to say.
+            over: Whether the subscription has ended, which then is the more relevant error.
 
         Raises:
-            SfPubSubError: *error*, if trying again would not help.
+            SfPubSubError: *error*, if a retry would not help.
         """
         if not error.retryable and not over:
             raise error
@@ -197,25 +197,25 @@ class Consumer:
         self._schema_due = now + wait
         self._schema_error = str(error)
         if not over:
-            logger.warning("%s; trying again in %.1f s", error, wait)
+            logger.warning("%s; retrying in %.1f s", error, wait)
 
     def set_aside(self) -> None:
-        """Note that the events of the last `Quarantine` are durable."""
+        """Record that the events of the last `Quarantine` step are durable."""
         self._is_set_aside = True
 
     def pause(self, paused: bool) -> None:
-        """Deliver nothing while *paused*."""
+        """Set whether deliveries are paused."""
         self._paused = paused
 
     # Positions.
 
     def storable(self, position: ReplayId | None) -> None:
-        """Take the newest position up to which everything is acked; None where there is no news."""
+        """Record the newest position up to which everything is acked; None if it is unchanged."""
         if position is not None:
             self._unstored = position
 
     def is_store_due(self, now: float) -> bool:
-        """Whether the time has come to store what was acked."""
+        """Return whether the acked position is due to be stored."""
         return self._unstored is not None and now >= self._store_due
 
     def to_store(self, now: float, *, last: bool = False) -> ReplayId | None:
@@ -223,12 +223,12 @@ class Consumer:
 
         Args:
             now: The time.
-            last: There is no later time.
+            last: Whether this is the last opportunity.
         """
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
     def stored(self, position: ReplayId, now: float) -> None:
-        """Note that *position* is durable. One that failed is answered again."""
+        """Record that *position* is durable. A position that was not stored is returned again."""
         if self._unstored == position:
             self._unstored = None
         self._store_due = now + self._store_interval
@@ -242,11 +242,11 @@ class Consumer:
             now: The time.
             head: The first response in the queue.
             over: Whether the subscription had ended before *head* was looked at.
-            discarded: Whether what was received is not to be delivered any more.
+            discarded: Whether received events should no longer be delivered.
         """
         if discarded:
             self._prepared.batches.clear()
-            return _END if over else _FOR_EVER  # how it ends is not known before
+            return _END if over else _FOR_EVER  # the outcome is not known earlier
         prepared = self._prepared
         # Interrupted before it was off the queue.
         queued = head if head is not None and head is prepared.arrival else None
@@ -316,15 +316,15 @@ class Consumer:
         return True
 
     def health(self, health: Health, mismatches: int, *, discarded: bool) -> Health:
-        """Return the driver's snapshot with what is known here.
+        """Return the driver's health snapshot, completed with this object's information.
 
         Args:
-            health: The driver's.
-            mismatches: Schema ids that are not the hash of their schema.
-            discarded: Whether what was received is not to be delivered any more.
+            health: Health of the driver.
+            mismatches: Number of schema ids that are not the hash of their schema.
+            discarded: Whether received events should no longer be delivered.
         """
         if self._schema_error is not None and health.state == "streaming":
-            reason = f"a schema cannot be fetched, and events wait for it: {self._schema_error}"
+            reason = f"events are waiting for a schema that cannot be fetched: {self._schema_error}"
             health = replace(health, state="waiting_for_schema", reason=reason)
         return replace(
             health,

@@ -1,8 +1,8 @@
-"""Carries out what the `Consumer` decides: everything that the two faces of a subscription share.
+"""Carries out the decisions of the `Consumer`: the part shared by both kinds of subscription.
 
-`Delivery.turn` never waits and `Delivery.carry_out` may; the synchronous face calls it inline, the
-asynchronous one in threads. Batches hold on to this object and not to the subscription, so that a
-subscription nobody refers to can be noticed.
+`Delivery.turn` never blocks, `Delivery.carry_out` may; the synchronous subscription calls it
+inline, the asynchronous one in threads. Batches refer to this object and not to the subscription,
+so that an unreferenced subscription can be detected.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class Wait(NamedTuple):
     """Wait until something changes."""
 
     seconds: float | None
-    """The longest time; None for no limit."""
+    """The longest time; None means no limit."""
 
 
 class Delivery:
-    """One subscription below its face. Thread-safe.
+    """The part of a subscription below its public class. Thread-safe.
 
     Args:
-        driver: Of its stream; started by the face.
-        schemas: Of the client.
-        options: What the caller of `subscribe` chose.
-        store: Where positions are kept; None if they are not.
-        timings: Of the client.
+        driver: Driver of its stream, started by the subscription.
+        schemas: Schema cache of the client.
+        options: Options passed to `subscribe`.
+        store: Keeps positions; None if they are not kept.
+        timings: Timings of the client.
         datetimes: Whether `Event.value` gives dates with a time as `datetime`.
         release: Called once the subscription has ended.
-        stores_on_ack: Whether the thread that acks may store a position that is due. If not, only
-            the thread that iterates or drains does.
+        stores_on_ack: Whether the acking thread may store a due position. If not, only the
+            iterating or draining thread does.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Delivery:
         self._fields = options.fields
         self._quarantine = options.quarantine
         self.release = release
-        """Has the client forget the driver, once it has ended."""
+        """Makes the client forget the driver once it has ended."""
         self._stores_on_ack = stores_on_ack
-        self._lock = threading.Lock()  # guards the consumer; held for moments only
-        self._storing = threading.Lock()  # positions reach the store one by one, in their order
+        self._lock = threading.Lock()  # guards the consumer; held only briefly
+        self._storing = threading.Lock()  # positions are stored one by one, in order
         self._quarantining = threading.Lock()  # one call at a time
         self._unhandled = 0  # events of handlers in a quarantine
         self._paused = False  # by the application
@@ -124,7 +124,8 @@ class Delivery:
     # For the one who iterates.
 
     def asked(self) -> None:
-        """Take the application's request for the next batch; acks the one before in ``auto``.
+        """Handle the application's request for the next batch; in ``auto`` mode, ack the previous
+        one.
 
         `turn`, or `ack_done` before anything that may wait, completes the ack.
         """
@@ -144,7 +145,7 @@ class Delivery:
             self._done = None
 
     def ack_in_hand(self) -> None:
-        """With ``ack="auto"``, ack what the application holds; for any thread."""
+        """With ``ack="auto"``, ack the events that the application holds. Thread-safe."""
         for acked in (self._done, self._in_hand):
             if acked is not None:
                 self.driver.ack(*acked)
@@ -156,7 +157,7 @@ class Delivery:
 
     @contextmanager
     def one_by_one(self, batch: EventBatch) -> Iterator[Iterator[Event]]:
-        """Give the application a batch event by event; what it did not get is delivered next."""
+        """Deliver a batch event by event; undelivered events are delivered next time."""
         last = batch.first_seq - 1
 
         def events() -> Iterator[Event]:
@@ -176,13 +177,13 @@ class Delivery:
                 self._consumer.give_back(batch.behind(last))
 
     def turn(self, deadline: float | None) -> EventBatch | Wait | Work | End | None:
-        """Return the next batch, or what to do before there is one; never waits.
+        """Return the next batch, or the step to take first. Never blocks.
 
         Args:
-            deadline: Of the application, of `time.monotonic`; None for no limit.
+            deadline: The application's deadline by `time.monotonic`; None means no limit.
 
         Returns:
-            None once the deadline has come.
+            The batch or step; None once the deadline has passed.
         """
         try:
             step = self._step()
@@ -201,7 +202,7 @@ class Delivery:
             return step
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
-        # All of a response may have been set aside, and there may be more after it.
+        # A whole response may have been set aside, and more may follow.
         more = self._has_taken and not isinstance(step, Store)
         if is_late and (more or isinstance(step, WaitUntil)):
             return None
@@ -213,7 +214,8 @@ class Delivery:
 
     def _step(self) -> Step:
         driver = self.driver
-        over = driver.over  # before looking: what comes before the end is taken first
+        # Read before checking the queue, so that events before the end are taken first.
+        over = driver.over
         with self._lock:
             self._note_storable()
             return self._consumer.next(
@@ -224,10 +226,10 @@ class Delivery:
             )
 
     def carry_out(self, step: Work) -> None:
-        """Do one step of work; may wait, `Take` apart.
+        """Carry out one step. May block, except for `Take`.
 
         Raises:
-            SfPubSubError: It failed; the same step comes again.
+            SfPubSubError: The step failed and will be repeated.
         """
         if isinstance(step, Take):
             for seq in step.acks:
@@ -261,11 +263,11 @@ class Delivery:
         return None if codec is None else self._reading(codec)
 
     def _reading(self, codec: Codec) -> Codec:
-        """Return the codec that reads the fields that were asked for."""
+        """Return the codec that decodes only the requested fields."""
         return codec if self._fields is None else codec.only(self._fields)
 
     def pause(self) -> None:
-        """Deliver nothing, and ask for nothing more."""
+        """Pause deliveries and requests."""
         self.driver.pause()
         self._set_paused(True)
 
@@ -284,7 +286,9 @@ class Delivery:
         self.driver.wake()
 
     def stop(self) -> None:
-        """Deliver nothing more. Takes no lock: a signal may have come while one was held."""
+        """Stop deliveries. Takes no lock, because it may run in a signal handler while one
+        is held.
+        """
         if not self._stopped:
             self._stopped = True
             _thread.start_new_thread(self.driver.wake, ())
@@ -297,18 +301,20 @@ class Delivery:
     # For a run of a handler.
 
     def begin_run(self) -> None:
-        """Leave acks to a run, and store positions where it asks for batches; to the end."""
-        self.asked()  # the current batch is done, as when the next one is asked for
+        """Switch to a run, which acks events itself and stores positions in the thread that takes
+        batches.
+        """
+        self.asked()  # the current batch counts as done, as if the next one were requested
         with self._lock:
             self._consumer.acks_by_itself = self._stores_on_ack = False
 
     def hold(self, held: bool) -> None:
-        """Deliver nothing while *held*; events are received all the same."""
+        """Set whether deliveries are on hold; events are still received."""
         self._held = held
         self._set_waiting()
 
     def quarantine(self, quarantine: QuarantineStore, event: QuarantinedEvent) -> None:
-        """Keep an event that a handler failed on; durable when this returns; may wait."""
+        """Store an event durably that a handler failed on. May block."""
         self._put(quarantine, [event])
         with self._lock:
             self._unhandled += 1
@@ -320,18 +326,18 @@ class Delivery:
     # Acks and positions.
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack a run of events; for any thread."""
+        """Ack consecutive events. Thread-safe."""
         if not self._is_tracked:
             return  # nobody keeps a position
         self.driver.ack(first_seq, last_seq)
         if self.store is None:
             return
         if self.driver.over:
-            return  # the drain or the last read stores; after that, nobody may
+            return  # the drain or the last read stores it; after that nobody may
         if self._stores_on_ack and self._is_store_due():
             self.store_position()
         else:
-            self.driver.wake()  # the thread that waits for a batch stores it when due
+            self.driver.wake()  # the thread waiting for a batch stores it when due
 
     def _is_store_due(self) -> bool:
         with self._lock:
@@ -343,7 +349,7 @@ class Delivery:
             self._consumer.storable(self.driver.storable())
 
     def store_position(self, *, last: bool = False) -> None:
-        """Store the newest position, if there is one to store; not for async stores.
+        """Store the newest position, if it is not stored yet. Not for async stores.
 
         Args:
             last: There is no later time.
@@ -363,14 +369,14 @@ class Delivery:
             return self._consumer.to_store(time.monotonic(), last=last)
 
     def stored(self, position: ReplayId) -> None:
-        """Note that *position* is durable."""
+        """Record that *position* is durable."""
         with self._lock:
             self._consumer.stored(position, time.monotonic())
 
     # For anyone.
 
     def health(self) -> Health:
-        """Return a snapshot."""
+        """Return a health snapshot."""
         health = self.driver.health()
         with self._lock:
             health = self._consumer.health(
@@ -379,6 +385,6 @@ class Delivery:
             return replace(health, quarantined=health.quarantined + self._unhandled)
 
     def abort(self) -> None:
-        """End now."""
+        """Abort the subscription at once."""
         self.driver.abort()
         self.release()

@@ -1,4 +1,4 @@
-"""Which event a handler gets next: every decision of a run, for both faces.
+"""Decides which event a handler gets next, for runs of both clients.
 
 No I/O, no clock, no threads. After anything has happened the face asks `Dispatcher.next` what to
 do, does it, reports back, and asks again:
@@ -13,16 +13,16 @@ answer          what the face does                                  what it repo
 `Finish`        says that the run is over                           nothing
 ==============  ==================================================  =========================
 
-Events that share a key take turns, in order of arrival. One that is in the front turn of all its
-keys can start::
+Events with a common key are processed in order of arrival. An event can start once it is at the
+front for all its keys::
 
     key A   │ 1  │ 4 │
     key B   │ 2  │ 4 │        1, 2, 3 and 5 can run side by side: 3 and 5 share key C (ˢ).
     key C   │ 3ˢ 5ˢ  │ 6 │    4 waits for 1 and 2, and 6 for 3 and 5.
 
-The oldest event that is not done is in the front turn of all its keys, so there is always one that
-can continue: nothing waits in a circle. An event leaves its turns when it is done: handled, or
-durable in the quarantine. One that waits for its retry keeps its turns and takes up no worker.
+The oldest unfinished event is always at the front for all its keys, so there is always one that can
+proceed, and no deadlock. An event leaves its queues when it is done: handled, or durable in the
+quarantine. An event waiting for a retry keeps its place but occupies no worker.
 """
 
 from __future__ import annotations
@@ -39,39 +39,44 @@ from sfpubsub.protocol.backoff import Backoff
 
 T = TypeVar("T")
 
-# Events that a run holds for each worker, those that run included. Enough that workers find
-# something else to do while events with the same key queue up; with events of 1 MB and 8 workers it
-# is 128 MB at most, where a batch of 100 alone may take that much.
+# Events that a run holds per worker, including running ones. Enough for workers to find other work
+# while events with the same key queue up; with 8 workers and events of 1 MB it is at most 128 MB,
+# about as much as one batch of 100 can take.
 ROOM_PER_WORKER = 16
 
 
 @dataclass(frozen=True)
 class Retry:
-    """How often a handler is called again for an event that it failed on.
+    """How a handler is retried for an event on which it failed.
 
-    An `SfPubSubError` that says it is not ``retryable``, such as a `DecodeError`, is final.
+    An `SfPubSubError` that is not ``retryable``, such as a `DecodeError`, is never retried.
 
     Raises:
         ValueError: A time is negative.
     """
 
     seconds: float = 60.0
-    """How long after its first failure an event is tried again; the last try comes then, at the
-    latest. Longer than the restart of a database; other keys continue meanwhile."""
+    """How long an event is retried after its first failure, in seconds. Longer than the restart of
+    a database; other keys continue meanwhile.
+    """
     initial: float = 0.5
-    """Seconds of the first wait, at most: each is a random part of its ceiling, which doubles."""
+    """Upper bound of the first delay in seconds. Each delay is a random part of its upper bound,
+    which doubles.
+    """
     maximum: float = 10.0
-    """Seconds that the doubling stops at, so that an event is not late when all is well again."""
+    """Upper bound in seconds at which the doubling stops, so that an event is not late once the
+    problem is gone.
+    """
     exceptions: tuple[type[Exception], ...] = (Exception,)
-    """The exceptions that are retried; all others are final."""
+    """The exceptions to retry; all others are final."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "initial", "maximum"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} of a Retry is 0 or more, not {getattr(self, name)}")
+                raise ValueError(f"{name} of a Retry must be at least 0, not {getattr(self, name)}")
 
     def may_help(self, error: BaseException) -> bool:
-        """Whether to call the handler again after *error*."""
+        """Return whether to call the handler again after *error*."""
         is_final = isinstance(error, SfPubSubError) and not error.retryable
         return isinstance(error, self.exceptions) and not is_final
 
@@ -88,27 +93,30 @@ class QuarantineLimit:
     """
 
     failures: int = 10
-    """Events. Bad events come one by one, or a few from one bad import; a handler that fails on a
-    tenth of all events is broken."""
+    """Number of failed events. Bad events occur singly, or a few from one bad import; a handler
+    that fails on a tenth of all events is broken.
+    """
     last: int = 100
-    """Events that are looked at; those of one response."""
+    """Number of finished events to consider: those of one response."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:
             raise ValueError(
-                f"the failures of a QuarantineLimit are at least 0 and fewer than last, not "
+                f"the failures of a QuarantineLimit must be at least 0 and less than last, not "
                 f"{self.failures} of {self.last}"
             )
 
 
 class Shared(NamedTuple):
-    """A key that events may have together: they only wait for those that have it to themselves."""
+    """A shared key: events with it can run together, and wait only for events that use the key
+    exclusively.
+    """
 
     key: Hashable
 
 
 class Job(Generic[T]):
-    """An event and how far it is. Only `event`, `tries` and `error` are for others to read."""
+    """An event and its progress. Only `event`, `tries` and `error` are public."""
 
     __slots__ = ("blockers", "error", "event", "keys", "order", "pauses", "retry_until", "tries")
 
@@ -130,7 +138,7 @@ class Start(NamedTuple, Generic[T]):
 
 
 class SetAside(NamedTuple, Generic[T]):
-    """Put the event into the quarantine, durably."""
+    """Store the event durably in the quarantine."""
 
     job: Job[T]
 
@@ -142,7 +150,7 @@ class Ack(NamedTuple, Generic[T]):
 
 
 class Finish(NamedTuple):
-    """The run is over, and no handler runs any more."""
+    """The run is over, and all handlers have finished."""
 
 
 Step: TypeAlias = Start[T] | SetAside[T] | Ack[T] | WaitUntil | Finish
@@ -151,7 +159,7 @@ _FOR_EVER, _FINISH = WaitUntil(None), Finish()
 
 
 class _Turn(Generic[T]):
-    """Events that may have a key at the same time."""
+    """A group of events that may hold a key at the same time."""
 
     __slots__ = ("left", "shared", "waiting")
 
@@ -162,13 +170,13 @@ class _Turn(Generic[T]):
 
 
 class Dispatcher(Generic[T]):
-    """The decisions of one run. Not thread-safe.
+    """Makes the decisions of one run. Not thread-safe.
 
     Args:
-        workers: Handlers that may run at a time, and events that may be set aside, together.
-        retry: What is tried again; None for nothing.
-        limit: Of events to set aside; None to stop at the first that failed.
-        room: Events that may be held at a time.
+        workers: Most handlers running plus events being quarantined at a time.
+        retry: The retry policy; None never retries.
+        limit: Limit of events to quarantine; None stops at the first failure.
+        room: Most events held at a time.
     """
 
     def __init__(
@@ -195,30 +203,32 @@ class Dispatcher(Generic[T]):
         self._outcomes: deque[bool] = deque(maxlen=limit.last if limit else 0)  # whether it failed
         self._closed = False
         self.stopped = False
-        """Whether no event is started any more."""
+        """Whether no more events are started."""
         self.failed_job: Job[T] | None = None
         """The event that stopped the run."""
         self.over_limit = False
-        """Whether that was one failure too many."""
+        """Whether it exceeded the limit of failures."""
         self.breakage: BaseException | None = None
-        """Why an event could not be set aside, or acked, which stopped the run."""
+        """The error that stopped the run because an event could not be quarantined or acked."""
         self.handled = 0
-        """Events that the handler was done with."""
+        """Number of events handled."""
         self.retried = 0
-        """Calls of the handler after the first one for their event."""
+        """Number of retries."""
         self.quarantined = 0
-        """Events that were set aside."""
+        """Number of events quarantined."""
 
     # What happens.
 
     @property
     def has_room(self) -> bool:
-        """Whether to bring more events: once full, only when half of the room is free again."""
+        """Return whether to take more events. Once full, only when half of the room is
+        free again.
+        """
         self._is_full = self._held >= (self._room // 2 + 1 if self._is_full else self._room)
         return not self._is_full
 
     def arrived(self, event: T, keys: Iterable[Hashable] = ()) -> None:
-        """Take the next event, to be handled in its turn for each of *keys*."""
+        """Add the next event, to be processed in order for each of *keys*."""
         job = self._job(event)
         for key in keys:
             if isinstance(key, Shared):
@@ -237,10 +247,10 @@ class Dispatcher(Generic[T]):
             self._is_ready(job)
 
     def arrived_broken(self, event: T, error: Exception) -> None:
-        """Take the next event, whose keys cannot be determined because of *error*.
+        """Add the next event, whose keys cannot be determined because of *error*.
 
-        It fails when it would be started, after older ones: so a run that stops there, and starts
-        again, gets on.
+        It fails at the point where it would be started, after older events, so that a run that
+        stops there makes progress when restarted.
         """
         job = self._job(event)
         job.error = error
@@ -255,25 +265,25 @@ class Dispatcher(Generic[T]):
         heapq.heappush(self._ready, (job.order, job))
 
     def succeeded(self, job: Job[T]) -> None:
-        """Note that the handler is done with an event."""
+        """Record that the handler succeeded for an event."""
         self._busy -= 1
         self.handled += 1
         self._outcomes.append(False)
         self._done(job)
 
     def failed(self, job: Job[T], error: BaseException, now: float, jitter: float) -> None:
-        """Note that the handler failed on an event.
+        """Record that the handler failed on an event.
 
         Args:
             job: The event.
-            error: What it raised.
+            error: The exception raised.
             now: The time.
             jitter: A uniform random number in [0, 1).
         """
         self._busy -= 1
         job.error = error
         if self.stopped:
-            return  # it is not acked, and comes again
+            return  # it is not acked and will be redelivered
         due = self._due(job, error, now, jitter)
         if due is None:
             self._give_up(job)
@@ -291,17 +301,17 @@ class Dispatcher(Generic[T]):
         return min(now + job.pauses.next(jitter), job.retry_until)
 
     def set_aside(self, job: Job[T]) -> None:
-        """Note that an event is durable in the quarantine."""
+        """Record that an event is durable in the quarantine."""
         self._busy -= 1
         self.quarantined += 1
         self._done(job)
 
     def broke(self, error: BaseException, job: Job[T] | None = None) -> None:
-        """Take the reason why the run cannot continue.
+        """Record why the run cannot continue.
 
         Args:
-            error: What was raised.
-            job: The event that could not be set aside, if it was that.
+            error: The exception raised.
+            job: The event that could not be quarantined, if any.
         """
         if job is not None:
             self._busy -= 1
@@ -309,11 +319,11 @@ class Dispatcher(Generic[T]):
         self.stop()
 
     def close(self) -> None:
-        """Note that no more events arrive: the run ends with the last one."""
+        """Record that no more events will arrive; the run ends after the last one."""
         self._closed = True
 
     def stop(self) -> None:
-        """Start nothing more; what runs is waited for."""
+        """Start no more events; running ones are waited for."""
         self.stopped = True
 
     def _give_up(self, job: Job[T]) -> None:

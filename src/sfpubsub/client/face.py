@@ -1,4 +1,4 @@
-"""What the two faces of a subscription have in common: everything that never waits."""
+"""The common base of both kinds of subscription: everything that never blocks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from sfpubsub.types import Health
 
 logger = logging.getLogger("sfpubsub.client")
 
-# How long `commit` waits for its answer, in seconds: the time after which an answer counts as
-# lost, and one more try.
+# How long `commit` waits for its confirmation, in seconds: long enough for one lost response and a
+# retry.
 COMMIT_TIMEOUT = 60.0
 
 
@@ -38,7 +38,7 @@ class Stoppable(Protocol):
     """A run that can be waited for."""
 
     def check_caller(self) -> None:
-        """Refuse a call from within the run."""
+        """Raise an error if called from within the run."""
         ...
 
 
@@ -47,10 +47,10 @@ RunT = TypeVar("RunT")
 
 
 class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
-    """The base of `Subscription` and `AsyncSubscription`. Its methods are for any thread.
+    """Base class of `Subscription` and `AsyncSubscription`. Its methods are thread-safe.
 
     Args:
-        delivery: Of the subscription; owned by this object from now on.
+        delivery: Delivery of the subscription, owned by this object from now on.
     """
 
     def __init__(self, delivery: Delivery) -> None:
@@ -60,7 +60,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @property
     def name(self) -> str:
-        """Topic, or name or id of the managed subscription."""
+        """The topic, or the managed subscription's name or id."""
         return self._delivery.name
 
     @property
@@ -74,13 +74,13 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         return self.health().pending_count
 
     def health(self) -> Health:
-        """Return a snapshot: state, counts, position, gaps."""
+        """Return a snapshot of state, counts, position and gaps."""
         return self._delivery.health()
 
     def pause(self) -> None:
-        """Deliver nothing and ask for nothing more until `resume`.
+        """Pause deliveries and requests until `resume`.
 
-        The stream is kept open, acks are taken and commits continue. Iterating waits meanwhile, and
+        The stream stays open, and acks and commits continue. Iteration blocks meanwhile, and
         `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
@@ -100,39 +100,39 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         quarantine: Quarantine | None = None,
         quarantine_limit: QuarantineLimit = DEFAULT_LIMIT,
     ) -> RunT:
-        """Call *handler* for each event, many at a time, until the subscription ends; then drain.
+        """Call *handler* for each event, concurrently, until the subscription ends; then drain.
 
-        An event is acked when the handler has returned, or when it is in the quarantine, whatever
-        ``ack`` says. `stop`, from any thread or signal handler, ends the run in order: what runs is
-        finished, acked and committed. So do Ctrl-C, and `drain` or `close` from another thread; a
-        second Ctrl-C aborts.
+        An event is acked once the handler has returned or the event is in the quarantine,
+        regardless of ``ack``. Calling `stop` from any thread or signal handler ends the run
+        cleanly: running handlers finish, and their events are acked and committed. The same applies
+        to Ctrl-C, and to `drain` or `close` from another thread; a second Ctrl-C aborts.
 
-        With asyncio this is awaited: the handler is a coroutine function, and each call of it a
-        task. Cancelling the run ends it as Ctrl-C does; a second cancellation cancels the handlers
-        and aborts. *key* is called in the loop, *quarantine* in threads of the client's.
+        With asyncio, `run` must be awaited, the handler is a coroutine function, and each call is a
+        task. Cancelling the run ends it like Ctrl-C; a second cancellation cancels the handlers and
+        aborts. *key* is called in the event loop, *quarantine* in worker threads.
 
         Args:
-            handler: Takes an `Event`; called in threads, or awaited in tasks, with events that have
-                no key in common.
-            workers: Handlers that run at a time.
-            key: Events that have a key in common are handled one after the other, in order of
-                arrival. None: no order.
-            retry: How often the handler is called again after an exception; None: never.
-            on_failure: What becomes of an event that it still fails on: ``stop``: the run ends, and
-                the event comes again; ``quarantine``: it is put into *quarantine* durably, and then
-                acked. So are one that cannot be decoded and one whose *key* raises.
+            handler: Takes an `Event`. Called concurrently in threads, or awaited in tasks, for
+                events without a common key.
+            workers: Most handlers running at a time.
+            key: Returns the keys of an event. Events with a common key are handled one after
+                another, in order of arrival. None means no order.
+            retry: How the handler is retried after an exception; None means never.
+            on_failure: What to do with an event that still fails. ``stop``: the run ends, and the
+                event will be redelivered; ``quarantine``: it is stored durably in *quarantine* and
+                then acked. This includes events that cannot be decoded or whose *key* raises.
             quarantine: Where such events are kept.
-            quarantine_limit: How many may fail before the run stops all the same.
+            quarantine_limit: How many events may fail before the run stops nevertheless.
 
         Returns:
-            What was done.
+            A summary of the run.
 
         Raises:
-            HandlerError: The handler failed on an event, and that stopped the run. The cause is
-                what it raised.
+            HandlerError: The handler failed on an event, which stopped the run. The cause is its
+                exception.
             WriteError: The quarantine could not be written.
-            ConfigurationError: An argument is wrong.
-            LocalProtocolError: The subscription has ended, or is being run already.
+            ConfigurationError: An argument is not valid.
+            LocalProtocolError: The subscription has ended, or is already running a handler.
             SfPubSubError: The subscription failed.
         """
         return self._run(
@@ -141,17 +141,18 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @abstractmethod
     def _run(self, handler: HandlerT, options: RunOptions) -> RunT:
-        """Run *handler* as this face does."""
+        """Run *handler*, in threads or tasks."""
 
     def stop(self) -> None:
-        """Deliver nothing more: iterating ends, and so does `run`. For signal handlers, too.
+        """Stop deliveries: iteration ends, and so does `run`. Safe in signal handlers.
 
-        Acks are taken until the subscription is drained, which leaving the ``with`` block does.
+        Acks are accepted until the subscription is drained, as happens when leaving the ``with``
+        block.
         """
         self._delivery.stop()
 
     def abort(self) -> None:
-        """End now. What is acked and not committed comes again."""
+        """Abort at once. Events that are not committed will be redelivered."""
         self._delivery.abort()
 
     def _raise_failure(self) -> None:
@@ -165,7 +166,9 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         if self._failure_is_told or self._delivery.driver.discarded:
             self._raise_end()
         if runner is not None:
-            raise LocalProtocolError(f"{self.name} is being run already: subscribe once more")
+            raise LocalProtocolError(
+                f"{self.name} is already running a handler: create another subscription"
+            )
 
     def _stop_run(self, runner: Stoppable) -> None:
         runner.check_caller()
@@ -173,7 +176,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Do not raise a failure again that the application has already received."""
+        """Do not raise a failure again that the application has already seen."""
         told = self._failure_is_told
         try:
             yield
@@ -183,7 +186,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _leaving(self, exc: BaseException | None) -> Iterator[None]:
-        """Log an error of the way out after *exc*, which it must not hide."""
+        """Log errors while leaving the block after *exc*, which must not be hidden."""
         try:
             yield
         except Exception as error:
@@ -195,27 +198,28 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self._raise_failure()
         how = "closed" if self.closed else "stopped"
         raise SubscriptionClosedError(
-            f"the subscription {self.name} is {how} and brings nothing more: subscribe again"
+            f"the subscription {self.name} is {how} and delivers no more events: create a new "
+            f"subscription"
         )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {'closed' if self.closed else 'open'})"
 
     def __del__(self) -> None:
-        # Nobody can iterate, drain or close it any more, and it would hold its slot for ever.
-        delivery = getattr(self, "_delivery", None)  # None where __init__ was not reached
+        # Nobody can iterate, drain or close it any more, and it would hold its slot forever.
+        delivery = getattr(self, "_delivery", None)  # None if __init__ did not run
         if delivery is None or delivery.driver.over:
             return
         if sys.is_finalizing() or os.getpid() != self._process:
             return
-        # In a thread: the garbage collector may have come while this one holds any lock. Not by
-        # threading.Thread, which takes locks of its own.
+        # In a thread, because the garbage collector may run while this thread holds a lock. Not
+        # with threading.Thread, which takes locks itself.
         _thread.start_new_thread(delivery.abort, ())
         if not delivery.driver.has_begun:
             return
         warnings.warn(
             f"the subscription {delivery.name} was not closed: use it in a with block, or call "
-            f"close(); it ends now, and what was not committed comes again",
+            f"close(); it is aborted now, and uncommitted events will be redelivered",
             ResourceWarning,
             source=self,
             stacklevel=2,

@@ -1,7 +1,7 @@
-"""What the runs of both faces share: options, keys, what becomes of a failed event, the outcome.
+"""The part shared by runs of both clients: options, keys, failed events, and the outcome.
 
-A run takes events off a subscription in the thread or task that called it, and the `Dispatcher`
-says which of them a handler gets next. `Work` puts the two together.
+A run takes events from a subscription in the calling thread or task, and the `Dispatcher` decides
+which one a handler gets next. `Work` connects the two.
 """
 
 from __future__ import annotations
@@ -33,29 +33,32 @@ logger = logging.getLogger("sfpubsub.client")
 
 Keys: TypeAlias = Hashable | list[Any] | set[Any] | frozenset[Any]
 KeyOf: TypeAlias = Callable[[Event], Keys]
-"""Returns an event's key, None for none; a list or a set of several. A tuple is one key."""
+"""Returns an event's key, None for no key, or a list or set of several keys. A tuple is a single
+key.
+"""
 
 OnFailure: TypeAlias = Literal["stop", "quarantine"]
-"""``stop``: the run ends with the handler's error. ``quarantine``: the event is kept, durably, and
-then acked."""
+"""``stop``: the run ends with the handler's error. ``quarantine``: the event is stored durably and
+then acked.
+"""
 
-# Handlers at a time, unless the caller says otherwise: they wait for a database or a service most
-# of the time, and most of those take a few calls side by side without being asked.
+# Default number of concurrent handlers: they usually wait for a database or a service, most of
+# which accept a few concurrent calls.
 WORKERS = 8
 
 DEFAULT_RETRY = Retry()
 DEFAULT_LIMIT = QuarantineLimit()
 
-# Characters of a handler's error that are kept: databases put whole statements into theirs.
+# Most characters kept of a handler's error: databases include whole statements in theirs.
 _REASON_LENGTH = 2000
 
 
 def by_record(event: Event) -> Keys:
     """Order change events by record; the default key of a run.
 
-    A change event waits for earlier ones of each of its records. One that speaks of all records of
-    an object (``001*``, or an overflow, which names none) waits for every earlier event of that
-    object, and later ones wait for it. Any other event has a key of its own, its id.
+    A change event waits for earlier ones about any of its records. An event about all records of an
+    object (``001*``, or an overflow, which names none) waits for every earlier event of that
+    object, and later ones wait for it. The key of any other event is its id.
 
     Raises:
         DecodeError: The payload does not fit its schema, or has no header.
@@ -63,7 +66,7 @@ def by_record(event: Event) -> Keys:
     change = event.change_event
     if change is None:
         return event.id or None
-    entity = ("object", change.entity_name)  # a tuple, so that it is no record's id
+    entity = ("object", change.entity_name)  # a tuple, so that it cannot equal a record id
     ids = change.record_ids
     if not ids or any(record_id.endswith("*") for record_id in ids):
         return [entity]
@@ -72,23 +75,23 @@ def by_record(event: Event) -> Keys:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run did."""
+    """Summary of a run."""
 
     handled: int
     """Events that the handler was done with."""
     retried: int
     """Calls of the handler after the first one for their event."""
     quarantined: int
-    """Events that it failed on for good and that are in the quarantine."""
+    """Number of events quarantined because the handler failed permanently."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `Subscription.run` takes.
+    """The options of `Subscription.run`.
 
     Raises:
-        ConfigurationError: *workers* or *on_failure* is not one of its values, or *quarantine* does
-            not go with it.
+        ConfigurationError: *workers* or *on_failure* is not valid, or *on_failure* does not match
+            *quarantine*.
     """
 
     workers: int
@@ -100,20 +103,19 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise ConfigurationError(f"workers is at least 1, not {self.workers}")
+            raise ConfigurationError(f"workers must be at least 1, not {self.workers}")
         if self.on_failure not in get_args(OnFailure):
             raise ConfigurationError(
-                f"on_failure is 'stop' or 'quarantine', not {self.on_failure!r}"
+                f"on_failure must be 'stop' or 'quarantine', not {self.on_failure!r}"
             )
         if (self.on_failure == "quarantine") != (self.quarantine is not None):
             raise ConfigurationError(
-                "on_failure='quarantine' and quarantine=… go together: where events are kept has "
-                "to be said, and is of no use otherwise"
+                "on_failure='quarantine' and quarantine=… must be used together"
             )
 
 
 def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None:
-    """Check that a handler is one for the face.
+    """Check that the handler fits the client.
 
     Raises:
         ConfigurationError: It is a coroutine function and should not be, or vice versa.
@@ -123,16 +125,19 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
         return
     if is_async:
         raise ConfigurationError(
-            "the handler of an AsyncSubscription is a coroutine function: a plain one would hold "
-            "up the loop; use PubSubClient, or await asyncio.to_thread(…) in it"
+            "the handler of an AsyncSubscription must be a coroutine function, because a plain "
+            "function would block the event loop: use PubSubClient, or await asyncio.to_thread(…) "
+            "in the handler"
         )
     raise ConfigurationError(
-        "the handler is a coroutine function, which nothing here awaits: use AsyncPubSubClient"
+        "the handler is a coroutine function, which PubSubClient cannot await: use "
+        "AsyncPubSubClient"
     )
 
 
 class Work:
-    """The events of one run. Not thread-safe: the synchronous face serialises, `keys_of` apart.
+    """The events of one run. Not thread-safe, except for `keys_of`; the synchronous client
+    serialises access.
 
     Args:
         delivery: Of the subscription.
@@ -165,20 +170,20 @@ class Work:
         return [key for key in several if key is not None]
 
     def take(self, event: Event, keys: list[Hashable] | Exception) -> None:
-        """Take the next event."""
+        """Add the next event."""
         if isinstance(keys, Exception):
             self._dispatcher.arrived_broken(event, keys)
         else:
             self._dispatcher.arrived(event, keys)
 
     def balance(self) -> None:
-        """Have no more batches delivered while enough events are held."""
+        """Hold deliveries while enough events are waiting."""
         if self._holding is self._dispatcher.has_room:
             self._holding = not self._holding
             self._delivery.hold(self._holding)
 
     def close(self) -> None:
-        """Note that no more events arrive."""
+        """Record that no more events will arrive."""
         self._dispatcher.close()
 
     # What to do.
@@ -204,23 +209,23 @@ class Work:
         self._dispatcher.failed(job, error, time.monotonic(), jitter)
 
     def set_aside(self, job: Job[Event]) -> None:
-        """Note that an event is in the quarantine."""
+        """Record that an event is in the quarantine."""
         self._dispatcher.set_aside(job)
         self.balance()
 
     def broke(self, error: BaseException, job: Job[Event] | None = None) -> None:
-        """Take the reason why an event could not be put there, or could not be acked."""
+        """Record why an event could not be quarantined or acked."""
         self._dispatcher.broke(error, job)
 
-    # What is to be done, for any thread.
+    # Steps; thread-safe.
 
     def ack(self, events: list[Event]) -> None:
-        """Ack events that are done."""
+        """Ack finished events."""
         for event in events:
             event.ack()
 
     def put(self, job: Job[Event]) -> None:
-        """Put an event into the quarantine; durable when this returns; may wait."""
+        """Store an event durably in the quarantine. May block."""
         assert self._options.quarantine is not None  # noqa: S101  # checked with the options
         entry = _quarantined(job)
         self._delivery.quarantine(self._options.quarantine, entry)
@@ -229,11 +234,11 @@ class Work:
     # How it ended.
 
     def outcome(self) -> RunSummary:
-        """Return what was done.
+        """Return the summary of the run.
 
         Raises:
-            HandlerError: The handler failed on an event, and that stopped the run.
-            WriteError: The quarantine could not be written, or whatever else it raised.
+            HandlerError: The handler failed on an event, which stopped the run.
+            WriteError: The quarantine could not be written.
         """
         done = self._dispatcher
         if done.breakage is not None:
@@ -249,13 +254,13 @@ class Work:
         tries = f" (tried {job.tries} times)" if job.tries > 1 else ""
         limit = self._options.quarantine_limit
         broken = (
-            f"; more than {limit.failures} of the last {limit.last} events failed, so mend the "
+            f"; more than {limit.failures} of the last {limit.last} events failed, so fix the "
             f"handler first"
             if self._dispatcher.over_limit
             else ""
         )
         return HandlerError(
-            f"{what} {_named(event)}{tries}, which was not acked and comes again{broken}: "
+            f"{what} {_named(event)}{tries}, which was not acked and will be redelivered{broken}: "
             f"{_told(error)}",
             event_id=event.id,
             replay_id=event.replay_id,
@@ -266,8 +271,8 @@ class Work:
 def drained_from_within(name: str) -> LocalProtocolError:
     """Return the error for a drain that would wait for its own caller."""
     return LocalProtocolError(
-        f"{name} cannot be drained from within its own run, which would wait for itself: call "
-        f"stop(), and run() drains"
+        f"{name} cannot be drained from within its own run, which would deadlock: call stop() "
+        f"instead, and run() will drain"
     )
 
 

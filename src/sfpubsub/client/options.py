@@ -1,4 +1,4 @@
-"""What callers choose, for a client and for a subscription: checked before anything is opened."""
+"""Options of clients and subscriptions, validated before anything is opened."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sfpubsub.transports.base import Transport
 from sfpubsub.types import Gap, Replay
 
 AckMode: TypeAlias = Literal["auto", "manual"]
-"""``auto``: asking for the next batch acks the one before. ``manual``: the caller acks."""
+"""``auto``: requesting the next batch acks the previous one. ``manual``: the caller acks."""
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """What a client is made with, apart from its session; see `PubSubClient`."""
+    """Options of a client, except its session; see `PubSubClient`."""
 
     endpoint: str = DEFAULT_ENDPOINT
     insecure: str = ""
@@ -34,11 +34,11 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class SubscribeOptions:
-    """What both kinds of subscription take; see `PubSubClient.subscribe`.
+    """Options of both kinds of subscription; see `PubSubClient.subscribe`.
 
     Raises:
-        ConfigurationError: *ack* or *on_undecodable* is not one of its values, or *quarantine* does
-            not go with it.
+        ConfigurationError: *ack* or *on_undecodable* is not valid, or *on_undecodable* does not
+            match *quarantine*.
     """
 
     ack: AckMode = "auto"
@@ -48,33 +48,34 @@ class SubscribeOptions:
     on_undecodable: OnUndecodable = "fail"
     quarantine: Quarantine | None = None
     fallback: Replay | None = None
-    """Of a plain subscription."""
+    """Fallback position of a plain subscription."""
     fields: frozenset[str] | None = None
-    """What is read of an event; None for all."""
+    """Fields to decode; None means all."""
 
     def __post_init__(self) -> None:
         if self.ack not in get_args(AckMode):
-            raise ConfigurationError(f"ack is 'auto' or 'manual', not {self.ack!r}")
+            raise ConfigurationError(f"ack must be 'auto' or 'manual', not {self.ack!r}")
         check_policy(self.on_undecodable, self.quarantine)
 
 
 def chosen_fields(fields: Iterable[str] | None) -> frozenset[str] | None:
-    """Return the fields that a caller chose.
+    """Validate the requested fields.
 
     Raises:
-        ConfigurationError: It is a text and not several, or something in it is not a field's name.
+        ConfigurationError: It is a single string, or contains something that is not a field name.
     """
     if fields is None:
         return None
     if isinstance(fields, str):
-        raise ConfigurationError(f"fields takes a list of names: write [{fields!r}]")
+        raise ConfigurationError(f"fields must be a list of names: use [{fields!r}]")
     chosen = frozenset(fields)
     for name in chosen:
         if not isinstance(name, str):
-            raise ConfigurationError(f"fields takes names of fields, not {name!r}")
+            raise ConfigurationError(f"fields must contain field names, not {name!r}")
         whole, dot, _ = name.partition(".")
         if dot:
             raise ConfigurationError(
-                f"fields takes names of whole fields, not of parts: write {whole!r} for {name!r}"
+                f"fields must contain names of whole fields, not of their parts: use {whole!r} "
+                f"instead of {name!r}"
             )
     return chosen

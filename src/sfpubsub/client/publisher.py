@@ -1,4 +1,4 @@
-"""The publisher's blocking face, and publishing a list in one call."""
+"""The synchronous publisher, and publishing a list in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfpubsub.types import PublishCounts, PublishResult
 
 
 class Publisher:
-    """Publishes to one topic. Thread-safe. `PubSubClient.open_publisher` makes it.
+    """Publishes to one topic. Thread-safe. Created by `PubSubClient.open_publisher`.
 
     ::
 
@@ -24,8 +24,8 @@ class Publisher:
             for order in orders:
                 publisher.send(order)
 
-    Leaving the block waits for every result, and raises if an event failed. Leaving it by an
-    exception ends at once: what has no result by then gets one that says so.
+    Leaving the block waits for every result, and raises if an event failed. Leaving it through an
+    exception stops at once: pending events get a failed result.
     """
 
     def __init__(self, outbound: Outbound[Future[PublishResult]]) -> None:
@@ -33,12 +33,12 @@ class Publisher:
 
     @property
     def topic(self) -> str:
-        """What it publishes to."""
+        """The topic that it publishes to."""
         return self._outbound.topic
 
     @property
     def counts(self) -> PublishCounts:
-        """What has become of the events so far."""
+        """Counts of events by outcome so far."""
         return self._outbound.driver.counts()
 
     def send(
@@ -48,27 +48,27 @@ class Publisher:
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Future[PublishResult]:
-        """Send an event; waits only while too many have no result.
+        """Send an event. Blocks only while too many events are pending.
 
         Args:
             value: Values by field name; see `PubSubClient.publish`.
-            event_id: The event's id, at most 36 characters, which it keeps however often it is
-                sent; a UUID if it is left out. Subscribers tell repeats by it.
-            headers: The service sets them aside for later use.
+            event_id: The event's id, at most 36 characters; a UUID by default. It stays the same if
+                the event is resent, so subscribers can recognise duplicates.
+            headers: Reserved by the service for future use.
 
         Returns:
-            A future of the result, which may be a refusal: look at ``result().ok``. It never
-            raises; `flush` and `close` do, for every event that failed.
+            A future for the result. Check ``result().ok``, because the future itself never raises;
+            `flush` and `close` raise for every failed event.
 
         Raises:
             EncodeError: The value does not fit the schema, or is too large; nothing was sent.
             LocalProtocolError: The publisher is closed.
-            SfPubSubError: What ended the publisher.
+            SfPubSubError: The error that ended the publisher.
         """
         outbound = self._outbound
         draft = outbound.draft(value, event_id, headers)
         receipt: Future[PublishResult] = Future()
-        receipt.set_running_or_notify_cancel()  # what was sent cannot be cancelled
+        receipt.set_running_or_notify_cancel()  # an event that was sent cannot be cancelled
         while True:
             changes = outbound.driver.changes
             if outbound.offer([draft], [receipt]):
@@ -79,12 +79,12 @@ class Publisher:
         """Wait for the results of all events sent before.
 
         Args:
-            timeout: Seconds; without it the publisher's own timeout ends the wait.
+            timeout: Limit in seconds; by default the publisher's own timeout.
 
         Raises:
-            PublishError: Events have failed since the last time that this was raised; or there was
-                no result in time.
-            SfPubSubError: What ended the publisher.
+            PublishError: Events have failed since the last PublishError, or there was no result in
+                time.
+            SfPubSubError: The error that ended the publisher.
         """
         outbound = self._outbound
         last = outbound.last
@@ -93,11 +93,11 @@ class Publisher:
         outbound.raise_failures()
 
     def close(self) -> None:
-        """Take no more events, wait for all results, and end.
+        """Wait for all results, and close the publisher.
 
         Raises:
-            PublishError: Events have failed, and that was not raised yet.
-            SfPubSubError: What ended the publisher.
+            PublishError: Events have failed since the last PublishError.
+            SfPubSubError: The error that ended the publisher.
         """
         outbound = self._outbound
         outbound.driver.drain()
@@ -120,7 +120,7 @@ class Publisher:
 
 
 def settle(outcomes: Sequence[tuple[Future[PublishResult], PublishResult]]) -> None:
-    """Give futures their results."""
+    """Deliver results to their futures."""
     for receipt, result in outcomes:
         receipt.set_result(result)
 
@@ -144,12 +144,12 @@ def publish_all(
     created_by: str | None,
     timeout: float,
 ) -> list[PublishResult]:
-    """Publish a list by Publish, a request at a time; see `PubSubClient.publish`."""
+    """Publish a list with Publish, one request at a time; see `PubSubClient.publish`."""
     outbound: Outbound[Future[PublishResult]] = connection.outbound(
         topic,
         streamed=False,
         timeout=timeout,
-        # The caller holds them all anyway.
+        # No limit, because the caller holds all events anyway.
         limits=_UNBOUNDED,
         created_by=created_by,
         deliver=settle,
@@ -161,7 +161,9 @@ def publish_all(
             try:
                 drafts.append(outbound.draft(event))
             except EncodeError as error:
-                raise EncodeError(f"event {index + 1}, none was published: {error}") from error
+                raise EncodeError(
+                    f"event {index + 1} is not valid, so none was published: {error}"
+                ) from error
         receipts: list[Future[PublishResult]] = [Future() for _ in drafts]
         outbound.offer(drafts, receipts)
         driver.drain()

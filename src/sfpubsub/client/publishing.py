@@ -1,8 +1,7 @@
-"""A publisher without its face: values become events, outcomes find their receipts.
+"""The common part of both publishers: encodes values, and matches outcomes to receipts.
 
-What is sent when is the protocol's business (`sfpubsub.protocol.publishing`). Here values are
-encoded, by the topic's schema and again by another one should it change, and failures are kept
-until somebody is told of them.
+The protocol (`sfpubsub.protocol.publishing`) decides what is sent when. Here values are encoded
+with the topic's schema, again if the schema changes, and failures are kept until they are raised.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ MAX_FAILURES = 1000
 
 
 def publish_limits(ordered: bool, max_pending_count: int) -> PublishLimits:
-    """Return what a publisher may hold and send; raises ValueError for a count below 1."""
+    """Return the limits of a publisher; raises ValueError for a count below 1."""
     requests = 1 if ordered else PublishLimits.max_requests
     return PublishLimits(max_pending_count, max_requests=requests)
 
 
 class Topics:
-    """What the service said of the topics that are published to: asked once for each. Thread-safe.
+    """Caches information about the topics that are published to. Thread-safe.
 
     Args:
         ask: Calls GetTopic.
@@ -51,34 +50,34 @@ class Topics:
         """Return a topic that can be published to.
 
         Raises:
-            PermissionDeniedError: It cannot be published to. That is not remembered.
+            PermissionDeniedError: You may not publish to it. This is not cached.
             SfPubSubError: The call failed.
         """
         return self._known.get(name) or self.ask_again(name)
 
     def ask_again(self, name: str) -> TopicInfo:
-        """Return what the service says of a topic now; raises like `get`."""
+        """Fetch a topic again; raises like `get`."""
         topic = self._ask(name)
         if not topic.can_publish:
             reason = (
-                "change events come from the org alone"
+                "only the org publishes change events"
                 if name.startswith("/data/")
                 else "give the user create access to the event"
             )
             raise PermissionDeniedError(
-                f"{name} cannot be published to (can_publish is false): {reason}"
+                f"you cannot publish to {name} (can_publish is false): {reason}"
             )
         self._known[name] = topic
         return topic
 
     def use_schema(self, name: str, schema_id: str) -> None:
-        """Note that a topic has another schema now."""
+        """Record that a topic has a new schema."""
         self._known[name] = replace(self._known[name], schema_id=schema_id)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A value on its way, and the event that it is at present."""
+    """A pending value and its current encoding."""
 
     value: Mapping[str, Any]
     created: tuple[int, str] | None
@@ -89,12 +88,12 @@ class Outbound(Generic[ReceiptT]):
     """One publisher. Thread-safe.
 
     Args:
-        topic: Full path; known to *topics*.
-        topics: Knows the topic's schema.
-        schemas: Has the codecs.
+        topic: Full path of the topic, present in *topics*.
+        topics: Has the topic's schema id.
+        schemas: Supplies the codecs.
         created_by: ``CreatedById`` for values that lack it; None to fill in nothing.
-        make_driver: Makes the driver, given this object.
-        deliver: Gives receipts their results; must not wait.
+        make_driver: Creates the driver for this object.
+        deliver: Delivers results to receipts; must not block.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Outbound(Generic[ReceiptT]):
 
     @property
     def can_encode(self) -> bool:
-        """Whether `draft` need not ask the service for a schema."""
+        """Return whether `draft` can encode without fetching a schema."""
         return self._schemas.peek(self._topics.get(self.topic).schema_id) is not None
 
     def draft(
@@ -132,7 +131,7 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Encode a value by the topic's schema; may ask the service for it.
+        """Encode a value with the topic's schema, fetching it if necessary.
 
         Raises:
             EncodeError: It does not fit the schema or is too large, or the id or a header is not
@@ -153,41 +152,41 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Do as `draft`, but by the schema that was known last."""
+        """Like `draft`, but with the last known schema."""
         event_id = _checked_id(event_id)
         codec = self._schemas.get(self._topics.get(self.topic).schema_id)
         by = self._created_by
         created = None if by is None else (round(time.time() * 1000), by)
         event = ProducerEvent("", b"", event_id, _checked_headers(event_id, headers))
         event = _encoded(event, codec, value, created)
-        # A copy: the caller may continue with what it gave.
+        # A copy, because the caller may change its value.
         return Draft(dict(value), created, event)
 
     def encode_again(self, ticket: int, schema_id: str) -> ProducerEvent:
-        """Encode a pending event by another schema, under its id.
+        """Encode a pending event with another schema, keeping its id.
 
         Raises:
-            EncodeError: It does not fit, or is no longer pending.
+            EncodeError: The value does not fit, or the event is no longer pending.
             SfPubSubError: The schema could not be fetched.
         """
         with self._lock:
             pending = self._pending.get(ticket)
-        if pending is None:  # its time was over while the schema was fetched
-            raise EncodeError("the event has its outcome already")
+        if pending is None:  # it timed out while the schema was fetched
+            raise EncodeError("the event already has a result")
         draft, _ = pending
         return _encoded(draft.event, self._schemas.get(schema_id), draft.value, draft.created)
 
     def use_schema(self, schema_id: str) -> None:
-        """Encode by this schema from now on."""
+        """Use this schema from now on."""
         self._topics.use_schema(self.topic, schema_id)
 
     # Events to receipts.
 
     def offer(self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT]) -> bool:
-        """Take events, all or none, if there is room; return whether there was.
+        """Add all of the events if there is room; return whether there was.
 
         Raises:
-            SfPubSubError: What ended the publisher, or that it was closed.
+            SfPubSubError: The publisher has failed or was closed.
         """
 
         def taken(tickets: list[int]) -> None:
@@ -199,10 +198,10 @@ class Outbound(Generic[ReceiptT]):
         return self.driver.offer([draft.event for draft in drafts], taken)
 
     def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
-        """Give the receipts of these tickets their results."""
+        """Deliver results to the receipts of these tickets."""
         with self._lock:
             told = [(self._pending[ticket][1], result) for ticket, result in outcomes]
-        self._deliver(told)  # before anybody who waits for it sees that it is settled
+        self._deliver(told)  # before waiting threads see that it is settled
         with self._lock:
             for ticket, result in outcomes:
                 del self._pending[ticket]
@@ -215,21 +214,21 @@ class Outbound(Generic[ReceiptT]):
 
     @property
     def last(self) -> int:
-        """The newest event taken, for `is_settled`."""
+        """Ticket of the newest event, for `is_settled`."""
         return self._last
 
     def is_settled(self, ticket: int) -> bool:
-        """Whether all events up to *ticket* have their results."""
+        """Return whether all events up to *ticket* have results."""
         with self._lock:
             return next(iter(self._pending), ticket + 1) > ticket
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and every event has its result."""
+        """Return whether the publisher has ended and every event has a result."""
         return self.driver.over and not self._pending
 
     def late(self, timeout: float) -> PublishError:
-        """Return the error for a caller who waited *timeout* seconds in vain."""
+        """Return the error for a wait that timed out after *timeout* seconds."""
         return PublishError(
             f"{self.topic}: {len(self._pending)} events have no result after {timeout:g} s; they "
             f"are still being sent",
@@ -237,10 +236,10 @@ class Outbound(Generic[ReceiptT]):
         )
 
     def raise_failures(self) -> None:
-        """Raise the failures that have not been raised yet.
+        """Raise failures that have not been raised yet.
 
         Raises:
-            SfPubSubError: What ended the publisher, if no event was lost by it.
+            SfPubSubError: The error that ended the publisher, if no event failed because of it.
             PublishError: Events failed.
         """
         with self._lock:
@@ -263,13 +262,13 @@ def _encoded(
     created: tuple[int, str] | None,
 ) -> ProducerEvent:
     payload = codec.encode(value, fill_created=created)
-    # Whether the service counts the headers is not published; so an event that it may refuse is
+    # It is not documented whether the service counts headers, so an event that it might refuse is
     # refused here.
     size = len(payload) + sum(len(key.encode()) + len(text) for key, text in event.headers)
     if size > LARGEST_EVENT:
         raise EncodeError(
-            f"event {event.id} takes {size} bytes, its headers included, and the service takes "
-            f"{LARGEST_EVENT} at most: nothing of it was sent"
+            f"event {event.id} has {size} bytes including headers, but the limit is "
+            f"{LARGEST_EVENT}: it was not sent"
         )
     return replace(event, schema_id=codec.schema_id, payload=payload)
 
@@ -279,7 +278,7 @@ def _checked_id(event_id: object) -> str:
         return str(uuid.uuid4())
     if not isinstance(event_id, str) or not 0 < len(event_id) <= LONGEST_EVENT_ID:
         raise EncodeError(
-            f"event id {event_id!r} is not a text of 1 to {LONGEST_EVENT_ID} characters: the "
+            f"event id {event_id!r} is not a string of 1 to {LONGEST_EVENT_ID} characters, so the "
             f"service would replace it"
         )
     return event_id
@@ -293,8 +292,8 @@ def _checked_headers(
         content = value.encode() if isinstance(value, str) else value
         if not isinstance(key, str) or not isinstance(content, bytes):
             raise EncodeError(
-                f"header {key!r} of event {event_id} is not valid: the name has to be a text, the "
-                f"value bytes or a text"
+                f"header {key!r} of event {event_id} is not valid: the name must be a string, and "
+                f"the value bytes or a string"
             )
         found.append((key, content))
     return tuple(found)

@@ -1,8 +1,8 @@
 """One `Subscription.run`: threads that handle events.
 
-The thread that called `run` takes batches and stores positions; the others carry out what the
-`Dispatcher` says. All of them ask it under one lock, and none holds that while it handles, acks or
-waits for a disk.
+The thread that called `run` takes batches and stores positions; the worker threads carry out the
+steps of the `Dispatcher`. They share one lock for it, which none of them holds while handling,
+acking or waiting for a disk.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from sfpubsub.client.handling import (
 )
 
 Handler: TypeAlias = Callable[[Event], object]
-"""Does what is to be done for an event; what it returns is not looked at."""
+"""Handles an event; its return value is ignored."""
 
 
 class Runner:
-    """Passes the events of a subscription to a handler, in threads of its own.
+    """Passes the events of a subscription to a handler, in worker threads.
 
     Args:
-        delivery: Of the subscription.
-        handler: Called in many threads at a time.
-        options: Of the run.
+        delivery: Delivery of the subscription.
+        handler: Called concurrently in several threads.
+        options: Options of the run.
     """
 
     def __init__(self, delivery: Delivery, handler: Handler, options: RunOptions) -> None:
         self._delivery = delivery
         self._handler = handler
         self._work = Work(delivery, options)
-        # Guards the work. Entered by the lock: a condition's own way in can be interrupted by
-        # Ctrl-C half-way.
+        # Guards the work. Always acquired through the lock, because entering a condition can be
+        # interrupted halfway by Ctrl-C.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)  # for threads with nothing to do
         self._caller = threading.current_thread()
@@ -51,13 +51,13 @@ class Runner:
             threading.Thread(
                 target=self._handle_events,
                 name=f"sfpubsub-handler-{number} {delivery.name}",
-                daemon=True,  # one that never returns must not keep an aborted process alive
+                daemon=True,  # a handler that never returns must not keep an aborted process alive
             )
             for number in range(options.workers)
         ]
         self._ended = 0  # of the threads
         self.over = threading.Event()
-        """Set when no handler runs any more, and all that is done is acked."""
+        """Set when all handlers have finished and their events are acked."""
 
     def check_caller(self) -> None:
         """Check that the current thread can wait for the run to end.
@@ -70,13 +70,13 @@ class Runner:
             raise drained_from_within(self._delivery.name)
 
     def run(self, take: Callable[[], EventBatch | End | None]) -> RunSummary:
-        """Handle events until there are no more; returns when no handler runs any more.
+        """Handle events until there are no more, and wait for all handlers.
 
         Args:
             take: Waits for the next batch.
 
         Raises:
-            BaseException: What *take* raised, such as KeyboardInterrupt; and what `Work.outcome`
+            BaseException: Whatever *take* raised, such as KeyboardInterrupt, or `Work.outcome`
                 raises.
         """
         try:
@@ -109,16 +109,16 @@ class Runner:
         try:
             with self._mutex:
                 self._work.close()
-            logger.info("%s: waiting for the handlers that are at work", self._delivery.name)
+            logger.info("%s: waiting for running handlers", self._delivery.name)
             while True:
                 changes = driver.changes
                 with self._mutex:
-                    self._changed.notify_all()  # also when `stop` was called meanwhile
+                    self._changed.notify_all()  # `stop` may have been called meanwhile
                     left = sum(thread.ident is not None for thread in self._threads) - self._ended
                 if not left:
                     break
                 driver.wait(changes, None)
-        except BaseException:  # Ctrl-C: the second one ends at once
+        except BaseException:  # a second Ctrl-C ends at once
             self._delivery.abort()
             raise
 
@@ -138,13 +138,13 @@ class Runner:
                 report()
             while isinstance(step := self._work.next(), WaitUntil):
                 self._changed.wait(None if step.time is None else step.time - time.monotonic())
-            # A thread that got work wakes another one to check: so whatever became possible is
-            # begun, and one of those who wait knows the time of the next retry.
+            # A thread that got work wakes another one to check, so that everything that has become
+            # possible is started, and one of the waiting threads knows the time of the next retry.
             self._changed.notify()
             return step
 
     def _carry_out(self, step: Step[Event]) -> Callable[[], None] | None:
-        """Do a step, and return what is to be reported."""
+        """Carry out a step, and return the report to make afterwards."""
         work = self._work
         try:
             if isinstance(step, Start):

@@ -1,7 +1,7 @@
-"""Subscriptions as the application holds them: iterate, ack, commit, drain.
+"""Synchronous subscriptions: iterate, ack, commit, drain.
 
-The stream, credit, commits and reconnects are the driver's business, and what to do with a response
-is the `Consumer`'s. Here its decisions are carried out, in the thread that iterates or acks.
+The driver handles the stream, credit, commits and reconnects, and the `Consumer` decides what to do
+with a response. Its decisions are carried out here, in the iterating or acking thread.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
                 for event in batch:
                     print(event.value)
 
-    Iterating is for one thread; `ack` of events and batches and all other methods are for any
-    thread. Leaving the ``with`` block drains. One that is neither drained, closed nor aborted and
-    that nobody refers to any more warns and ends.
+    Only one thread may iterate; `ack` of events and batches and all other methods are thread-safe.
+    Leaving the ``with`` block drains. An unreferenced subscription that was neither drained, closed
+    nor aborted emits a warning and is aborted.
     """
 
     def __init__(self, delivery: Delivery) -> None:
@@ -58,21 +58,20 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         raise StopIteration
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Wait for the next batch. With ``ack="auto"`` this acks the one before.
+        """Wait for the next batch. With ``ack="auto"`` this acks the previous one.
 
         Args:
-            timeout: Seconds; None for no limit.
+            timeout: Limit in seconds; None means no limit.
 
         Returns:
-            Consecutive events of one response: all of them, unless ``on_undecodable`` took some
-            out. None after the timeout, and for no other reason. A schema that has to be fetched
-            is waited for, whatever the timeout.
+            Consecutive events of one response: all of them, unless ``on_undecodable`` removed some.
+            None only after the timeout. Waiting for a schema to be fetched may exceed the timeout.
 
         Raises:
-            WriteError: The quarantine could not be written; the next call tries again.
+            WriteError: The quarantine could not be written; the next call retries.
             SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
-            SfPubSubError: The subscription failed. A plain one delivers everything it received
-                first; of a managed one that comes again.
+            SfPubSubError: The subscription failed. A plain one first delivers everything it has
+                received; a managed one has undelivered events redelivered.
         """
         batch = self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
@@ -82,8 +81,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     def events(self) -> Iterator[Event]:
         """Iterate over events instead of batches.
 
-        With ``ack="auto"`` asking for the next event acks the one before, so leaving the loop
-        leaves the current event unacked, and only that one. The events after it are delivered next.
+        With ``ack="auto"`` requesting the next event acks the previous one, so leaving the loop
+        leaves only the current event unacked. The events after it are delivered next.
         """
         for batch in self:
             with self._delivery.one_by_one(batch) as events:
@@ -103,7 +102,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         delivery = self._delivery
         delivery.asked()
         while True:
-            changes = delivery.driver.changes  # before looking
+            changes = delivery.driver.changes  # read before checking
             turn = delivery.turn(deadline)
             if turn is None or isinstance(turn, (EventBatch, End)):
                 return turn
@@ -115,15 +114,15 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     # The end.
 
     def drain(self) -> None:
-        """End in order: nothing more is taken, what is acked is committed and confirmed.
+        """Shut down cleanly: take no more events, and wait until everything acked is committed.
 
-        Events received and not acked come again next time. `run` in another thread is stopped, and
-        its handlers are waited for.
+        Unacked events will be redelivered. A `run` in another thread is stopped, and its handlers
+        are waited for.
 
         Raises:
-            CommitError: Acked events could not be committed; they come again.
+            CommitError: Acked events could not be committed and will be redelivered.
             LocalProtocolError: The caller is a handler of `run`.
-            SfPubSubError: The subscription had failed.
+            SfPubSubError: The subscription has failed.
         """
         delivery, runner = self._delivery, self._runner
         if runner is not None:
@@ -144,10 +143,10 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
                 delivery.release()
 
     def close(self) -> None:
-        """End as leaving the ``with`` block does: `drain`. Can be repeated.
+        """Close as leaving the ``with`` block does, by `drain`. Can be called repeatedly.
 
         Raises:
-            SfPubSubError: As `drain`, unless it was raised before.
+            SfPubSubError: See `drain`; not raised again if it already was.
         """
         with self._told_once():
             self.drain()
@@ -167,22 +166,22 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
 
 class ManagedSubscription(Subscription):
-    """A managed subscription: the service keeps the position, and it moves by commits.
+    """A managed subscription: the service keeps the position, which commits advance.
 
-    Acked events are committed by themselves, the newest acked prefix at a time; `commit` waits for
-    the service's answer.
+    Acked events are committed automatically, up to the newest position before which everything is
+    acked; `commit` waits for the confirmation.
     """
 
     def commit(self, timeout: float = COMMIT_TIMEOUT) -> CommitReceipt:
-        """Commit everything acked so far and wait for the answer.
+        """Commit everything acked so far and wait for the confirmation.
 
         With ``ack="auto"`` this acks the current batch first.
 
         Args:
-            timeout: Seconds.
+            timeout: Limit in seconds.
 
         Raises:
-            CommitError: It was refused, or not answered in time; its events come again.
+            CommitError: It was refused or not answered in time; its events will be redelivered.
             LocalProtocolError: Nothing was acked yet, or the subscription is closed.
         """
         self._delivery.ack_in_hand()

@@ -1,14 +1,13 @@
-"""What becomes of an event that cannot be decoded: `OnUndecodable`.
+"""Policies for events that cannot be decoded: `OnUndecodable`.
 
-The payload of such an event does not fit its schema, or its schema is not valid, or the service
-says that there is no such schema. A schema that cannot be fetched at the moment is different: the
-response waits for it.
+Such an event's payload does not fit its schema, its schema is not valid, or the service says that
+there is no such schema. If a schema is only temporarily unavailable, the response waits for it
+instead.
 
-With ``fail`` a batch is delivered as it came, and decoding stays lazy: reading `Event.value` of
-the event raises. With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the
-thread that asks for it, because those events must not be among what is delivered. Acks rely on a
-batch being consecutive deliveries, so a response is delivered as the runs between the events that
-were taken out.
+With ``fail`` a batch is delivered as it is, and decoding stays lazy: reading `Event.value` raises.
+With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the receiving thread,
+because those events have to be removed. Acks rely on batches of consecutive events, so a response
+is split into batches between the removed events.
 """
 
 from __future__ import annotations
@@ -29,21 +28,22 @@ from sfpubsub.types import RawEvent
 logger = logging.getLogger("sfpubsub.client")
 
 OnUndecodable: TypeAlias = Literal["fail", "quarantine", "skip"]
-"""``fail``: reading it raises DecodeError. ``quarantine``: it is kept and passed over. ``skip``: it
-is counted, logged and passed over."""
+"""``fail``: reading it raises DecodeError. ``quarantine``: it is stored and not delivered.
+``skip``: it is counted and logged, but not delivered.
+"""
 
 
 def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
-    """Return what decodes the payloads of a schema, or a `NoCodec` if nothing ever will.
+    """Return the codec of a schema, or a `NoCodec` if the schema will never be available.
 
     Raises:
-        SfPubSubError: The schema cannot be fetched, which says nothing about the payloads.
+        SfPubSubError: The schema cannot be fetched at the moment.
     """
     try:
         return schemas.get(schema_id)
     except SchemaError as error:
-        # Only the service can say that there is no such schema, and what it says carries a code; a
-        # bare NOT_FOUND may come from anything on the way.
+        # Only an error with the service's error code proves that there is no such schema; a bare
+        # NOT_FOUND may come from an intermediary.
         is_word = error.error_code is not None or not isinstance(error, SchemaNotFoundError)
         if error.retryable or not is_word:
             raise
@@ -51,14 +51,14 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
 
 
 def reason_of(error: DecodeError) -> str:
-    """Return why a payload cannot be decoded, without which event it is."""
+    """Return why a payload cannot be decoded, without naming the event."""
     return str(error.__cause__ if isinstance(error.__cause__, DecodeError) else error)
 
 
 def quarantined(
     event: Event, reason: str, received_at: float, failed_in: FailedIn = "decoding"
 ) -> QuarantinedEvent:
-    """Return what is to be kept of an event."""
+    """Return the quarantine entry of an event."""
     return QuarantinedEvent(
         RawEvent(event.id, event.schema_id, event.payload, event.replay_id, event.headers),
         subscription=event.subscription,
@@ -72,38 +72,37 @@ def quarantined(
 
 
 class Screened(NamedTuple):
-    """A response, sorted."""
+    """A response, split by whether its events can be decoded."""
 
     batches: list[EventBatch]
-    """The runs between the events that cannot be decoded, in order; possibly none."""
+    """The batches between the undecodable events, in order; may be empty."""
     undecodable: list[QuarantinedEvent]
 
 
 def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -> None:
-    """Check that a policy and a quarantine go together.
+    """Check that a policy and a quarantine match.
 
     Raises:
-        ConfigurationError: They do not, or there is no such policy.
+        ConfigurationError: They do not match, or the policy is unknown.
     """
     if on_undecodable not in get_args(OnUndecodable):
         raise ConfigurationError(
-            f"on_undecodable is 'fail', 'quarantine' or 'skip', not {on_undecodable!r}"
+            f"on_undecodable must be 'fail', 'quarantine' or 'skip', not {on_undecodable!r}"
         )
     if (on_undecodable == "quarantine") != (quarantine is not None):
         raise ConfigurationError(
-            "on_undecodable='quarantine' and quarantine=… go together: where events are kept "
-            "has to be said, and is of no use otherwise"
+            "on_undecodable='quarantine' and quarantine=… must be used together"
         )
 
 
 class Screen:
-    """Sorts what arrives on one subscription by its policy. No I/O; not thread-safe.
+    """Applies the policy to the responses of one subscription. No I/O; not thread-safe.
 
     Args:
-        target: What the subscription is to.
+        target: The topic or managed subscription.
         on_undecodable: The policy.
-        ack: What batches call to ack; takes the first and the last ``delivery_seq``.
-        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
+        ack: Called by batches to ack, with the first and the last ``delivery_seq``.
+        datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
     """
 
     def __init__(
@@ -119,17 +118,17 @@ class Screen:
         self._ack = ack
         self._datetimes = datetimes
         self.quarantined: int = 0
-        """Events put into the quarantine."""
+        """Number of events quarantined."""
         self.skipped: int = 0
-        """Events passed over without being kept."""
+        """Number of events skipped."""
 
     @property
     def keeps(self) -> bool:
-        """Whether events that cannot be decoded are to be kept."""
+        """Whether undecodable events are stored."""
         return self._policy == "quarantine"
 
     def sort(self, arrival: Arrival, codecs: Mapping[str, Codec]) -> Screened:
-        """Return what of a response is to be delivered, and what cannot be decoded.
+        """Split a response into deliverable batches and undecodable events.
 
         Args:
             arrival: A response.
@@ -181,7 +180,7 @@ class Screen:
         )
 
     def count(self, events: list[QuarantinedEvent]) -> None:
-        """Count and log events that are passed over now."""
+        """Count and log events that are not delivered."""
         if self.keeps:
             self.quarantined += len(events)
         else:

@@ -227,7 +227,7 @@ def test_several_sources_are_one_table(tmp_path: Path):
     assert len(ids_of(tmp_path / "org")) == 3
     assert (tmp_path / "aside" / ".org.sfpubsub" / "_quarantine").is_dir()
     assert "3 rows in 1 batch" in done.stderr
-    assert "metrics, health and a page: http://127.0.0.1:" in done.stderr
+    assert "metrics, health and status page: http://127.0.0.1:" in done.stderr
     assert f'messaging_salesforce_last_message_time_seconds{{{_OF}="My_Sub"' in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     # What `sfpubsub lag` reads.
@@ -348,7 +348,7 @@ def test_a_jvm_that_dies_in_the_middle_ends_the_job_with_nothing_acked(tmp_path:
     writing = run("[1, kill_jvm, 2]", "--managed", "S", "--to", str(tmp_path / "t"),
                   "--batch-events", "3")  # fmt: skip
     assert writing.returncode == 1, writing.stderr
-    assert "not acked" in writing.stderr or "none of it is acked" in writing.stderr
+    assert "not acked" in writing.stderr or "nothing was acked" in writing.stderr
     assert "log ['leave after WriteError'] []" in writing.stderr
     assert "Traceback" not in writing.stderr
     assert not list((tmp_path / "t").glob("ingest_date=*/batch=*"))

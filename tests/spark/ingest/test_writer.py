@@ -261,7 +261,7 @@ def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypa
     writer = open_writer()
     with monkeypatch.context() as broken:
         broken.setattr(parquet.os, "rename", _disk_full)
-        with pytest.raises(WriteError, match=r"none of it is acked.*No space left"):
+        with pytest.raises(WriteError, match=r"nothing was acked.*No space left"):
             writer.write(batch_of(range(3)))
     assert not list(table.glob("ingest_date=*/batch=*"))
     assert writer.position is None
@@ -541,7 +541,7 @@ def test_a_refused_destination_is_left_as_it_was(spark, open_writer, table, cloc
     foreign = tmp_path / "photos"
     foreign.mkdir()
     (foreign / "cat.jpg").write_text("")
-    with pytest.raises(ConfigurationError, match=r"not a table of sfpubsub .*cat\.jpg"):
+    with pytest.raises(ConfigurationError, match=r"nor a table of sfpubsub .*cat\.jpg"):
         EventWriter(spark, foreign, topic=TOPIC, clock=clock)
     assert [path.name for path in foreign.iterdir()] == ["cat.jpg"]
 

@@ -171,7 +171,7 @@ def test_the_command_tells_and_says_with_its_status_whether_all_is_explained(
     assert counts["compared"] == ORDERS
     assert counts["different"] == {"unexplained": 1}
     assert counts["api_calls"] > 0
-    assert "30 records compared, 1 difference, 1 without a reason" in done.stderr
+    assert "30 records compared, 1 difference, 1 unexplained" in done.stderr
 
 
 def _plain_environment() -> dict[str, str]:

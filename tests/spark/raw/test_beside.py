@@ -197,7 +197,7 @@ def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path
     assert Destination.parse(table, "parquet").beside == place
     assert claim_table(table, TOPIC) == (place, NEWEST)
     third = tmp_path / "third"
-    with pytest.raises(ConfigurationError, match=f"are in {place}: leave out --staging"):
+    with pytest.raises(ConfigurationError, match=f"are in {place}: omit --staging"):
         check_destination(table, TOPIC, staging=third)
     third.mkdir()
     os.rename(place, third / place.name)
@@ -222,7 +222,7 @@ def test_staging_in_the_table_is_refused(table: Path):
     """Readers of the tree would come upon it, hidden name or not."""
     for inside in (table, table / ".staging"):
         place = Destination.parse(table, "parquet", inside)
-        with pytest.raises(ConfigurationError, match="must not be in the table"):
+        with pytest.raises(ConfigurationError, match="must not be inside the table"):
             place.check(TOPIC)
 
 
@@ -238,7 +238,7 @@ def test_another_file_system_is_refused(table: Path, monkeypatch):
 
     # As for a directory that is mounted twice.
     monkeypatch.setattr(beside.os, "rename", refuse)
-    with pytest.raises(ConfigurationError, match="a mount of its own, write to a directory in it"):
+    with pytest.raises(ConfigurationError, match="a mount point, write to a directory inside it"):
         claim_table(table, TOPIC)
     assert list(table.iterdir()) == []
     assert [path.name for path in (table.parent / ".orders.sfpubsub").iterdir()] == ["table.json"]
@@ -256,5 +256,5 @@ def test_a_parent_that_cannot_be_written_is_told(table: Path, monkeypatch):
 
 def test_staging_goes_with_parquet():
     """Table formats have no rename."""
-    with pytest.raises(ConfigurationError, match="goes with format parquet"):
+    with pytest.raises(ConfigurationError, match="requires format parquet"):
         Destination.parse("/data/orders", "delta", "/data/staging")

@@ -58,7 +58,7 @@ def test_a_catalog_of_files_in_an_object_store_is_refused(spark: SparkSession, t
     session.conf.set("spark.sql.catalog.depot.warehouse", "hdfs://lake/warehouse")
     check_catalog(session, place)
     session.conf.set("spark.sql.catalog.depot.warehouse", "s3a://lake/warehouse")
-    with pytest.raises(ConfigurationError, match="use one of type jdbc or rest"):
+    with pytest.raises(ConfigurationError, match="use a catalog of type jdbc or rest"):
         check_catalog(session, place)
 
 

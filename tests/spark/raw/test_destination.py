@@ -104,7 +104,7 @@ def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
         claim_table(tmp_path, other)
     assert "topic /event/A__e" in str(caught.value)
     assert "managed subscription My_Sub" in str(caught.value)
-    assert "name another destination" in str(caught.value)
+    assert "choose another destination" in str(caught.value)
 
 
 def test_a_start_that_died_early_does_not_block_the_next(tmp_path: Path):
@@ -175,7 +175,7 @@ def test_sources_are_told_apart_by_their_names():
         Source("channel", "/u/B"),
     )
     for nothing in ((None, None), ("", None), ([], [])):
-        with pytest.raises(ConfigurationError, match="takes one or more"):
+        with pytest.raises(ConfigurationError, match="needs at least one"):
             Source.several(*nothing)
     with pytest.raises(ConfigurationError, match="channel /event/a__e from topic /event/A__e"):
         Source.several(None, "/event/A__e", "/event/a__e")
@@ -186,7 +186,7 @@ def test_a_source_joins_in_the_company_of_one_of_the_table(tmp_path: Path):
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").mkdir()
     other = Source("topic", "/event/B__e")
-    with pytest.raises(ConfigurationError, match="name one of its own sources as well"):
+    with pytest.raises(ConfigurationError, match="also name one of the existing ones"):
         claim_table(tmp_path, [other])
     claim_table(tmp_path, [other, *TOPIC])
     claim_table(tmp_path, [other])

@@ -137,7 +137,7 @@ def test_a_directory_of_something_else_is_refused(spark, clock, lake, tmp_path):
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")
-    with pytest.raises(ConfigurationError, match=r"not a table of sfpubsub .*cat\.jpg"):
+    with pytest.raises(ConfigurationError, match=r"nor a table of sfpubsub .*cat\.jpg"):
         EventWriter(
             spark,
             f"viewfs://lake/tables/{tmp_path.name}",
@@ -198,7 +198,7 @@ def test_a_failure_after_the_commit_is_not_written_again(open_writer, table, mon
 
     with monkeypatch.context() as broken:
         broken.setattr(LoggedTable, "_commit", commit_and_fail)
-        with pytest.raises(WriteError, match=r"none of it is acked.*connection is gone"):
+        with pytest.raises(WriteError, match=r"nothing was acked.*connection is gone"):
             writer.write(batch_of(range(3)))
     result = writer.write(batch_of(range(4)))
     assert (result.rows, result.duplicates, result.first_seq) == (1, 3, 3)

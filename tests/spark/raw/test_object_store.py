@@ -112,7 +112,7 @@ def test_a_sidecar_file_is_there_at_every_moment(spark, object_store, tmp_path):
 
 def test_iceberg_without_a_catalog_is_refused(spark, object_store):
     """Its commits would need a rename that replaces nothing."""
-    with pytest.raises(ConfigurationError, match=r"a table of a catalog \(of type jdbc or rest\)"):
+    with pytest.raises(ConfigurationError, match=r"a catalog table \(catalog type jdbc or rest\)"):
         EventWriter(spark, object_store.url("raw/x"), format="iceberg", topic=TOPIC)
 
 

@@ -78,7 +78,7 @@ def test_a_table_of_files_is_upgraded_whatever_step_is_the_last(
             try:
                 assert upgrade_table(spark, place)
             except Killed:
-                with pytest.raises(ConfigurationError, match="sfpubsub upgrade finishes"):
+                with pytest.raises(ConfigurationError, match="run sfpubsub upgrade"):
                     EventWriter(spark, table, topic=TOPIC)
             else:
                 break

@@ -475,7 +475,7 @@ def test_the_command_says_what_it_did(command, raw, capsys):
     assert command("--http=0") == 0
     printed = capsys.readouterr()
     first, *_, last = printed.err.splitlines()
-    assert first.startswith("metrics, health and a page: http://127.0.0.1:")
+    assert first.startswith("metrics, health and status page: http://127.0.0.1:")
     assert last == "1 batch, 4 rows, 1 not decoded"
     assert json.loads(printed.out) == {
         "from": str(raw.path),

@@ -2,10 +2,10 @@
 
 A commit of a table format takes about a second, however small it is, so twenty sources that each
 write their own batches would never keep up. A source with a batch first waits a moment for the
-others; then one of them writes for all, while the next ones gather. Decides nothing about events.
+others; then one of them writes for all, while the next group is collected.
 
-Invariant: of each source one write is under way or waiting, and no position of a source is written
-that is older than its last write.
+Invariant: each source has at most one write in progress or waiting, and never writes a position
+    older than its last write.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The batches of a raw table, for those who read it one by one in order.
+"""List and read the batches of a raw table, one by one and in order.
 
 A batch's id is its first ``ingest_seq``, padded, so ids sort in the order of writing in every
-format, and a batch that was published never changes. Invariant: a batch is listed whole or not yet,
-and never before one that came before it.
+format, and a published batch never changes. Invariant: a batch is listed only when it is complete,
+and never before an earlier one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DATE = len("2026-11-20")
 
 @dataclass(frozen=True, order=True)
 class RawBatch:
-    """One published batch. Sorts in the order of writing."""
+    """One published batch. Batches sort in the order of writing."""
 
     id: str
     date: str
@@ -54,16 +54,16 @@ class RawBatches:
         self._spark = spark
         self._table = table
         self._paths: dict[str, str] = {}
-        """Of Parquet: the directory of each batch that was listed."""
+        """For Parquet: the directory of each listed batch."""
         self._end: tuple[str, str] | None = None
-        """A version, and the id of a batch after which it has none: a look costs a query."""
+        """A version and the id of its last known batch: each listing costs a query."""
         self._lineage = lineage_of(spark, table)
         check_raw_table(table)
         if table.local is None and not table.in_catalog:
             check_file_system(spark, table.address)
 
     def identity(self) -> str | None:
-        """Return what identifies the table, wherever it is moved to.
+        """Return the table's identity, which stays the same if the table is moved.
 
         Raises:
             WriteError: The table cannot be read.
@@ -71,15 +71,15 @@ class RawBatches:
         with self._errors("identity"):
             if self._lineage is not None:
                 return self._lineage.identity()
-        # The first one stays the first, whatever is added to a table.
+        # The first source stays the first, whatever is added later.
         sources = sources_of(self._table.local) if self._table.local is not None else ()
         return str(sources[0]) if sources else None
 
     def version(self) -> str | None:
-        """Return the table's version now, which the other methods take.
+        """Return the table's current version, for use with the other methods.
 
         Returns:
-            None for a table of files, which has one version.
+            The version, or None for a table of files, which has no versions.
 
         Raises:
             WriteError: The table cannot be read.
@@ -88,7 +88,7 @@ class RawBatches:
             return None if self._lineage is None else self._lineage.version()
 
     def moves(self, since: str | None) -> Moves:
-        """Return what became of the batches of an earlier version.
+        """Return how the batches have changed since an earlier version.
 
         Raises:
             WriteError: The table cannot be read.
@@ -99,11 +99,11 @@ class RawBatches:
             return self._lineage.since(since)
 
     def after(self, last: RawBatch | None, version: str | None = None) -> list[RawBatch]:
-        """Return the batches after *last* in order; all of them after None.
+        """Return the batches after *last* in order, or all of them if *last* is None.
 
         Args:
-            last: A batch, which need not be in the table any more.
-            version: Of the table; the newest by default.
+            last: A batch, which may have been removed from the table.
+            version: Version of the table; the newest by default.
 
         Raises:
             WriteError: The table cannot be read.
@@ -124,11 +124,11 @@ class RawBatches:
         return after
 
     def named(self, ids: Collection[str], version: str | None = None) -> list[RawBatch]:
-        """Return those of some batches that are in the table, in order.
+        """Return those of the given batches that are in the table, in order.
 
         Args:
-            ids: Of the batches.
-            version: Of the table; the newest by default.
+            ids: Ids of the batches.
+            version: Version of the table; the newest by default.
 
         Raises:
             WriteError: The table cannot be read.
@@ -142,13 +142,13 @@ class RawBatches:
         return sorted(batch for batch in found if batch.id in ids)
 
     def rows(self, batches: Sequence[RawBatch], version: str | None = None) -> DataFrame:
-        """Return the rows of some batches, with the columns of the newest layout and no others.
+        """Return the rows of some batches, with exactly the columns of the newest layout.
 
         Those are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
 
         Args:
             batches: At least one.
-            version: Of the table; the newest by default.
+            version: Version of the table; the newest by default.
         """
         if self._table.format == "parquet":
             return in_newest_layout(self._files_of(batches))
@@ -168,8 +168,8 @@ class RawBatches:
         return reader.schema(spark_schema(layout.stored)).parquet(*paths)
 
     def _listed(self, last: RawBatch | None) -> list[RawBatch]:
-        # A look that takes its time can miss a batch that is published meanwhile and yet see a
-        # later one. What a second look finds up to the first one's newest is all there is.
+        # A slow listing can miss a batch that is published meanwhile and yet see a later one. So
+        # list again, and keep everything up to the newest batch of the first listing.
         newest = max(self._list_once(last), default=None)
         if newest is None:
             return []
@@ -184,7 +184,7 @@ class RawBatches:
                 continue
             date = directory.removeprefix(prefix)[:_DATE]
             if last is not None and date < last.date:
-                continue  # time does not go back
+                continue  # later partitions have later batches
             for name in os.listdir(os.path.join(root, directory)):
                 if name.startswith(BATCH_PREFIX):
                     batch = RawBatch(name.removeprefix(BATCH_PREFIX), date)
@@ -219,14 +219,16 @@ class RawBatches:
 
 
 def _batches(frame: DataFrame) -> list[RawBatch]:
-    """Return the batches of a frame, of whatever layout."""
+    """Return the batches in a frame of any layout."""
     day = f.substring(frame[layout_with(frame.columns).partition].cast("string"), 1, _DATE)
     found = frame.select(BATCH_COLUMN, day.alias("date")).distinct().collect()
     return [RawBatch(row[BATCH_COLUMN], row["date"]) for row in found]
 
 
 def _between(frame: DataFrame, layout: Layout, first: str, last: str | None) -> Column:
-    """Return whether rows are in the partitions of some days, so that no others are read."""
+    """Return a condition that limits rows to the partitions of some days, so that no others are
+    read.
+    """
     column = frame[layout.partition]
     from_day = f.lit(first).cast("date") if layout is NEWEST else f.lit(first)
     if last is None:

@@ -1,13 +1,13 @@
-"""Where a Parquet table keeps what is not its rows: a directory beside it, ``.NAME.sfpubsub``.
+"""The directory ``.NAME.sfpubsub`` next to a Parquet table, for everything that is not its rows.
 
-Staging and sidecars are not in the table's own tree, because not every reader of ``**/*.parquet``
-leaves out names that begin with ``_``, and those that do list what is in them all the same while
-it is being removed. The directory is beside the table, or in one of the user's choice, which the
-table's identity file then names. It must be on the table's file system: a batch is published by
-one rename.
+Staging and sidecars are kept outside the table's own tree, because not every reader of
+``**/*.parquet`` ignores names that begin with ``_``, and even readers that do may list their
+contents while they are being removed. The directory is next to the table, or in a directory chosen
+by the user, which the table's identity file then records. It must be on the table's file system: a
+batch is published by one rename.
 
-Tables of layout 1 had all this inside. `settle` moves it out, under the lease: it can die at any
-step and begin again, and meanwhile `sidecar_places` finds both places.
+Tables of layout 1 kept all this inside. `settle` moves it out while holding the lease. It can be
+interrupted at any step and repeated; meanwhile `sidecar_places` returns both places.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ COMMITS_NAME = "_commits"
 CONFLICTS_NAME = "_conflicts"
 SIDECARS = (SCHEMAS_NAME, QUARANTINE_NAME, GAPS_NAME, COMMITS_NAME, CONFLICTS_NAME)
 
-# Of what a writer knows of the keys: a cache (ingest/key_window.py).
+# Cache of a writer's dedupe keys (ingest/key_window.py).
 KEYS_NAME = "_keys"
 
-# Says which table the directory belongs to. One of the user's choice may be given to several.
+# Names the table that the directory belongs to, because a directory chosen by the user may be used
+# for several tables.
 _OWNER_NAME = "table.json"
 
 
 def place_of(table: Path, staging: Path | None) -> Path:
-    """Return the directory of a table's staging and sidecars, by whatever path the table is known.
+    """Return the directory for a table's staging and sidecars; the same for every path to the
+    table.
 
     Args:
         table: The table's directory.
-        staging: The directory of the user's choice to make it in; the table's parent by default.
+        staging: Parent directory chosen by the user; by default that of the table.
     """
     real = Path(os.path.realpath(table))
     return (staging or real.parent) / f".{real.name}.sfpubsub"
 
 
 def sidecar_places(table: Path, staging: Path | None, name: str) -> list[Path]:
-    """Return the places that a sidecar may be in: its own, and the one of layout 1."""
+    """Return the possible locations of a sidecar: the current one, and that of layout 1."""
     return [place_of(table, staging) / name, table / name]
 
 
@@ -63,19 +65,19 @@ def owner_of(place: Path) -> Path | None:
 
 
 def check_place(table: Path, staging: Path | None) -> None:
-    """Make sure, as far as possible without trying, that the directory is usable.
+    """Check, without changing anything, that the directory is likely usable.
 
     Changes nothing.
 
     Raises:
-        ConfigurationError: It would be in the table, or on another file system, or belongs to
+        ConfigurationError: It would be inside the table or on another file system, or it belongs to
             another table.
-        OSError: It cannot be looked at.
+        OSError: It cannot be inspected.
     """
     place = place_of(table, staging)
     if place.is_relative_to(os.path.realpath(table)):
         raise ConfigurationError(
-            f"staging must not be in the table, whose readers would come upon it: {staging} is in "
+            f"staging must not be inside the table, where readers would find it: {staging} is in "
             f"{table}"
         )
     above, below = _existing(place), _existing(table)
@@ -83,12 +85,12 @@ def check_place(table: Path, staging: Path | None) -> None:
         raise _other_file_system(table, place)
     if not os.access(above, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"{place} cannot be made, where the table's staging is to be: {above} is not "
+            f"{place}, the directory for the table's staging, cannot be created: {above} is not "
             f"writable; change its permissions, or name another directory of this file system "
             f"with --staging (staging=)"
         )
     owner = owner_of(place)
-    # Beside the table nobody else's can be; a copy of both still names what it is a copy of.
+    # The default directory cannot belong to another table, but a copy still names the original.
     if staging is not None and owner is not None and _is_another(owner, table):
         raise ConfigurationError(
             f"{place} belongs to the table {owner}: name another directory with --staging "
@@ -97,21 +99,22 @@ def check_place(table: Path, staging: Path | None) -> None:
 
 
 def prepare(table: Path, place: Path) -> None:
-    """Make the directory, and try whether what is in it can be renamed into the table.
+    """Create the directory, and check that its contents can be renamed into the table.
 
     Raises:
-        ConfigurationError: It cannot: they are on different file systems.
-        OSError: The directory cannot be made.
+        ConfigurationError: It cannot, because they are on different file systems.
+        OSError: The directory cannot be created.
     """
     make_directory(place)
     if owner_of(place) != Path(os.path.realpath(table)):
         replace_file(place / _OWNER_NAME, json.dumps({"table": os.path.realpath(table)}))
-    name = f"{IDENTITY_NAME}.{uuid.uuid4().hex}.tmp"  # as a draft, of which a death may leave one
+    # Named like a draft, because a crash may leave it behind.
+    name = f"{IDENTITY_NAME}.{uuid.uuid4().hex}.tmp"
     probe, there = place / name, table / name
     probe.touch()
     try:
-        # A file, and not a directory: no reader minds that one goes away while it looks. Only
-        # trying tells: a directory that is mounted a second time has the number of the first.
+        # A file instead of a directory, because readers do not mind if a file disappears. Only
+        # trying shows it: a directory that is mounted twice has the same device number.
         os.rename(probe, there)
     except OSError as error:
         probe.unlink()
@@ -122,15 +125,15 @@ def prepare(table: Path, place: Path) -> None:
 
 
 def settle(table: Path, place: Path) -> None:
-    """Move what layout 1 kept in the table to its place. Can die and begin again.
+    """Move everything that layout 1 kept inside the table. Can be interrupted and repeated.
 
-    1. A sidecar that is not in its place yet moves as a whole, by one rename.
-    2. Where there is one already, because a stream was told the old path, each of its files moves:
-       names are made of what is in the files, so one that is there says the same.
-    3. What a dead write left in staging is moved out, and removed where nobody looks.
+    1. A sidecar that has not been moved yet is moved as a whole, with one rename.
+    2. If one already exists, because a stream still used the old path, its files are moved one by
+       one. File names are derived from the contents, so an existing file is identical.
+    3. Leftovers of a dead write in staging are moved out, and removed where nobody reads.
 
     Raises:
-        OSError: The system could not; what was moved stays where it is, and the rest as well.
+        OSError: Moving failed; files stay wherever they are at that point.
     """
     for name in SIDECARS:
         if (table / name).is_dir():
@@ -158,13 +161,13 @@ def _existing(path: Path) -> Path:
 
 
 def _is_another(owner: Path, table: Path) -> bool:
-    """Whether *owner* is there and is not *table* by another path."""
+    """Return whether *owner* exists and is not another path to *table*."""
     return owner.is_dir() and not (table.exists() and owner.samefile(table))
 
 
 def _other_file_system(table: Path, place: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"{place} and {table} are on different file systems, and a batch is published by one "
-        f"rename from there: name a directory of the table's own file system with --staging "
-        f"(staging=); if {table} is a mount of its own, write to a directory in it"
+        f"{place} and {table} are on different file systems, but a batch is published by renaming "
+        f"it: choose a directory on the table's file system with --staging (staging=); if {table} "
+        f"is a mount point, write to a directory inside it"
     )

@@ -1,8 +1,9 @@
-"""What a raw row has of a payload, made by the compiled decoder: no Python object an event.
+"""Columns of raw rows decoded from payloads by the compiled decoder, without a Python object per
+event.
 
-The Python code does the same event by event (`sfpubsub.spark.raw.rows`), and takes over where a
-schema or a payload is not for the compiled decoder. Invariant: the columns equal those of the
-Python code, or there are none.
+The Python code does the same event by event (`sfpubsub.spark.raw.rows`), and is used if the
+compiled decoder does not support a schema or payload. Invariant: the columns either equal those of
+the Python code or are missing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Decoded:
 
 
 def decoded(events: Sequence[Event]) -> Decoded | None:
-    """Return what the rows of some events have of their payloads; None if Python has to do it."""
+    """Decode the payload columns of some events; return None if this must be done in Python."""
     places: dict[str, list[int]] = {}
     for place, event in enumerate(events):
         places.setdefault(event.raw.schema_id, []).append(place)
@@ -100,11 +101,11 @@ def _fact(codec: Codec) -> pa.Field | None:
 
 @functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
 def _fact_of(schema_json: str, is_change_event: bool) -> pa.Field | None:
-    """Return the field with the facts of an event, where it is of the documented type."""
+    """Return the field with an event's metadata, if it has the documented type."""
     name = CHANGE_EVENT_HEADER if is_change_event else "CreatedDate"
     try:
         kind = shape_of(schema_json).type
-    except SchemaError:  # it has no Arrow form, and JSON all the same
+    except SchemaError:  # no Arrow form, but it can still be decoded to JSON
         return None
     if kind.get_field_index(name) < 0:
         return None

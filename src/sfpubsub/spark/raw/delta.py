@@ -1,10 +1,9 @@
 """The raw table in Delta format.
 
-A transaction of ours is a Delta commit: its user metadata is the `State`, and its ``txnVersion``,
-for an application id of ours, is the state's number. Delta makes a commit with a number
-only if the table has none that is as high, and refuses one that read an older number than another
-commit has made meanwhile. A commit that it leaves out for that reason raises nothing there, so each
-one is read back.
+Each of our transactions is a Delta commit: its user metadata is the `State`, and its ``txnVersion``
+for our application id is the state's number. Delta applies such a commit only if the table has no
+equal or higher number, and rejects one if a concurrent commit has changed the number that it read.
+Skipping a commit for the first reason raises no error, so each commit is read back.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class DeltaTable(LoggedTable):
         check_session(spark, "delta")
         super().__init__(spark, place, sources, properties)
         self._url = place.url
-        """Where its log is; of a catalog's table known once there is one."""
+        """Location of its log; for a catalog table, known once the table exists."""
         self._exists = False
         self._jvm: Any = self._spark._jvm
         for name, value in delta_settings(local=place.local is not None).items():
             self._spark.conf.set(name, value)
-        # A minimum and a maximum would be an order, and replay ids have none.
+        # No minimum and maximum: they imply an order, which replay ids do not have.
         self._spark.conf.set("parquet.column.statistics.enabled#replay_id", "false")
 
     def _load(self) -> State | None:
@@ -61,10 +60,10 @@ class DeltaTable(LoggedTable):
             state = self._state_of(commit)
             if state is not None:
                 return state if not self._is_restored else self._from_rows(state)
-            # What our newest commit says is no longer so.
+            # Our newest commit is no longer valid.
             self._is_restored = self._is_restored or commit.get("operation") == "RESTORE"
-        # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number for good.
-        with active_session(self._spark):  # what is not in the newest commit, Spark computes
+        # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number forever.
+        with active_session(self._spark):  # Spark computes whatever is not in the newest commit
             numbers = snapshot.transactions()
             names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(numbers)
             ours = [str(name) for name in names if str(name).startswith(APPLICATION)]
@@ -76,7 +75,7 @@ class DeltaTable(LoggedTable):
         return self._from_rows(replace(first, number=number, application=application))
 
     def _find(self) -> bool:
-        """Whether there is a table; of a catalog's one find out where it is.
+        """Return whether the table exists; for a catalog table, also find its location.
 
         Raises:
             ConfigurationError: The catalog's table has another format.
@@ -98,7 +97,7 @@ class DeltaTable(LoggedTable):
         return True
 
     def _create(self, layout: Layout) -> None:
-        """Make a catalog's table without rows; another writer may have done so meanwhile."""
+        """Create an empty catalog table, unless another writer just did."""
         self._spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.place.in_sql} ({column_definitions(layout.stored)}) "
             f"USING delta PARTITIONED BY ({layout.partition})"
@@ -107,7 +106,7 @@ class DeltaTable(LoggedTable):
         self._find()
 
     def _set_properties(self) -> None:
-        """Give a table that is only a path those properties that are not Delta's own, too."""
+        """Set non-Delta properties on a path-only table as well."""
         if not all(key.startswith("delta.") for key in self._properties):
             name = f"delta.{_quoted(self._url)}"
             self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({self._pairs})")
@@ -117,7 +116,7 @@ class DeltaTable(LoggedTable):
         return ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in self._properties.items())
 
     def _log(self) -> Any:
-        """Return the table's log, as it is now."""
+        """Return the current log of the table."""
         spark = self._spark._jsparkSession
         none = self._jvm.scala.Option.empty()
         log = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark, self._url)
@@ -125,7 +124,7 @@ class DeltaTable(LoggedTable):
         return log
 
     def _commits(self, log: Any, version: int) -> Iterator[dict[str, Any]]:
-        """Yield each commit's own description, from *version* backwards, as far as it is kept."""
+        """Yield the info of each retained commit, from *version* backwards."""
         io = self._jvm.java.io
         directory = log.logPath()
         files = directory.getFileSystem(log.newDeltaHadoopConf())
@@ -151,7 +150,8 @@ class DeltaTable(LoggedTable):
             writer = frame.write.format("delta").mode("append").options(**self._options(state))
             if self.place.in_catalog:
                 writer.saveAsTable(self.place.in_sql)
-            elif is_new:  # the first commit makes it: SQL makes none where a directory is
+            # The first commit creates it: SQL cannot create a table in an existing directory.
+            elif is_new:
                 writer = writer.partitionBy(state.layout.partition).options(**self._properties)
                 writer.save(self._url)
                 self._set_properties()
@@ -169,7 +169,7 @@ class DeltaTable(LoggedTable):
                 return
             if found is not None and found.number <= state.number:
                 break
-        raise Conflict(f"delta left the commit out: number {state.number} is taken")
+        raise Conflict(f"delta skipped the commit: number {state.number} is taken")
 
     def _replace(self, frame: DataFrame, state: State) -> None:
         writer = frame.write.format("delta").mode("overwrite").options(**self._options(state))
@@ -197,7 +197,7 @@ def _quoted(name: str) -> str:
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:
-    """Return a commit's own description; it is the first line where Spark wrote it."""
+    """Return a commit's info, which is the first line if Spark wrote it."""
     for line in lines:
         if '"commitInfo"' in line:
             found = json.loads(line).get("commitInfo")
@@ -210,5 +210,5 @@ def _is_conflict(error: BaseException) -> bool:
     java = getattr(error, "java_exception", None)
     try:
         return java is not None and "io.delta.exceptions.Concurrent" in java.getClass().getName()
-    except (Py4JError, OSError):  # the exception lived in a JVM that is gone
+    except (Py4JError, OSError):  # the exception's JVM is gone
         return False

@@ -1,6 +1,6 @@
-"""Where a raw table may be: a directory of this machine, a URL, or the name of a catalog's table.
+"""Destinations of raw tables: a local directory, a URL, or the name of a catalog table.
 
-Nothing here needs Spark, so a wrong destination is refused at once.
+Nothing here needs Spark, so an invalid destination is rejected at once.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from sfpubsub.spark.raw.ownership import FORMATS, LOGS, check_destination, recor
 from sfpubsub.spark.raw.paths import SCHEME, file_url, is_object_store, local_path
 from sfpubsub.spark.raw.sources import Source
 
-# A table of a catalog, as Spark SQL writes it without quotes: schema.table, catalog.schema.table.
+# A catalog table, as written in Spark SQL without quotes: schema.table, catalog.schema.table.
 _CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a table is. Use `parse`."""
+    """The location of a table. Create one with `parse`."""
 
     format: str
     """One of `FORMATS`."""
     address: str
     """The name for Spark: an absolute path, a URL, or the name of a catalog's table."""
     local: Path | None
-    """The directory, if it is one of this machine's."""
+    """The directory, if it is local."""
     in_catalog: bool = False
-    """Whether `address` is the name of a catalog's table."""
+    """Whether `address` is the name of a catalog table."""
     staging: Path | None = None
-    """Of a parquet table: the directory in which staging and sidecars were asked for."""
+    """For parquet: the requested directory for staging and sidecars."""
 
     @classmethod
     def parse(
@@ -43,28 +43,30 @@ class Destination:
         format: str,  # noqa: A002  # Spark's own word
         staging: str | os.PathLike[str] | None = None,
     ) -> Destination:
-        """Return what *destination* names.
+        """Parse *destination*.
 
         Args:
-            destination: A path; a URL of scheme ``file``, or for table formats of any scheme that
-                Spark knows, or a table of a catalog: ``schema.table`` of the session's, or
-                ``catalog.schema.table``. So a directory of such a name is ``./schema.table``.
+            destination: A path, a ``file`` URL, or for table formats a URL of any scheme that Spark
+                supports or a catalog table: ``schema.table`` in the session's catalog, or
+                ``catalog.schema.table``. Write ``./schema.table`` for a directory with such a name.
             format: One of `FORMATS`.
-            staging: With parquet: the directory in which to keep staging and sidecars; beside the
-                table by default.
+            staging: With parquet: directory for staging and sidecars; next to the table by default.
 
         Raises:
-            ConfigurationError: It is not for this format, or there is no such format.
+            ConfigurationError: The destination is not valid for the format, or the format is
+                unknown.
         """
         check_format(format)
         if format == "iceberg" and is_object_store(os.fspath(destination)):
             raise ConfigurationError(
-                f"iceberg tables that are only a path need a rename that replaces nothing, which "
-                f"{destination} does not have, and would lose commits: name a table of a catalog "
-                f"(of type jdbc or rest), or use delta"
+                f"path-only iceberg tables need an atomic rename that never overwrites, which "
+                f"{destination} does not support, so commits could be lost: use a catalog table "
+                f"(catalog type jdbc or rest) or delta"
             )
         if staging is not None and format != "parquet":
-            raise ConfigurationError(f"staging goes with format parquet; {format} has none")
+            raise ConfigurationError(
+                f"staging requires format parquet; {format} has no staging directory"
+            )
         text = os.fspath(destination)
         if format != "parquet" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
             _refuse_ambiguous(text, format)
@@ -78,12 +80,12 @@ class Destination:
 
     @property
     def url(self) -> str:
-        """`address`, with its scheme if it is a path."""
+        """`address` as a URL, with a scheme if it is a path."""
         return self.address if self.local is None else file_url(self.local)
 
     @property
     def in_sql(self) -> str:
-        """The name of a catalog's table, with quotes."""
+        """The quoted name of a catalog table."""
         return ".".join(f"`{part}`" for part in self.address.split("."))
 
     @property
@@ -96,29 +98,29 @@ class Destination:
 
     @property
     def beside(self) -> Path | None:
-        """The directory with its sidecars, if it is on this machine.
+        """The directory with its sidecars, if it is local.
 
-        Beside a Parquet table; in that of a table format, whose readers go by its log.
+        It is next to a Parquet table, and inside a table of another format, whose readers use the
+        log.
         """
         if self.local is None or self.format != "parquet":
             return self.local
         return place_of(self.local, self.staging or recorded_staging(self.local))
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Make sure, as far as possible without Spark, that it is or can become theirs.
+        """Check, as far as possible without Spark, that the sources can use it as their table.
 
         Changes nothing.
 
         Raises:
-            ConfigurationError: It is something else, belongs to other sources, or cannot be
-                written.
+            ConfigurationError: It is something else, belongs to other sources, or is not writable.
         """
         if self.local is not None:
             check_destination(self.local, sources, self.format, self.staging)
 
 
 def format_of(raw: str | os.PathLike[str], default: str) -> str:
-    """Return the format of the raw table at a path of this machine; of any other *default*."""
+    """Detect the format of a raw table at a local path; return *default* for anything else."""
     try:
         path = local_path(raw)
     except ConfigurationError:
@@ -132,7 +134,7 @@ def format_of(raw: str | os.PathLike[str], default: str) -> str:
 
 
 def check_raw_table(table: Destination) -> None:
-    """Make sure, as far as possible without Spark, that there is a raw table to read.
+    """Check, as far as possible without Spark, that there is a raw table to read.
 
     Raises:
         ConfigurationError: There is no raw table, or it has another format.
@@ -144,13 +146,15 @@ def check_raw_table(table: Destination) -> None:
         raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
     for other, log in LOGS.items():
         if (path / log).is_dir() and table.format != other:
-            raise ConfigurationError(
-                f"{table} is a table of format {other}: say so with --from-format"
-            )
+            raise ConfigurationError(f"{table} is a table of format {other}: use --from-format")
     mark = LOGS.get(table.format, IDENTITY_NAME)
     if not (path / mark).exists():
         inner = sorted(entry.parent.name for entry in path.glob(f"*/{mark}"))
-        hint = f"; it holds {', '.join(inner)}, which are: name one of them" if inner else ""
+        hint = (
+            f"; it contains {', '.join(inner)}, which are raw tables: name one of them"
+            if inner
+            else ""
+        )
         raise ConfigurationError(
             f"{table} is not a raw table of format {table.format} (it has no {mark}){hint}"
         )
@@ -159,16 +163,18 @@ def check_raw_table(table: Destination) -> None:
 def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # Spark's own word
     if Path(name, LOGS[format]).is_dir():
         raise ConfigurationError(
-            f"{name} is a directory here that holds a table, and the name of a table of a catalog: "
-            f"write ./{name} for the directory, or name the catalog as well"
+            f"{name} is ambiguous, as it is both a local directory with a table and a valid "
+            f"catalog table name: write ./{name} for the directory, or include the catalog"
         )
 
 
 def check_format(name: str) -> None:
-    """Make sure that the format exists.
+    """Check that the format exists.
 
     Raises:
-        ConfigurationError: It does not, or not yet.
+        ConfigurationError: The format is unknown.
     """
     if name not in FORMATS:
-        raise ConfigurationError(f"format {name!r} is not available; there is {', '.join(FORMATS)}")
+        raise ConfigurationError(
+            f"format {name!r} is not supported; use one of {', '.join(FORMATS)}"
+        )

@@ -1,8 +1,8 @@
-"""Small text files beside a table, on the disk or on any file system that Spark's JVM knows.
+"""Small text files of a table, on a local disk or any file system that Spark's JVM supports.
 
-One directory at a time, four verbs: list the names, read a file, give a file new contents as a
-whole, remove one. A reader finds the old contents or the new ones, and after `Files.replace` the
-new ones are durable. The content of the files is up to the caller.
+It works on one directory at a time, with four operations: list names, read a file, replace a file,
+remove a file. A reader sees either the old or the new contents, and after `Files.replace` the new
+ones are durable. The caller decides on the contents.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
 T = TypeVar("T")
 
-# Times that a file is read which was replaced between opening and reading. Writers replace one each
-# few seconds at most, so that twice in turn is rare.
+# Attempts to read a file that is replaced between opening and reading. Writers replace a file every
+# few seconds at most, so two collisions in a row are rare.
 _READS = 5
 
 
 class Files(ABC):
-    """The files of one directory. Thread-safe; one writer a file."""
+    """The files of one directory. Thread-safe, with one writer per file."""
 
     @property
     @abstractmethod
@@ -38,15 +38,15 @@ class Files(ABC):
 
     @abstractmethod
     def make(self) -> None:
-        """Make the directory, so that Spark can read it while it is empty.
+        """Create the directory, so that Spark can read it even while it is empty.
 
         Raises:
-            WriteError: It could not be made.
+            WriteError: It could not be created.
         """
 
     @abstractmethod
     def read(self, name: str) -> str | None:
-        """Return what a file holds, or None if there is none.
+        """Return the contents of a file, or None if it does not exist.
 
         Raises:
             ConfigurationError: It cannot be read.
@@ -54,17 +54,17 @@ class Files(ABC):
 
     @abstractmethod
     def replace(self, name: str, text: str) -> None:
-        """Give a file its contents, and make them durable.
+        """Replace the contents of a file durably.
 
         Raises:
-            WriteError: It could not; the old contents are still there, or the new ones already.
+            WriteError: Replacing failed; the file has either the old or the new contents.
         """
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of the files, in order; none where there is no directory.
+        """Return the sorted names of the files; empty if the directory does not exist.
 
-        A draft that `replace` left when it was killed has a name that ends with ``.tmp``.
+        Names of drafts left by a killed `replace` end with ``.tmp``.
 
         Raises:
             ConfigurationError: The directory cannot be listed.
@@ -72,7 +72,7 @@ class Files(ABC):
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file. One that is not there is fine; so is one that comes back after a crash.
+        """Remove a file, if it exists. It may reappear after a crash.
 
         Raises:
             WriteError: It could not be removed.
@@ -95,7 +95,7 @@ class LocalFiles(Files):
         try:
             make_directory(self._directory)
         except OSError as error:
-            raise WriteError(f"{self.place} cannot be made: {error.strerror}") from error
+            raise WriteError(f"{self.place} cannot be created: {error.strerror}") from error
 
     def read(self, name: str) -> str | None:
         """See `Files`."""
@@ -137,17 +137,17 @@ class LocalFiles(Files):
 class HadoopFiles(Files):
     """A directory of a file system that Spark's JVM writes to: ``s3a://…``, ``hdfs://…``.
 
-    In an object store a file is written under its own name: it appears when it is closed, as a
-    whole, and replaces the old one at once. A rename would be a copy, before which the old one is
-    deleted. Elsewhere (HDFS) a draft gets the name by a rename that replaces; drafts have hidden
-    names, which Spark leaves out.
+    In an object store, a file is written under its final name: it appears atomically when it is
+    closed, and replaces the old one. A rename would be a copy, before which the old one is deleted.
+    Elsewhere (HDFS), a draft is renamed over the old file; drafts have hidden names, which Spark
+    ignores.
 
     Args:
-        spark: A session with a JVM of its own, not Spark Connect.
+        spark: A classic session, not Spark Connect.
         directory: A URL.
 
     Raises:
-        ConfigurationError: Spark does not know the file system.
+        ConfigurationError: Spark does not support the file system.
     """
 
     def __init__(self, spark: SparkSession, directory: str) -> None:
@@ -185,7 +185,7 @@ class HadoopFiles(Files):
                     raise ConfigurationError(
                         f"{path} cannot be read: {first_line(error)}"
                     ) from error
-        raise AssertionError("the last time it raises")
+        raise AssertionError("the last attempt raises")
 
     def _text(self, path: Any) -> str | None:
         if not self._files.util().exists(path):
@@ -217,7 +217,8 @@ class HadoopFiles(Files):
         stream = self._files.create(path, self._flags(*flags), self._no_options("CreateOpts"))
         try:
             stream.write(content)
-            if stream.hasCapability("hsync"):  # an object store is durable once it is closed
+            # In an object store, a file is durable once it is closed.
+            if stream.hasCapability("hsync"):
                 stream.hsync()
         finally:
             stream.close()
@@ -279,7 +280,7 @@ class HadoopFiles(Files):
 
 
 def _was_replaced(error: BaseException) -> bool:
-    """Whether an object was another one when it was read than when it was opened."""
+    """Return whether an object was replaced between opening and reading."""
     text = str(error)
     return "Status Code: 412" in text or "RemoteFileChangedException" in text
 
@@ -288,15 +289,15 @@ def files_at(table: Path | str, name: str, spark: SparkSession | None) -> Files:
     """Return the directory *name* of a table.
 
     Args:
-        table: A path of this machine, or a URL of another file system.
+        table: A local path, or a URL of another file system.
         name: Such as ``_gaps``.
-        spark: Reaches the other file systems; not needed for a path.
+        spark: Used to access other file systems; not needed for a local path.
 
     Raises:
-        ConfigurationError: Spark does not know the file system, or there is no session.
+        ConfigurationError: Spark does not support the file system, or *spark* is None.
     """
     if isinstance(table, Path):
         return LocalFiles(table / name)
     if spark is None:
-        raise ConfigurationError(f"{table} is not on this machine: it needs a Spark session")
+        raise ConfigurationError(f"{table} is not local: accessing it needs a Spark session")
     return HadoopFiles(spark, f"{table.rstrip('/')}/{name}")

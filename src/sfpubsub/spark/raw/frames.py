@@ -1,9 +1,9 @@
-"""Arrow data as Spark frames, for a write and for a look-up, the quick way; and raw tables of any
-layout as frames of the newest one.
+"""Convert Arrow data to Spark frames efficiently, and raw tables of any layout to frames of the
+newest layout.
 
-Spark takes Arrow data row group by row group through the driver's socket; written to a file first
-it reads them at about twice the pace (100,000 events: 0.4 s instead of 0.9 s). The file needs a
-disk that the executors share, so on a cluster it is the socket, and the rows travel within tasks.
+Spark receives Arrow data through the driver's socket; from a file it reads about twice as fast
+(100,000 events: 0.4 s instead of 0.9 s). The file needs a disk shared with the executors, so on a
+cluster the rows are sent within tasks instead.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def spark_schema(columns: pa.Schema) -> StructType:
-    """Return columns in Spark's types, with their comments. Times have a zone.
+    """Convert columns to a Spark schema, with comments. Times have a zone.
 
-    A column's comment is its metadata ``comment``, else what `COMMENTS` says of it.
+    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`.
     """
     found = from_arrow_schema(columns)
     for field, own in zip(found.fields, columns, strict=True):
@@ -56,15 +56,15 @@ def spark_schema(columns: pa.Schema) -> StructType:
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """Return columns in Arrow's types; times are in UTC."""
-    # PySpark 4.2 has to be told the zone, and 4.1 takes UTC by itself.
+    """Convert columns to an Arrow schema; times are in UTC."""
+    # PySpark 4.2 needs the zone, whereas 4.1 always uses UTC.
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(columns, timezone="UTC")
     return to_arrow_schema(columns)
 
 
 def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
-    """Return what is wrong with a table's columns, each as a clause. Further columns are not."""
+    """Return a clause for each wrong or missing column. Additional columns are fine."""
     kinds = {field.name: field.dataType.simpleString() for field in found}
     clauses = []
     for field in spark_schema(wanted):
@@ -72,12 +72,12 @@ def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
         if field.name not in kinds:
             clauses.append(f"{field.name} is missing")
         elif kinds[field.name] != kind:
-            clauses.append(f"{field.name} is {kinds[field.name]} and not {kind}")
+            clauses.append(f"{field.name} is {kinds[field.name]} instead of {kind}")
     return clauses
 
 
 def column_definitions(columns: pa.Schema) -> str:
-    """Return columns as SQL defines them, with their comments."""
+    """Return the columns as SQL column definitions, with comments."""
     return ", ".join(
         f"`{field.name}` {field.dataType.simpleString()} COMMENT "
         f"{sql_text(field.metadata.get('comment', ''))}"
@@ -86,18 +86,18 @@ def column_definitions(columns: pa.Schema) -> str:
 
 
 def sql_text(text: str) -> str:
-    """Return a text as SQL writes it."""
+    """Return *text* as an SQL string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
-    """Return rows of a raw table of any layout with the columns of the newest one, by name.
+    """Convert rows of a raw table of any layout to the columns of the newest layout.
 
-    What an older one lacks is null; but the headers of change events are in their JSON.
+    Missing columns are null, except that headers of change events are taken from the JSON.
 
     Args:
-        rows: Of a raw table, with the columns that it stores.
-        others: Whether columns that are in no layout are kept as well.
+        rows: Rows of a raw table, with its stored columns.
+        others: Whether to keep columns that are in no layout.
     """
     columns = set(rows.columns)
     wanted = []
@@ -119,7 +119,7 @@ def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
 
 
 def with_comments(rows: DataFrame) -> DataFrame:
-    """Return rows whose columns say what they are."""
+    """Add comments to the columns."""
     return rows.select(
         [f.col(n).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
     )
@@ -147,12 +147,12 @@ def _header_of_json() -> Column:
 def frame_of(
     spark: SparkSession, rows: pa.Table, *, scratch: Path | None = None
 ) -> Iterator[DataFrame]:
-    """Give *rows* as a frame, which is valid only within the block.
+    """Yield *rows* as a frame that is valid only within the block.
 
     Args:
-        spark: A classic session of ours: one of its settings is changed for a moment.
-        rows: Times have a zone.
-        scratch: A directory for a file as large as the rows; the system's own by default.
+        spark: A classic session of our own, because one of its settings is changed temporarily.
+        rows: The rows; times have a zone.
+        scratch: Directory for a temporary file with the rows; the system's default if None.
     """
     if not str(spark.sparkContext.master).startswith("local"):
         yield _sent(spark, rows)
@@ -160,7 +160,7 @@ def frame_of(
     with tempfile.TemporaryDirectory(prefix="sfpubsub-", dir=scratch) as directory:
         path = Path(directory, "rows.parquet")
         pq.write_table(rows, path, compression="none", use_dictionary=False, write_statistics=False)
-        # Told its columns, Spark does not run a job to find them out.
+        # With an explicit schema, Spark does not run a job to infer it.
         yield (
             spark.read.schema(spark_schema(rows.schema))
             .parquet(_no_pattern(file_url(path)))
@@ -171,14 +171,14 @@ def frame_of(
 def rows_among(
     spark: SparkSession, rows: DataFrame, keys: Collection[bytes]
 ) -> dict[bytes, StoredRow]:
-    """Return the first row of each of *keys* that *rows* hold: a semi-join.
+    """Return the first row of *rows* for each of *keys*, by a semi-join.
 
-    The keys go to where the rows are, so no other row leaves its executor, however many there are.
+    The keys are sent to the executors, so no other rows leave them.
 
     Args:
         spark: The session of *rows*.
-        rows: With the columns of a `StoredRow`; others are not read.
-        keys: At least one, and no more than a batch has.
+        rows: Rows with the columns of a `StoredRow`; other columns are not read.
+        keys: At least one, and at most as many as a batch has.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))
@@ -199,5 +199,5 @@ def _sent(spark: SparkSession, rows: pa.Table) -> DataFrame:
 
 
 def _no_pattern(path: str) -> str:
-    """Return *path* for a reader that takes patterns, as a name that stands for itself."""
+    """Escape *path* for a reader that expects glob patterns."""
     return re.sub(r"([\\{}\[\]*?^])", r"\\\1", path)

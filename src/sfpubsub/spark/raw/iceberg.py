@@ -1,14 +1,14 @@
 """The raw table in Iceberg format: a directory or URL of its own, or a table of a catalog.
 
-Iceberg's appends never conflict: one that finds the table changed is made again on top of the
-change, and so would an old writer's be. So a transaction of ours is two steps. First a snapshot is
-*staged*: it is in the table's metadata, with its rows and its `State`, and no branch leads to it.
-Then it is *published* by exchanging the table's metadata: the one in which our newest state is the
-one that we know, for one in which the main branch ends in the staged snapshot. If anything has
-changed meanwhile, the exchange fails; what has changed decides whether to try again.
+Iceberg's appends never conflict: if the table has changed, an append is retried on top of the
+change, even for a superseded writer. So each of our transactions has two steps. First a snapshot is
+*staged*: it is in the table's metadata, with its rows and its `State`, but on no branch. Then it is
+*published* by swapping the table's metadata, from a version whose newest state is the one we know
+to one whose main branch ends in the staged snapshot. If anything has changed meanwhile, the swap
+fails; whether to retry depends on what has changed.
 
-The state is a property of the snapshot, and one of the table as well: compaction puts snapshots on
-top of ours, and after that ours may be expired.
+The state is a property of both the snapshot and the table, because compaction adds snapshots on top
+of ours, after which ours may expire.
 """
 
 from __future__ import annotations
@@ -35,33 +35,35 @@ from sfpubsub.spark.runtime.session import active_session
 
 MAIN = "main"
 
-# Of the snapshot and of the table.
+# Property of the snapshot and of the table.
 STATE = "sfpubsub.state"
-# Of the table: the snapshot whose state it is.
+# Table property: the snapshot that the state belongs to.
 _STATE_OF = "sfpubsub.snapshot"
 
-# A staged snapshot's mark in the format, and the setting with which Spark makes one.
+# Property that marks a staged snapshot, and the Spark setting that creates one.
 WAP_ID = "wap.id"
 WAP_SETTING = "spark.wap.id"
 
-# Tries to publish. Each fails only if something else was committed in the same tenths of a second.
+# Attempts to publish. One fails only if something else was committed within the same tenths of a
+# second.
 TRIES = 5
 
-# Of a table: lets a snapshot be staged.
+# Table property that enables staging.
 _STAGING = "write.wap.enabled"
 
-# Of a table whose snapshots are staged, if it is made by us.
+# Properties of tables that we create with staging.
 STAGING_PROPERTIES = {
     "format-version": "2",
     _STAGING: "true",
-    # Two metadata files a batch: keep the last ones only.
+    # Each batch creates two metadata files: keep only the latest.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
 
 _PROPERTIES = {
     **STAGING_PROPERTIES,
-    # A minimum and a maximum would be an order, and replay ids have none; others are never of use.
+    # No minimum and maximum: they imply an order, which replay ids do not have; for the others they
+    # are useless.
     "write.metadata.metrics.column.replay_id": "none",
     "write.metadata.metrics.column.dedupe_key": "none",
     "write.metadata.metrics.column.payload": "none",
@@ -86,7 +88,7 @@ class IcebergTable(LoggedTable):
         self._jvm: Any = self._spark._jvm
         self._address = place.url
         self._newest: str | None = None
-        """The attempt of the state on top of which the next transaction is made."""
+        """Attempt id of the state on which the next transaction builds."""
 
     def _load(self) -> State | None:
         operations = self._operations()
@@ -98,7 +100,7 @@ class IcebergTable(LoggedTable):
             metadata = operations.refresh()
         newest = self._newest_state(metadata)
         self._newest = newest.attempt
-        told = self._read(metadata.properties()) or newest  # a rollback leaves properties alone
+        told = self._read(metadata.properties()) or newest  # a rollback does not change properties
         has_lost_all = self._is_rolled_back(metadata)
         self._is_restored = has_lost_all or told.number > newest.number
         if has_lost_all:
@@ -113,10 +115,10 @@ class IcebergTable(LoggedTable):
         return self._state_of_branch(metadata) is None and self._read(metadata.properties()) is None
 
     def _adopt(self) -> None:
-        """Take a table that somebody has made for us, and left empty.
+        """Adopt an empty table that was created for us.
 
         Raises:
-            ConfigurationError: Its columns are others, or it has rows.
+            ConfigurationError: It has different columns, or it has rows.
         """
         state = self._adopted(self._rows())
         changes = self._table().updateProperties()
@@ -126,7 +128,8 @@ class IcebergTable(LoggedTable):
         state = self._state_of_branch(metadata) or self._read(metadata.properties())
         if state is None:
             raise ConfigurationError(
-                f"{self.place} is an iceberg table of somebody else's: name another destination"
+                f"{self.place} is an iceberg table that belongs to someone else: choose another "
+                f"destination"
             )
         return state
 
@@ -138,7 +141,7 @@ class IcebergTable(LoggedTable):
         return None
 
     def _is_rolled_back(self, metadata: Any) -> bool:
-        """Whether the table's property is newer than what the branch, which has no state, holds."""
+        """Return whether the table's property is newer than the branch, which has no state."""
         told = metadata.properties().get(_STATE_OF)
         return (
             told is not None
@@ -158,10 +161,10 @@ class IcebergTable(LoggedTable):
             if self._publish(staged, state, operations):
                 self._newest = state.attempt
                 return
-        raise Conflict("the table is being changed by others all the time")
+        raise Conflict("other writers keep changing the table")
 
     def _stage(self, frame: DataFrame, state: State, operations: Any, *, empty: bool) -> int:
-        """Make a snapshot that no branch leads to, and return its id."""
+        """Create a snapshot on no branch, and return its id."""
         if empty:
             append = self._table().newFastAppend()
             append.set(STATE, state.to_json()).set(WAP_ID, state.attempt).stageOnly().commit()
@@ -182,7 +185,7 @@ class IcebergTable(LoggedTable):
             f"snapshot-property.{STATE}": state.to_json(),
             "distribution-mode": "none",  # the frame has one partition, and rows of one day
         }
-        # Columns of somebody else's, which we leave empty; a frame must have all of them.
+        # Leave columns added by others empty; a frame must contain all of them.
         columns = self._rows().schema
         others = {
             field.name: f.lit(None).cast(field.dataType)
@@ -199,18 +202,18 @@ class IcebergTable(LoggedTable):
                 writer.save(self._address)
 
     def _publish(self, staged: int, state: State, operations: Any) -> bool:
-        """Exchange the table's metadata for one whose main branch ends in the staged snapshot.
+        """Swap in metadata whose main branch ends in the staged snapshot.
 
         Returns:
-            False if it must be staged again: somebody else's snapshot came in between.
+            False if it must be staged again, because another snapshot was committed in between.
 
         Raises:
-            Conflict: A transaction of ours, or of another writer, came in between.
+            Conflict: A transaction of this or another writer was committed in between.
         """
 
         def is_ours(base: Any) -> bool:
             if self._newest_state(base).attempt != self._newest:
-                raise Conflict("another writer's transaction came in between")
+                raise Conflict("another writer committed in between")
             return True
 
         properties = {STATE: state.to_json(), _STATE_OF: str(staged)}
@@ -219,11 +222,11 @@ class IcebergTable(LoggedTable):
     def _replace(self, frame: DataFrame, state: State) -> None:
         if not self.place.in_catalog:
             raise ConfigurationError(
-                f"{self.place} is an iceberg table that is only a path, and cannot be replaced in "
-                f"one step: it keeps its layout; a new table has the newest layout"
+                f"{self.place} is a path-only iceberg table, which cannot be replaced atomically: "
+                f"it keeps its layout; only a new table has the newest layout"
             )
         replacement = frame.writeTo(self._address).using("iceberg")
-        # The snapshot whose state it was is no part of the table any more.
+        # The snapshot that the state belonged to is no longer part of the table.
         properties = {**_PROPERTIES, _STAGING: "true", STATE: state.to_json(), _STATE_OF: "0"}
         for key, text in properties.items():
             replacement = replacement.tableProperty(key, text)
@@ -231,7 +234,7 @@ class IcebergTable(LoggedTable):
         self._newest = state.attempt
 
     def _create(self, frame: DataFrame) -> Any:
-        """Make a table without rows that is ours from its first moment."""
+        """Create an empty table that carries our state from the start."""
         properties = {
             **_PROPERTIES,
             **self._properties,
@@ -257,7 +260,9 @@ class IcebergTable(LoggedTable):
         return operations
 
     def _operations(self) -> Any:
-        """Return what reads and exchanges the table's metadata, as it is now; None without one."""
+        """Return the table operations for reading and swapping metadata, or None if there is no
+        table.
+        """
         table = self._table()
         if table is None:
             return None
@@ -287,11 +292,11 @@ class IcebergTable(LoggedTable):
 
 
 def ancestors(metadata: Any, newest: Any = None) -> Iterator[Any]:
-    """Yield snapshots, the newest first, as far back as they are kept.
+    """Yield retained snapshots, newest first.
 
     Args:
-        metadata: The table's.
-        newest: The snapshot to begin with; that of the main branch by default.
+        metadata: Metadata of the table.
+        newest: Snapshot to start from; by default the tip of the main branch.
     """
     snapshot = newest or metadata.currentSnapshot()
     while snapshot is not None:
@@ -301,10 +306,10 @@ def ancestors(metadata: Any, newest: Any = None) -> Iterator[Any]:
 
 
 def check_catalog(spark: SparkSession, place: Destination) -> None:
-    """Make sure that the catalog can exchange a table's metadata in one step.
+    """Check that the catalog can swap a table's metadata atomically.
 
     Raises:
-        ConfigurationError: It cannot: it has nothing but the renames of an object store.
+        ConfigurationError: It cannot, because it relies on renames in an object store.
     """
     catalog = f"spark.sql.catalog.{place.address.split('.')[0]}"
     kind = str(spark.conf.get(f"{catalog}.type", ""))
@@ -313,8 +318,8 @@ def check_catalog(spark: SparkSession, place: Destination) -> None:
     if (kind == "hadoop" or made_by.endswith("HadoopCatalog")) and is_object_store(warehouse):
         raise ConfigurationError(
             f"the catalog of {place} is of type hadoop on {warehouse.split(':')[0]}, which has no "
-            f"rename that replaces nothing, so that commits would be lost: use one of type jdbc or "
-            f"rest"
+            f"atomic rename that never overwrites, so commits could be lost: use a catalog of "
+            f"type jdbc or rest"
         )
 
 
@@ -325,18 +330,18 @@ def published(
     properties: Mapping[str, str],
     is_ours: Callable[[Any], bool],
 ) -> bool:
-    """Exchange a table's metadata for one whose main branch ends in a staged snapshot.
+    """Swap in table metadata whose main branch ends in a staged snapshot.
 
     Args:
         spark: The session.
-        operations: The table's.
+        operations: Operations of the table.
         staged: Id of the snapshot.
-        properties: What the table is given with it.
-        is_ours: Whether the table, by its metadata, is still as the snapshot expects it.
+        properties: Table properties to set at the same time.
+        is_ours: Returns whether the table's metadata is still as the snapshot expects.
 
     Returns:
-        False if it was not done: the table is not as expected, or somebody else's snapshot came in
-        between, or others change it all the time.
+        False if it was not published: the table is not as expected, another snapshot was committed
+        in between, or other writers keep changing the table.
     """
     for _ in range(TRIES):
         base = operations.refresh()
@@ -369,6 +374,6 @@ def tip(metadata: Any) -> int | None:
 
 
 def is_conflict(error: Py4JJavaError) -> bool:
-    """Whether metadata was not exchanged because it had changed."""
+    """Return whether the metadata was not swapped because it had changed."""
     name = str(error.java_exception.getClass().getName())
     return name == "org.apache.iceberg.exceptions.CommitFailedException"

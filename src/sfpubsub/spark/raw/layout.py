@@ -3,20 +3,20 @@
 All formats share one numbering. A table records its layout together with its identity: Parquet in
 its identity file, table formats with every transaction. The rules:
 
-- A layout adds columns to the one before. A column never changes its type or meaning, and never
-  goes away.
-- *Readers* match columns by name: a column that the table lacks is null, and columns that they do
-  not know are ignored. So every version reads every table.
-- A *writer* writes every layout that it knows unchanged, and refuses a table with a newer one: it
-  would leave the columns that it does not know empty, and nobody would notice. It leaves columns
-  that others added empty.
+- A layout adds columns to the previous one. A column never changes its type or meaning, and is
+  never removed.
+- *Readers* match columns by name: missing columns are null, and unknown columns are ignored. So
+  every version can read every table.
+- A *writer* supports every layout that it knows, without changing it, and rejects a table with a
+  newer one, because it would silently leave unknown columns empty. It leaves columns added by
+  others empty.
 
 1. Parquet: staging and sidecars inside the table. Table formats: as layout 2.
 2. Partitions by hour, as text.
-3. ``org_id``, ``change_header``, ``headers``. Partitions by day: appends come in the order of
-   time, so every file's statistics are as selective as clustering would make them, and clustering
-   would write everything once more. Partitions exist so that old days can be removed at no cost;
-   days have a type that every engine can compare, and are few enough for any catalog.
+3. ``org_id``, ``change_header``, ``headers``. Partitions by day. Appends arrive in order of time,
+   so file statistics are as selective as clustering would make them, without rewriting everything.
+   Partitions exist so that old days can be removed cheaply; days have a type that every engine can
+   compare, and are few enough for any catalog.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Layout:
 
     number: int
     columns: pa.Schema
-    """What a row has, without the partition and the batch."""
+    """Columns of a row, without partition and batch."""
     partition: str
-    """The column by which the table is partitioned."""
+    """The partition column."""
     kind: pa.DataType
-    """Its type."""
+    """Type of the partition column."""
     format: str
-    """Its form as text, whose order is its order in time."""
+    """``strftime`` format of a partition's name; names sort by time."""
     seconds: float
-    """Its length."""
+    """Length of a partition, in seconds."""
 
     @property
     def added(self) -> tuple[str, str]:
-        """Columns that readers see after `columns`. In Parquet the directories' names carry them.
+        """Columns that follow `columns`: the partition (time of writing, UTC) and the batch id.
 
-        The time of writing (UTC), and the batch's id.
+        In Parquet they are stored in directory names.
         """
         return self.partition, BATCH_COLUMN
 
@@ -62,22 +62,22 @@ class Layout:
 
     @property
     def prefix(self) -> str:
-        """What the names of a Parquet table's directories begin with."""
+        """Prefix of the partition directories of a Parquet table."""
         return f"{self.partition}="
 
     def text_of(self, time: float) -> str:
-        """Return the partition of a time in seconds since 1970 UTC, as text."""
+        """Return the name of the partition of a time in seconds since 1970 UTC."""
         return datetime.fromtimestamp(time, UTC).strftime(self.format)
 
     def value_of(self, time: float) -> str | date:
-        """Return the partition of a time in seconds since 1970 UTC, as it is stored."""
+        """Return the stored partition value of a time in seconds since 1970 UTC."""
         return self.text_of(time) if pa.types.is_string(self.kind) else _utc(time).date()
 
     def start_of(self, value: str | date) -> float:
         """Return the beginning of a partition, in seconds since 1970 UTC.
 
         Raises:
-            ValueError: It is not one.
+            ValueError: *value* is not a partition.
         """
         text = value if isinstance(value, str) else value.isoformat()
         return datetime.strptime(text, self.format).replace(tzinfo=UTC).timestamp()
@@ -86,7 +86,7 @@ class Layout:
         """Return the end of a partition, in seconds since 1970 UTC.
 
         Raises:
-            ValueError: It is not one.
+            ValueError: *value* is not a partition.
         """
         return self.start_of(value) + self.seconds
 
@@ -99,7 +99,7 @@ _HOURS = pa.schema([SCHEMA.field(name) for name in FIRST_COLUMNS])
 _HOUR = timedelta(hours=1).total_seconds()
 _DAY = timedelta(days=1).total_seconds()
 
-# Seconds by which a row's partition may end after the row was written.
+# Most seconds by which a partition may end after a row in it was written.
 LONGEST_PARTITION = _DAY
 
 NEWEST = Layout(3, SCHEMA, "ingest_date", pa.date32(), "%Y-%m-%d", _DAY)
@@ -109,18 +109,18 @@ LAYOUTS = {
     3: NEWEST,
 }
 
-# Of the directories of a Parquet table, whatever its layout.
+# Prefixes of partition directories of a Parquet table of any layout.
 PREFIXES = tuple({layout.prefix: None for layout in LAYOUTS.values()})
 
 
 def layout_with(columns: Collection[str]) -> Layout:
-    """Return the layout of a table with these columns, for one that does not name it."""
+    """Infer the layout of a table that does not record it from its columns."""
     return LAYOUTS[1] if LAYOUTS[1].partition in columns else NEWEST
 
 
 def newer_layout(table: object, number: object) -> str:
-    """Return why a table of a layout that is not known is not written."""
+    """Return the message for a table with an unknown layout."""
     return (
-        f"{table} has layout {number}, of a newer sfpubsub; this one would leave its new "
-        f"columns empty: use that version, or name another destination"
+        f"{table} has layout {number} of a newer sfpubsub version; this version would leave its "
+        f"new columns empty: use the newer version, or choose another destination"
     )

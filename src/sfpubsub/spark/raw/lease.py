@@ -1,8 +1,8 @@
-"""One writer a table: a locked file that names the two processes that may write.
+"""The lease that allows one writer per table: a locked file that names its two processes.
 
-The Python process holds an ``flock``, which ends with the process however it ends. The JVM that it
-started cannot hold it, and lives up to 3 s longer when Python is killed; so the file names both,
-and the next writer waits for the old JVM's end before it reads what the table holds.
+The Python process holds an ``flock``, which ends with the process in any case. Its JVM cannot hold
+the lock and lives up to 3 s longer if Python is killed. So the file names both processes, and the
+next writer waits for the old JVM to exit before it reads the table.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sfpubsub.spark.runtime.process import Process
 
 LEASE_NAME = "_lease"
 
-# Seconds that a new writer waits for the processes of the one before it. An orphaned JVM was seen
-# to live for 1.3 to 3 s; five times that is a JVM that will not end by itself.
+# Seconds that a new writer waits for the previous writer's processes. An orphaned JVM has been seen
+# to live for 1.3 to 3 s; after five times that, it will not exit on its own.
 PATIENCE = 15.0
 
-# Seconds between checks of a process that is not our child: there is nothing to wait on.
+# Seconds between checks of a process that is not our child, which has to be polled.
 _POLL = 0.05
 
-# Bytes of the file. Written in one call and never made shorter, so that a reader finds the old
-# record or the new one.
+# Size of the file in bytes. It is written in one call and never truncated, so that a reader sees
+# either the old or the new record.
 _RECORD_SIZE = 512
 
 
@@ -41,22 +41,22 @@ class Lease:
 
     @classmethod
     def acquire(cls, table: Path, jvm_pid: int, *, patience: float = PATIENCE) -> Lease:
-        """Wait for the processes of the last writer to end, and take its place.
+        """Wait for the last writer's processes to exit, then acquire the lease.
 
         Args:
             table: The table's directory.
             jvm_pid: The JVM that will write for this process.
-            patience: Seconds to wait for them.
+            patience: Seconds to wait for them to exit.
 
         Raises:
-            ConfigurationError: Another writer lives, or the JVM of a dead one does not end, or the
-                file system has no locks.
-            WriteError: *jvm_pid* has ended.
+            ConfigurationError: Another writer is alive, the JVM of a dead writer does not exit, or
+                the file system does not support locks.
+            WriteError: The JVM has exited.
         """
         jvm = Process.of(jvm_pid)
         own = Process.of(os.getpid())
         if jvm is None or own is None:
-            raise WriteError(f"spark's JVM (pid {jvm_pid}) has ended")
+            raise WriteError(f"spark's JVM (pid {jvm_pid}) has exited")
         deadline = time.monotonic() + patience
         descriptor = os.open(table / LEASE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         with ExitStack() as unless_done:
@@ -68,16 +68,16 @@ class Lease:
         return cls(descriptor, jvm)
 
     def check(self) -> None:
-        """Make sure that the JVM lives.
+        """Check that the JVM is alive.
 
         Raises:
-            WriteError: It has ended.
+            WriteError: It has exited.
         """
         if not self._jvm.alive():
-            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has ended")
+            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has exited")
 
     def release(self) -> None:
-        """Let the next writer in at once. Only when no write is under way."""
+        """Release the lease at once. Call it only when no write is in progress."""
         if self._descriptor is not None:
             _record(self._descriptor, python=None, jvm=None)
             os.close(self._descriptor)
@@ -87,11 +87,11 @@ class Lease:
 def _lock(descriptor: int, table: Path, deadline: float) -> None:
     while not _try_lock(descriptor, table):
         holder = _read(descriptor, "python")
-        # A dead holder's lock goes a moment after it, with the last of its memory.
+        # The lock of a dead process is released a moment later, when its memory is freed.
         if (holder is not None and holder.alive()) or time.monotonic() >= deadline:
-            who = f"pid {holder.pid}" if holder else "a process that cannot be seen from here"
+            who = f"pid {holder.pid}" if holder else "a process that is not visible from here"
             raise ConfigurationError(
-                f"{table} is being written by another process ({who}): end it first, or write to "
+                f"{table} is being written by another process ({who}): stop it first, or write to "
                 f"another path"
             )
         time.sleep(_POLL)
@@ -104,8 +104,8 @@ def _try_lock(descriptor: int, table: Path) -> bool:
         return False
     except OSError as error:
         raise ConfigurationError(
-            f"{table} is on a file system without locks ({error.strerror}): two writers could not "
-            f"be distinguished there; use a local one"
+            f"{table} is on a file system without locks ({error.strerror}): concurrent writers "
+            f"cannot be detected there; use a local file system"
         ) from error
     return True
 
@@ -116,7 +116,7 @@ def _await_jvm(descriptor: int, table: Path, deadline: float, *, own: Process) -
         if time.monotonic() >= deadline:
             raise ConfigurationError(
                 f"{table} may still be written by the Spark JVM (pid {old.pid}) of a writer that "
-                f"was killed: end that process first"
+                f"was killed: stop that process first"
             )
         time.sleep(_POLL)
 
@@ -127,7 +127,7 @@ def _read(descriptor: int, role: str) -> Process | None:
         found = json.loads(text)[role]
         return None if found is None else Process(int(found["pid"]), str(found["started"]))
     except (ValueError, KeyError, TypeError):
-        # New, or torn by the loss of power, which no process survived.
+        # New, or damaged by a power loss, which no process survived.
         return None
 
 

@@ -1,9 +1,8 @@
-"""Which batches a raw table has lost by a RESTORE of Delta or a rollback of Iceberg.
+"""Detect which batches a raw table has lost through a Delta RESTORE or an Iceberg rollback.
 
-A batch that was written is in the table for good, as far as its readers go by its id; rows that are
-deleted because they are old stay what they were. Only going back to an earlier version of the table
-undoes batches, and going forward again brings them back. That is told by the table's log, not by
-its rows.
+For readers, which track batch ids, a written batch stays in the table forever, even after its old
+rows are deleted. Only restoring an earlier version of the table undoes batches, and going forward
+again brings them back. The table's log shows this, not its rows.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ class Commit:
 
     version: int
     batch: str | None = None
-    """The batch that it has written."""
+    """The batch that it wrote, if any."""
     restored: int | None = None
-    """The version that it has gone back to."""
+    """The version that it restored, if any."""
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How the batches of a table differ from those it had at an earlier version."""
+    """How a table's batches differ from those of an earlier version."""
 
     vanished: frozenset[str] = frozenset()
-    """Ids of batches that it had then and has no more."""
+    """Ids of batches that were there then and no longer are."""
     added: frozenset[str] = frozenset()
-    """Ids of batches that it has now: those written since, and those that came back."""
+    """Ids of batches that are there now and were not then: newly written or restored ones."""
     went_back: bool = False
-    """Whether it has gone to another version at all."""
+    """Whether any version was restored."""
 
 
 def moves(commits: Sequence[Commit], since: int) -> Moves:
-    """Return what became of the batches of version *since*.
+    """Return how the batches have changed since version *since*.
 
     Args:
-        commits: Without a hole, up to the table's version now, and from a version on that is no
-            newer than *since* and than every version that was gone back to.
-        since: A version.
+        commits: Consecutive commits up to the current version, starting no later than *since* and
+            every restored version.
+        since: The earlier version.
     """
     batches: dict[int, frozenset[str]] = {}
     live: frozenset[str] = frozenset()
@@ -70,19 +69,21 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return what the format tells the table by, wherever it is moved to."""
+        """Return the format's own identity of the table, which survives moving it."""
 
     @abstractmethod
     def version(self) -> str:
-        """Return the table's version now."""
+        """Return the table's current version."""
 
     @abstractmethod
     def since(self, version: str) -> Moves:
-        """Return what became of the batches of an earlier version, as far as the log is kept."""
+        """Return how the batches have changed since an earlier version, as far as the log is
+        retained.
+        """
 
     @abstractmethod
     def at(self, version: str) -> DataFrame:
-        """Return the rows of a version, which must not have expired."""
+        """Return the rows of a version that has not expired."""
 
 
 class DeltaLineage(Lineage):
@@ -111,7 +112,7 @@ class DeltaLineage(Lineage):
             commits = self._commits(now - first + 1)
             back = [commit.restored for commit in commits if commit.restored is not None]
             earliest = min([then, *back])
-            # The log is kept for 30 days (delta.logRetentionDuration); what is older is gone.
+            # The log is kept for 30 days (delta.logRetentionDuration); older commits are gone.
             if earliest >= first or len(commits) < now - first + 1:
                 return moves(commits, then)
             first = earliest
@@ -163,7 +164,7 @@ class DeltaLineage(Lineage):
         return Commit(version, batch=None if state is None else state.batch)
 
     def _restored(self, version: int, parameters: dict[str, str]) -> int:
-        """Return the version that a RESTORE went to; of one to a time, look which one it was."""
+        """Return the version that a RESTORE restored, resolving a timestamp if necessary."""
         text = parameters.get("version")
         if text not in (None, "null"):
             return int(str(text))
@@ -199,7 +200,8 @@ class IcebergLineage(Lineage):
                 return Moves(added=frozenset(now))
             now += self._batch(snapshot)
         old = metadata.snapshot(int(version))
-        if old is None:  # expired: whether it was gone back from cannot be told any more
+        # expired: it is no longer possible to tell whether the table was rolled back.
+        if old is None:
             return Moves(added=frozenset(now))
         then = frozenset(
             batch for snapshot in ancestors(metadata, old) for batch in self._batch(snapshot)
@@ -234,7 +236,7 @@ class IcebergLineage(Lineage):
 
 
 def lineage_of(spark: SparkSession, place: Destination) -> Lineage | None:
-    """Return the versions of a raw table; None for files, which nobody can set back."""
+    """Return the lineage of a raw table; None for Parquet files, which cannot be restored."""
     if place.format == "delta":
         return DeltaLineage(spark, place)
     if place.format == "iceberg":

@@ -1,10 +1,9 @@
-"""A raw table in a table format: what Delta and Iceberg have in common.
+"""The common part of raw tables in Delta and Iceberg format.
 
-Each transaction of ours carries a `State`, and rows or none. Two things are asked of a format: to
-find the newest state that is part of the table, and to commit a transaction only if no other one of
-ours came in between. From that follows the fence: a writer begins with a transaction that has no
-rows, and any older writer, were it stopped in the middle of a commit and continued a week later,
-finds that its own can no longer be made.
+Each of our transactions carries a `State`, and optionally rows. A format must be able to find the
+newest state in the table, and to commit a transaction only if none of ours was committed in
+between. This allows fencing: a writer starts with an empty transaction, after which any older
+writer, even one suspended in the middle of a commit and resumed a week later, can no longer commit.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ from sfpubsub.types import ReplayId
 
 T = TypeVar("T")
 
-# Tries to begin a table. Each fails only if another writer, or somebody's compaction, committed at
+# Attempts to start writing a table. One fails only if another writer, or a compaction, commits at
 # the same moment.
 _FENCE_TRIES = 5
 
-# Keys that are brought to the driver at once. A row takes about 50 bytes there.
+# Keys collected to the driver at once. A row takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
 
 
-# Seconds by which the time of a row may be wrong that is looked for by its number.
+# Tolerance for the time of a row that is looked up by its number, in seconds.
 _CLOCKS = 3600.0
 
 
-class Conflict(Exception):  # noqa: N818  # never leaves this package; not an error of the user's
-    """Another transaction came in between; nothing was committed."""
+class Conflict(Exception):  # noqa: N818  # never leaves this package; not a user error
+    """Another transaction was committed in between; nothing was committed."""
 
 
 class LoggedTable(RawTable):
@@ -69,8 +68,8 @@ class LoggedTable(RawTable):
     Args:
         spark: The session that writes; its settings are left alone.
         place: Where the table is.
-        sources: Whose events it is to take.
-        properties: What the table is given if it has to be made.
+        sources: Sources of its events.
+        properties: Properties to set if the table has to be created.
 
     Raises:
         ConfigurationError: Spark lacks the format's jars.
@@ -89,14 +88,14 @@ class LoggedTable(RawTable):
         self._writer = uuid.uuid4().hex
         self._state: State | None = None
         self._is_restored = False
-        """Whether `_load` found that somebody has taken the table back to an older version."""
+        """Whether `_load` found that the table was restored to an older version."""
         if place.local is None and not place.in_catalog:
             check_file_system(spark, place.address)
         self._spark = own_session(spark)
 
     @classmethod
     def of_any_source(cls, spark: SparkSession, place: Destination) -> Self:
-        """Return a table that exists, for whatever sources it has.
+        """Open an existing table with any sources.
 
         Raises:
             ConfigurationError: There is no raw table, or Spark lacks the format's jars.
@@ -111,11 +110,12 @@ class LoggedTable(RawTable):
         return table
 
     def upgrade(self) -> bool:
-        """Give the table the newest layout, in one transaction; return whether it had another.
+        """Upgrade the table to the newest layout in one transaction; return whether that was
+        necessary.
 
         Raises:
             ConfigurationError: It cannot be done in one transaction.
-            WriteError: It was not done.
+            WriteError: The upgrade failed.
         """
         self.recover()
         if self._known.layout is NEWEST:
@@ -129,7 +129,7 @@ class LoggedTable(RawTable):
     @property
     def _known(self) -> State:
         if self._state is None:
-            raise AssertionError("a table is read before it is used")
+            raise AssertionError("a table must be read before it is used")
         return self._state
 
     @property
@@ -160,13 +160,13 @@ class LoggedTable(RawTable):
     def recover(self) -> None:
         """See `RawTable`.
 
-        Before that, what a dead write left for Spark to read is removed; it is no part of anything.
+        First, temporary files left by a dead write are removed.
 
-        1. Read the newest state in the log; if the table was taken back, tell.
-        2. If this writer had begun and the state is another's, give up: it was taken over.
-        3. Commit a transaction without rows on top of it. From now on no write that began before
-           it can be committed: not an older writer's, and not a failed one of our own that Spark
-           may still be busy with.
+        1. Read the newest state in the log; if the table was restored, report it.
+        2. If this writer had already started and the state belongs to another one, give up: the
+           table was taken over.
+        3. Commit an empty transaction on top of it. From now on no earlier write can be committed:
+           neither an older writer's, nor a failed one of our own that Spark may still be executing.
         """
         if self.place.local is not None:
             shutil.rmtree(self.place.local / STAGING_NAME, ignore_errors=True)
@@ -190,9 +190,7 @@ class LoggedTable(RawTable):
             except Conflict:
                 continue
             return
-        raise WriteError(
-            f"{self.place} is being written by others all the time: end the other writers of it"
-        )
+        raise WriteError(f"other writers keep writing to {self.place}: stop them")
 
     def append(
         self,
@@ -201,7 +199,7 @@ class LoggedTable(RawTable):
         now: float,
         name: str | None = None,
     ) -> str:
-        """See `RawTable`. One transaction, which the format makes durable and visible at once."""
+        """See `RawTable`. One transaction, which the format commits atomically."""
         batch = f"b{self.next_seq:019d}"
         layout = self._known.layout
         rows = rows.select(layout.columns.names)
@@ -221,7 +219,7 @@ class LoggedTable(RawTable):
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
-            return  # Spark takes a second to find nothing
+            return  # saves the second that Spark takes to find nothing
         with self._errors("cannot be read"):
             frame = self._rows().where(f.col(column) >= f.lit(layout.value_of(oldest)))
             frame = frame.where(f.col("ingest_seq") > after).select(column, "dedupe_key")
@@ -235,7 +233,7 @@ class LoggedTable(RawTable):
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
-        """Yield the keys of each partition, in the order of time."""
+        """Yield the keys of each partition, ordered by time."""
         layout = self._known.layout
         column = rows[layout.partition]
         for value in sorted(pc.unique(column).to_pylist()):
@@ -262,7 +260,7 @@ class LoggedTable(RawTable):
             return rows_among(self._spark, self._rows().where(written), keys)
 
     def _written(self, first: float, last: float) -> Column:
-        """Return whether a row is in the partitions of a span of time."""
+        """Return a condition that limits rows to the partitions of a time span."""
         layout = self._known.layout
         values = (f.lit(layout.value_of(time)) for time in (first, last))
         return f.col(layout.partition).between(*values)
@@ -273,13 +271,13 @@ class LoggedTable(RawTable):
         except (Conflict, *SPARK_ERRORS, pa.ArrowException) as error:
             self._look_for_another(error)
             raise WriteError(
-                f"{failed} to {self.place}, and none of it is acked: {first_line(error)}"
+                f"{failed} to {self.place}, so nothing was acked: {first_line(error)}"
             ) from error
 
     def _check_vacant(self) -> None:
-        """Make sure that a table that is going to be made has its place to itself."""
+        """Check that the location of a new table is empty."""
         if self.place.local is not None or self.place.in_catalog:
-            return  # looked at before, or the catalog's business
+            return  # already checked, or up to the catalog
         jvm: Any = self._spark._jvm
         with self._errors("cannot be read"):
             path = jvm.org.apache.hadoop.fs.Path(self.place.address)
@@ -290,8 +288,8 @@ class LoggedTable(RawTable):
         foreign = sorted(name for name in names if not name.startswith(("_", ".")))
         if foreign:
             raise ConfigurationError(
-                f"{self.place} is not empty and not a table of sfpubsub (it holds {foreign[0]!r}): "
-                f"name another destination"
+                f"{self.place} is neither empty nor a table of sfpubsub (it contains "
+                f"{foreign[0]!r}): choose another destination"
             )
 
     def _look_for_another(self, cause: Exception) -> None:
@@ -304,9 +302,9 @@ class LoggedTable(RawTable):
 
     def _taken_over(self, found: State) -> WriteError:
         return WriteError(
-            f"{self.place} has been taken over by another writer ({found.writer[:8]}); this one "
-            f"({self._writer[:8]}) can write no more, and nothing that is not written is acked: "
-            f"run one job a table"
+            f"{self.place} was taken over by another writer ({found.writer[:8]}); this one "
+            f"({self._writer[:8]}) can no longer write, and unwritten events are not acked: run "
+            f"only one job per table"
         )
 
     @contextmanager
@@ -317,7 +315,7 @@ class LoggedTable(RawTable):
             raise WriteError(f"{self.place} {what}: {first_line(error)}") from error
 
     def _commit(self, rows: pa.Table | None, state: State) -> None:
-        """Commit, make sure that it is in the table, and take *state* for the known one."""
+        """Commit, verify that the commit is in the table, and remember *state*."""
         empty = rows is None
         with frame_of(
             self._spark,
@@ -326,8 +324,8 @@ class LoggedTable(RawTable):
         ) as frame:
             self._write(frame, state, empty=empty)
         if self.place.local is not None:
-            # Spark flushes nothing, and what is acked must outlive a loss of power. Which files
-            # are new only the format knows, so everything that waits for the disk goes to it.
+            # Spark does not flush, but acked events must survive a power loss. Only the format
+            # knows which files are new, so flush everything.
             os.sync()
         self._state = state
 
@@ -339,14 +337,14 @@ class LoggedTable(RawTable):
         return scratch
 
     def _from_rows(self, known: State) -> State:
-        """Return the state as the rows tell it, for a log that has lost or undone ours.
+        """Reconstruct the state from the rows, if the log has lost or undone it.
 
-        A position is that of the last row of the source itself, which is no later than the lost
-        one: what comes again is in the window. Numbers continue where they were: a batch's id is
-        made of them, and readers that have gone past one never look at it again.
+        A source's position is that of its last row, which is no later than the lost one;
+        redelivered events are in the window. Numbers continue where they were, because batch ids
+        are derived from them, and readers never look at a batch again that they have passed.
 
         Args:
-            known: What still holds: whose table it is, who wrote last, and the highest number.
+            known: What is still valid: the sources, the last writer and the highest number.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         layout = known.layout
@@ -369,10 +367,10 @@ class LoggedTable(RawTable):
         )
 
     def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:
-        """Return the position of the newest row of each of some sources, as far as there is one."""
+        """Return the position of the newest row of each source that has one."""
         if not names:
             return {}
-        # Redriven rows, and those of a query, may be others' or without a position.
+        # Redriven rows, and those of a query, may belong to other sources or lack a position.
         own = f.col("subscription").isin(*names) & f.col("replay_id").isNotNull()
         last = f.max_by("replay_id", "ingest_seq")
         ids = rows.where(own).groupBy("subscription").agg(last).collect()
@@ -380,14 +378,14 @@ class LoggedTable(RawTable):
 
     @abstractmethod
     def _load(self) -> State | None:
-        """Return the newest state; None if there is no table. Sets `_is_restored`.
+        """Return the newest state, or None if there is no table. Sets `_is_restored`.
 
         Raises:
-            ConfigurationError: The table is not ours.
+            ConfigurationError: The table belongs to someone else.
         """
 
     def _adopted(self, rows: DataFrame) -> State:
-        """Return the first state of a table that somebody has made for us, and left empty.
+        """Return the initial state of an empty table that was created for us.
 
         Raises:
             ConfigurationError: Its columns are others, or it has rows.
@@ -395,45 +393,45 @@ class LoggedTable(RawTable):
         misfits = columns_that_differ(rows.schema, NEWEST.stored)
         if misfits:
             raise ConfigurationError(
-                f"{self.place} is a table of somebody else's, or one made for sfpubsub whose "
-                f"columns differ ({'; '.join(misfits)}): name another destination"
+                f"{self.place} is not a table of sfpubsub, or was created for it with wrong "
+                f"columns ({'; '.join(misfits)}): choose another destination"
             )
         if rows.limit(1).count():
             raise ConfigurationError(
-                f"{self.place} has rows that sfpubsub did not write: name another destination"
+                f"{self.place} has rows that sfpubsub did not write: choose another destination"
             )
         return State.first(self._sources, self._writer)
 
     @abstractmethod
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
-        """Commit the rows with their state, on top of the known one or the one just loaded.
+        """Commit the rows with their state, on top of the known or just loaded state.
 
-        Makes the table if there is none. Returns when the transaction is known to be in the table.
+        Creates the table if necessary. Returns once the transaction is known to be in the table.
 
         Args:
-            frame: With the table's columns.
-            state: What the transaction carries.
+            frame: Rows with the table's columns.
+            state: State of the transaction.
             empty: Whether the frame has no rows.
 
         Raises:
-            Conflict: Another transaction of ours, or of another writer, came in between.
+            Conflict: Another transaction, of this or another writer, was committed in between.
         """
 
     @abstractmethod
     def _replace(self, frame: DataFrame, state: State) -> None:
-        """Exchange rows, columns and partitions of the table for those of *frame*, at once.
+        """Atomically replace the table's rows, columns and partitions by those of *frame*.
 
         Raises:
-            ConfigurationError: That cannot be done with this one.
+            ConfigurationError: This table cannot be replaced.
         """
 
     @abstractmethod
     def _rows(self) -> DataFrame:
-        """Return the table as it is now."""
+        """Return the current rows of the table."""
 
 
 def _spans(counts: list[tuple[T, int]]) -> Iterator[tuple[T, T]]:
-    """Divide partitions, in their order, into spans that the driver can hold."""
+    """Divide the partitions, in order, into spans that fit into the driver."""
     start, total = 0, 0
     for index, (_, count) in enumerate(counts):
         if total and total + count > _KEYS_AT_ONCE:

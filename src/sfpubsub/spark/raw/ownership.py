@@ -1,8 +1,8 @@
-"""Whose a table's directory on this machine is, and whether it can become theirs.
+"""Ownership of a local table directory: who owns it, and who can claim it.
 
-A Parquet table says so in a file of its own, with its layout and the place of its staging; a table
-format in its log, which Spark reads. Nothing here needs Spark, so a wrong destination is refused at
-once.
+A Parquet table records its owner in an identity file, with its layout and staging directory; a
+table format records it in its log, which Spark reads. Nothing here needs Spark, so an invalid
+destination is rejected at once.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BATCH_PREFIX = "batch="
 
 FORMATS = ("parquet", "delta", "iceberg")
 
-# The directory that a table format keeps its log in.
+# Log directory of each table format.
 LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
 
-# The layout of Parquet that a table of an older one gets when it is opened: only what is beside it
-# moves. Once it is taken over no older version writes it.
+# Layout that an older Parquet table gets when it is opened: only its sidecars are moved. After
+# that, older versions no longer write to it.
 _ASIDE = 2
 
 
@@ -50,13 +50,13 @@ def check_destination(
     format: str = "parquet",  # noqa: A002  # Spark's own word
     staging: Path | None = None,
 ) -> None:
-    """Make sure that *path* can become, or already is, the table of *sources*. Changes nothing.
+    """Check that *path* is, or can become, the table of *sources*. Changes nothing.
 
-    Whose a table of a table format is, is told by its log, which Spark reads.
+    The owner of a table in a table format is recorded in its log, which Spark reads later.
 
     Raises:
-        ConfigurationError: It is something else, belongs to other sources, or cannot be written;
-            or its staging cannot be where it is to be.
+        ConfigurationError: It is something else, belongs to other sources, or is not writable; or
+            its staging directory is not usable.
     """
     try:
         if path.exists():
@@ -66,8 +66,8 @@ def check_destination(
         else:
             parent = next(parent for parent in path.parents if parent.exists())
             if not parent.is_dir():
-                raise ConfigurationError(f"{path} cannot be made: {parent} is not a directory")
-            _check_writable(parent, f"{path} cannot be made: {parent} is not writable")
+                raise ConfigurationError(f"{path} cannot be created: {parent} is not a directory")
+            _check_writable(parent, f"{path} cannot be created: {parent} is not writable")
         if format == "parquet":
             _check_staging(path, staging)
             check_place(path, staging or recorded_staging(path))
@@ -78,30 +78,31 @@ def check_destination(
 def claim_table(
     path: Path, sources: Sequence[Source], staging: Path | None = None
 ) -> tuple[Path, Layout]:
-    """Record the owner in a table's directory, and make its place for staging and sidecars.
+    """Record the owner in a table's directory, and create its directory for staging and sidecars.
 
-    Call under the lease. It can die at any step, and be called again:
+    Call it while holding the lease. It can be interrupted at any step and repeated:
 
-    1. Make the place, and try whether a rename leads from there into the table.
-    2. Write the identity. From now on readers look there, and older versions keep off.
-    3. Move there what layout 1 kept in the table; readers look in both until that is done.
+    1. Create the directory, and check that files can be renamed from there into the table.
+    2. Write the identity. From now on readers use that directory, and older versions reject the
+       table.
+    3. Move there what layout 1 kept inside the table; readers check both until that is done.
 
     Args:
         path: The table's directory, which exists.
-        sources: Whose it is to be, and those that it has already.
-        staging: As for `Destination.parse`; by default where it was before, or beside the table.
+        sources: Sources of the table, including those that it already has.
+        staging: See `Destination.parse`; by default where it already is, or next to the table.
 
     Returns:
-        The place, and the layout: that of the rows that are there, or else the newest.
+        The directory, and the layout: that of the existing rows, or else the newest.
 
     Raises:
-        ConfigurationError: As `check_destination`; or it cannot be written.
+        ConfigurationError: See `check_destination`; or it cannot be written.
     """
     check_destination(path, sources, staging=staging)
     staging = staging or recorded_staging(path)
     place = place_of(path, staging)
     if (place / UPGRADE_NAME / "ready").exists():
-        raise ConfigurationError(f"{path} is being upgraded: sfpubsub upgrade finishes that")
+        raise ConfigurationError(f"{path} is being upgraded: run sfpubsub upgrade to finish")
     found = _identity(path)
     is_written = _is_written(path)
     layout = NEWEST
@@ -120,10 +121,10 @@ def claim_table(
 
 
 def claim_upgraded(path: Path) -> None:
-    """Write on a table's directory that its rows have the newest layout, or will at once.
+    """Record that a table's rows have the newest layout, or are about to.
 
     Raises:
-        ConfigurationError: It does not name its owner.
+        ConfigurationError: It has no identity file.
     """
     identity = _identity(path)
     if identity is None:
@@ -132,7 +133,7 @@ def claim_upgraded(path: Path) -> None:
 
 
 def sources_of(path: Path) -> tuple[Source, ...]:
-    """Return the sources of a Parquet table; empty if it is not one yet.
+    """Return the sources of a Parquet table; empty if it has no identity yet.
 
     Raises:
         ConfigurationError: The table's identity cannot be read.
@@ -142,7 +143,7 @@ def sources_of(path: Path) -> tuple[Source, ...]:
 
 
 def local_sidecars(path: Path, name: str) -> list[Path]:
-    """Return the directories of this machine that a table's sidecar may be in, whatever its format.
+    """Return the possible local directories of a table's sidecar, for any format.
 
     Args:
         path: The table's directory.
@@ -157,10 +158,10 @@ def local_sidecars(path: Path, name: str) -> list[Path]:
 
 
 def make_table_directory(path: Path) -> None:
-    """Make the table's directory durable, with those above it.
+    """Create the table's directory durably, including its parents.
 
     Raises:
-        ConfigurationError: It cannot be made.
+        ConfigurationError: It cannot be created.
     """
     missing = [place for place in (path, *path.parents) if not place.exists()]
     try:
@@ -173,21 +174,21 @@ def make_table_directory(path: Path) -> None:
 
 def _check_existing(path: Path, sources: Sequence[Source], format: str) -> None:  # noqa: A002
     if not path.is_dir():
-        raise ConfigurationError(f"{path} is not a directory: name another destination")
+        raise ConfigurationError(f"{path} is not a directory: choose another destination")
     _check_writable(path, f"{path} is not writable")
     owner = _identity(path)
     log = LOGS.get(format)
     if owner is not None and log is not None:
         raise ConfigurationError(
-            f"{path} is a parquet table of {listed(owner.sources)}: name another destination for "
-            f"format {format}"
+            f"{path} is a parquet table of {listed(owner.sources)}: choose another destination "
+            f"for format {format}"
         )
     if owner is None and not (log is not None and (path / log).exists()):
         foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
         if foreign:
             raise ConfigurationError(
-                f"{path} is not empty and not a table of sfpubsub (it holds {foreign[0]!r}): name "
-                f"another destination"
+                f"{path} is neither empty nor a table of sfpubsub (it contains {foreign[0]!r}): "
+                f"choose another destination"
             )
     elif owner is not None and _is_written(path):
         joined(owner.sources, sources, path)
@@ -195,22 +196,26 @@ def _check_existing(path: Path, sources: Sequence[Source], format: str) -> None:
 
 def _check_writable(path: Path, message: str) -> None:
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"{message}: change its permissions or name another destination")
+        raise ConfigurationError(f"{message}: change its permissions or choose another destination")
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a start that did not get as far as the identity file may have made it."""
+    """Return whether a start that was interrupted before writing the identity may have
+    created it.
+    """
     return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
 
 
 def _is_written(path: Path) -> bool:
-    """Whether it holds rows or a position. Until then a mistyped topic must not keep a path."""
+    """Return whether it contains rows or a position. Until then, a mistyped topic must not claim a
+    path.
+    """
     return any(name.startswith(PREFIXES) or name == POSITION_NAME for name in os.listdir(path))
 
 
 @dataclass(frozen=True)
 class _Identity:
-    """What is written on a table's directory."""
+    """Contents of a table's identity file."""
 
     sources: tuple[Source, ...]
     staging: Path | None
@@ -244,31 +249,31 @@ def _identity(path: Path) -> _Identity | None:
     if isinstance(number, int) and number > NEWEST.number:
         raise ConfigurationError(newer_layout(path, number))
     raise ConfigurationError(
-        f"{path / IDENTITY_NAME} is not of this version of sfpubsub ({reason}): name another "
-        f"destination"
+        f"{path / IDENTITY_NAME} was not written by this version of sfpubsub ({reason}): choose "
+        f"another destination"
     )
 
 
 def recorded_staging(path: Path) -> Path | None:
-    """Return the directory for staging that the table's identity names, if any."""
+    """Return the staging directory recorded in the table's identity, if any."""
     identity = _identity(path)
     return identity.staging if identity else None
 
 
 def _check_staging(path: Path, staging: Path | None) -> None:
-    """Make sure that what is kept for a table is not left behind for another place."""
+    """Check that a new staging directory does not leave existing sidecars behind."""
     kept = place_of(path, recorded_staging(path))
     if staging is None or kept == place_of(path, staging):
         return
     owner = owner_of(kept)
     if owner is not None and path.exists() and owner.exists() and owner.samefile(path):
         raise ConfigurationError(
-            f"the sidecars of {path} are in {kept}: leave out --staging (staging=), or move that "
+            f"the sidecars of {path} are in {kept}: omit --staging (staging=), or move that "
             f"directory to {staging} first"
         )
 
 
 def _refusal(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"{path} cannot be written ({error.strerror}): name another destination"
+        f"{path} cannot be written ({error.strerror}): choose another destination"
     )

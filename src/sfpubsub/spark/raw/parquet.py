@@ -1,4 +1,4 @@
-"""The raw table as a directory of Parquet files, for any reader of directories.
+"""The raw table as a directory of Parquet files, readable by any engine.
 
 ::
 
@@ -10,12 +10,13 @@
     orders/ingest_date=2026-11-20/batch=b…042/_name            if the batch was given a name
     .orders.sfpubsub/_staging/<batch>.<attempt>/                  a write under way, or a dead one
 
-Readers see each published batch whole and nothing else: in the table's tree every ``*.parquet`` is
-published, directories appear whole, and none ever goes away (beside.py). A batch's id is its first
-``ingest_seq``, padded, so that names sort in order of arrival; ids begin with a letter, or readers
-would take them for numbers of differing types. The day is the one of writing and never goes back,
-not even with the clock: the newest batch is the last name in the last directory. Modification times
-decide nothing. (In tables of an older layout directories are hours: layout.py.)
+Readers see exactly the published batches, each completely: every ``*.parquet`` in the table's tree
+is published, directories appear atomically, and none ever disappears (beside.py). A batch's id is
+its first ``ingest_seq``, padded, so that names sort in order of arrival; ids begin with a letter,
+because readers would otherwise infer them as numbers of differing types. The day is the day of
+writing and never decreases, even if the clock does: the newest batch is the last name in the last
+directory. Modification times are not used. (In tables of an older layout directories are hours:
+layout.py.)
 """
 
 from __future__ import annotations
@@ -51,26 +52,27 @@ from sfpubsub.types import ReplayId
 
 _NAME = "_name"
 
-# Where Hadoop's committer of files has the tasks of a first attempt write; it removes that again.
+# Where tasks of a first attempt write with Hadoop's file committer, which removes it afterwards.
 _HADOOP_STAGING = Path("_temporary", "0", "_temporary")
 
-# What a look-up reads of a row.
+# Columns read by a lookup.
 _STORED = spark_schema(pa.schema([SCHEMA.field(name) for name in StoredRow.COLUMNS]))
 _KEY_AND_NUMBER = pa.schema([SCHEMA.field(name) for name in ("dedupe_key", "ingest_seq")])
 
 _READ_ERRORS = (OSError, pa.ArrowException)
 
-# Of a session that writes Parquet. Spark's default, INT96, is read back without its zone.
+# Settings of a session that writes Parquet. With Spark's default, INT96, times are read back
+# without a zone.
 SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 WRITE_OPTIONS = {
     "compression": "snappy",
-    # The file that says that the write went to its end, whatever the cluster's default.
+    # Write the _SUCCESS file, which marks a complete write, whatever the cluster's default.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
-    # A minimum and a maximum would be an order, and replay ids have none.
+    # No minimum and maximum: they imply an order, which replay ids do not have.
     "parquet.column.statistics.enabled#replay_id": "false",
 } | {
-    # Hardly two rows have the same value, and to look for one takes a tenth of the write.
+    # Values are almost always unique, and building a dictionary takes a tenth of the write.
     f"parquet.enable.dictionary#{name}": "false"
     for name in ("event_id", "dedupe_key", "replay_id", "ingest_seq", "payload", "payload_json")
 }
@@ -110,8 +112,8 @@ class ParquetTable(RawTable):
     Args:
         spark: The session that writes; its settings are left alone.
         path: The table's directory; exists, and is leased to this process.
-        place: What `sfpubsub.spark.raw.ownership.claim_table` returned: batches are staged there.
-        layout: As well.
+        place: Directory for staging, from `sfpubsub.spark.raw.ownership.claim_table`.
+        layout: Layout, from the same function.
     """
 
     def __init__(self, spark: SparkSession, path: Path, place: Path, layout: Layout) -> None:
@@ -141,7 +143,7 @@ class ParquetTable(RawTable):
 
     @property
     def newest_time(self) -> float:
-        """See `RawTable`. The beginning of the newest batch's partition."""
+        """See `RawTable`. The start of the newest batch's partition."""
         return self._start_of(self._newest.path.parent) if self._newest else 0.0
 
     @property
@@ -150,13 +152,13 @@ class ParquetTable(RawTable):
         return self._names
 
     def recover(self) -> None:
-        """See `RawTable`. Another writer cannot be there (lease.py).
+        """See `RawTable`. The lease excludes other writers (lease.py).
 
-        1. Remove staging directories: nobody else writes (lease.py), and a task of a failed write
-           that still runs has a directory that no later write uses.
-        2. Flush the directories that name the newest batch. Its writer may have died between
-           rename and flush; what is acked from now on relies on it.
-        3. Read where the newest batch ends, and the newer ones of the two notes of positions.
+        1. Remove staging directories: nobody else is writing (lease.py), and a leftover task of a
+           failed write uses a directory that no later write uses.
+        2. Flush the directories that contain the newest batch. Its writer may have died between
+           rename and flush, and future acks rely on it.
+        3. Read where the newest batch ends, and the newer of the two position records.
         """
         try:
             shutil.rmtree(self._staging, ignore_errors=False)
@@ -235,17 +237,17 @@ class ParquetTable(RawTable):
     ) -> str:
         """See `RawTable`.
 
-        1. Stage: Spark writes into a directory of this attempt alone, outside of the table: one
-           file, on a cluster one for each 32 MiB. A failure leaves files there that no reader sees
+        1. Stage: Spark writes to a directory used only by this attempt, outside the table: one
+           file, or on a cluster one per 32 MiB. A failure leaves files there that no reader sees
            and no later write touches.
-        2. Check that Spark says it is complete, and that the rows are there.
-        3. Put positions and name beside them.
+        2. Check that Spark reports the write as complete, and that all rows are there.
+        3. Add the positions and the name.
         4. Flush the files and their directory.
-        5. Publish by one rename. Before it nothing is visible; after it everything is, with its
-           positions.
-        6. Flush the directories on both sides; only now is the batch durable.
+        5. Publish with one rename. Before it nothing is visible; after it everything is, including
+           the positions.
+        6. Flush the source and target directories; only now is the batch durable.
 
-        A failure after 5 leaves the batch in the table, which is why the caller then recovers.
+        A failure after step 5 leaves the batch in the table, so the caller has to recover.
         """
         batch = f"b{self._next_seq:019d}"
         staged = self._staging / f"{batch}.{uuid.uuid4().hex}"
@@ -263,8 +265,8 @@ class ParquetTable(RawTable):
             self._publish(staged, published.path)
         except (*SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(
-                f"batch {batch} of {len(rows)} events was not written to {self.path}, and none of "
-                f"it is acked: {first_line(error)}"
+                f"batch {batch} of {len(rows)} events was not written to {self.path}, so nothing "
+                f"was acked: {first_line(error)}"
             ) from error
         self._newest = published
         self._next_seq += len(rows)
@@ -285,8 +287,8 @@ class ParquetTable(RawTable):
         self._positions = after
 
     def _stage(self, rows: pa.Table, staged: Path) -> None:
-        # Each directory that Hadoop makes costs it a process of its own, for the mode; in all a
-        # tenth of the write. Those that are there already are taken as they are.
+        # For each directory that it creates, Hadoop starts a process to set its mode, in total a
+        # tenth of the write time. Existing directories are used as they are.
         (staged / _HADOOP_STAGING).mkdir(parents=True)
         with frame_of(self._spark, rows, scratch=staged.parent) as frame:
             frame.write.options(**WRITE_OPTIONS).mode("append").parquet(file_url(staged))
@@ -296,7 +298,7 @@ class ParquetTable(RawTable):
         if not partition.exists():
             partition.mkdir()
             sync(self.path)
-        os.rename(staged, target)  # refuses a target with files in it
+        os.rename(staged, target)  # fails if the target contains files
         sync(partition)
         sync(staged.parent)
 
@@ -313,19 +315,19 @@ class ParquetTable(RawTable):
                 self._start_of(partition)
             except ValueError as error:
                 raise WriteError(
-                    f"{partition} is not a directory that sfpubsub made: readers take it for a "
-                    f"part of the table; remove it"
+                    f"{partition} was not created by sfpubsub, but readers would treat it as part "
+                    f"of the table: remove it"
                 ) from error
         return found
 
     def _batches_backwards(self) -> Iterator[_Batch]:
         for partition in reversed(self._partitions()):
-            yield from reversed(_batches(partition))  # none, if a write died before filling it
+            yield from reversed(_batches(partition))  # empty if a write died before filling it
 
     def _read_positions(self) -> dict[str, ReplayId]:
-        """Return the newer ones of the newest batch's positions and those beside the batches.
+        """Return the newer of the newest batch's positions and the table's position file.
 
-        The latter name the batch that they came after; a batch published since is newer.
+        The file names the batch that it follows; a batch published since then is newer.
         """
         beside = self.path / POSITION_NAME
         moved = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else None
@@ -333,7 +335,7 @@ class ParquetTable(RawTable):
         if moved is not None and (newest is None or moved.get("batch", "") >= newest.id):
             return _positions_of(moved)
         own = None if newest is None else newest.path / POSITION_NAME
-        if own is None or not own.exists():  # of managed subscriptions alone
+        if own is None or not own.exists():  # only managed subscriptions
             return {}
         return _positions_of(json.loads(own.read_text(encoding="utf-8")))
 

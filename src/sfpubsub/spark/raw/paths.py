@@ -1,4 +1,4 @@
-"""Paths of this machine, as users write them and as Spark takes them."""
+"""Local paths, as written by users and as expected by Spark."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sfpubsub.errors import ConfigurationError
 # Spark's destinations: ``s3a://…``, ``hdfs://…``, and also ``dbfs:/…``.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
-# Schemes of stores that have objects and no directories. An object appears when it was written, as
-# a whole; a rename is a copy.
+# Schemes of object stores, which have no directories. An object appears atomically once it is
+# written; a rename is a copy.
 _OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "oss", "cosn", "obs"})
 
-# Spark takes a path for a pattern otherwise, and ``orders[1]`` for ``orders1``.
+# Otherwise Spark treats a path as a glob pattern, so ``orders[1]`` means ``orders1``.
 EXACT_PATHS = {"__globPaths__": "false"}
 
 
 def local_path(destination: str | os.PathLike[str]) -> Path:
-    """Return the directory that *destination* names: a path, or a URL of scheme ``file``.
+    """Return the local directory named by *destination*, a path or a ``file`` URL.
 
     Raises:
-        ConfigurationError: Another scheme, or nothing at all.
+        ConfigurationError: It has another scheme, or is empty.
     """
     text = os.fspath(destination)
     if not text:
@@ -36,21 +36,21 @@ def local_path(destination: str | os.PathLike[str]) -> Path:
     if url.scheme == "file" and url.netloc in {"", "localhost"}:
         return Path(unquote(url.path)).absolute()
     raise ConfigurationError(
-        f"cannot write parquet to {text}: a batch is published by one rename, which {scheme[1]} "
-        f"does not have; use a local directory, or a table format: delta or iceberg"
+        f"cannot write parquet to {text}: a batch is published with one rename, which {scheme[1]} "
+        f"does not support; use a local directory, or a table format: delta or iceberg"
     )
 
 
 def file_url(path: str | os.PathLike[str]) -> str:
-    """Return an absolute path as Spark takes it.
+    """Return an absolute path as a URL for Spark.
 
-    With its scheme, or a cluster's default file system would take the path. Spark does not decode
-    it, so nothing is percent-encoded.
+    The scheme is required, because otherwise a cluster's default file system would be used. Nothing
+    is percent-encoded, because Spark does not decode it.
     """
     return f"file://{os.fspath(path)}"
 
 
 def is_object_store(destination: str) -> bool:
-    """Return whether a URL is of an object store, by its scheme."""
+    """Return whether a URL's scheme is that of an object store."""
     scheme = SCHEME.match(destination)
     return scheme is not None and scheme[1].lower() in _OBJECT_STORES

@@ -1,4 +1,4 @@
-"""Events read into rows of a raw table."""
+"""Convert events to rows of a raw table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sfpubsub.spark.raw.decoded import HEADER_FIELDS, Decoded, decoded
 from sfpubsub.spark.raw.schema import CHANGE_HEADER, SCHEMA
 from sfpubsub.types import ReplayId
 
-# Rows that become Arrow data at once. With fewer the columns' own cost shows (80 µs), with
-# more the garbage collector's.
+# Rows converted to Arrow at once. With fewer, the fixed cost of the columns (80 µs) matters; with
+# more, the cost of garbage collection.
 _PIECE = 1000
 
 
 @runtime_checkable
 class TimedEvents(Protocol):
-    """What the writer needs of an `EventBatch`."""
+    """The part of an `EventBatch` that the writer needs."""
 
     @property
     def received_at(self) -> float:
@@ -34,9 +34,9 @@ class TimedEvents(Protocol):
     def __len__(self) -> int: ...
 
 
-@dataclass(slots=True)  # not frozen: there is one for each event, and that would take 1 µs more
+@dataclass(slots=True)  # not frozen, because that would cost 1 µs more per event
 class Row:
-    """One event with what was read out of its payload."""
+    """One event with the values read from its payload."""
 
     event: Event
     key: bytes
@@ -46,13 +46,13 @@ class Row:
     """Milliseconds since 1970 UTC."""
     payload_json: str | None
     change_header: Mapping[str, Any] | None = None
-    """As it was decoded."""
+    """The decoded header."""
     error: DecodeError | None = None
-    """Why there is no JSON."""
+    """Why there is no JSON, if decoding failed."""
 
 
 def read(event: Event, received_at: float) -> Row:
-    """Decode an event. One that cannot be decoded becomes a row without JSON."""
+    """Decode an event. If that fails, return a row without JSON."""
     key = event.dedupe_key
     try:
         time, header, text = event.facts_and_json()
@@ -62,7 +62,7 @@ def read(event: Event, received_at: float) -> Row:
 
 
 def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
-    """Return the rows as Arrow data with the columns of `SCHEMA`.
+    """Convert rows to an Arrow table with the columns of `SCHEMA`.
 
     Args:
         rows: In order of arrival.
@@ -98,9 +98,9 @@ def _table(
         "ingest_seq": range(first_seq, first_seq + len(events)),
         "payload": [raw.payload for raw in raws],
         "payload_json": payloads.payload_json,
-        "org_id": pa.nulls(len(events), pa.string()),  # of the rows of one writer, which adds it
+        "org_id": pa.nulls(len(events), pa.string()),  # added later by the writer
         "change_header": payloads.change_header,
-        # Of a name that came twice the last one stays: a map has each once.
+        # If a name occurs twice, the last value wins, because a map contains each key once.
         "headers": [dict(raw.headers) if raw.headers else None for raw in raws],
     }
     return pa.Table.from_pydict(columns, schema=SCHEMA)
@@ -109,7 +109,9 @@ def _table(
 def read_table(
     events: Sequence[Event], received_at: Sequence[float], first_seq: int
 ) -> tuple[pa.Table, list[tuple[int, Row]]]:
-    """Decode events; return `arrow_table` of their rows, and the rows without JSON by place."""
+    """Decode events; return the `arrow_table` of their rows, and the undecodable rows with their
+    indexes.
+    """
     found = decoded(events)
     if found is not None:
         keys = [event.dedupe_key for event in events]
@@ -120,7 +122,9 @@ def read_table(
 
 
 def _change_headers(headers: Sequence[Mapping[str, Any] | None]) -> pa.Array:
-    """Return headers as a column. What is not of the documented type is null, and in the JSON."""
+    """Return headers as a column. Values of undocumented types become null, but remain in
+    the JSON.
+    """
     if all(header is None for header in headers):
         return pa.nulls(len(headers), CHANGE_HEADER)
     said = [header or {} for header in headers]
@@ -137,11 +141,11 @@ def _text(value: object) -> str | None:
 
 
 def _number(value: object) -> int | None:
-    return value if type(value) is int else None  # of Avro, so of no more than 64 bits
+    return value if type(value) is int else None  # from Avro, so at most 64 bits
 
 
 def _time(value: object) -> int | None:
-    """Return a time in milliseconds as one in microseconds, if Spark can hold it."""
+    """Convert milliseconds to microseconds; return None if Spark cannot represent the time."""
     if not isinstance(value, int) or not FIRST_TIME <= value <= LAST_TIME:
         return None
     return value * 1000
@@ -153,7 +157,7 @@ def _texts(value: object) -> list[str] | None:
     return value
 
 
-# In the order of `HEADER_FIELDS`: what is taken for a value.
+# Conversions of the values, in the order of `HEADER_FIELDS`.
 _AS_SAID: tuple[Callable[[object], object], ...] = (
     _text,
     _texts,
@@ -168,28 +172,28 @@ _AS_SAID: tuple[Callable[[object], object], ...] = (
 
 
 class EventRows:
-    """Events read into rows while they arrive: what one write is made of. Not thread-safe.
+    """Collects the rows of one write while events arrive. Not thread-safe.
 
-    They become Arrow data piece by piece, so that few Python objects live until the write: the
-    garbage collector goes through all there are, which took a fifth of the time.
+    Rows are converted to Arrow in pieces, so that few Python objects stay alive until the write:
+    traversing them in garbage collection took a fifth of the time.
     """
 
     def __init__(self) -> None:
         self.undecodable: list[tuple[int, Row]] = []
-        """The rows without JSON, and their places; once there is the table."""
+        """The undecodable rows with their indexes; available after `table`."""
         self.schemas: dict[str, str] = {}
-        """The schemas of all rows, as JSON texts by id; empty for a missing one."""
+        """The schemas of all rows as JSON text, by id; empty for a missing one."""
         self.position: ReplayId | None = None
-        """Where their source resumes behind them: the last one's, unless somebody knows better."""
+        """Where the source resumes after them: the last event's position, unless set otherwise."""
         self.bytes: int = 0
-        """Of payload."""
+        """Payload bytes."""
         self._pieces: list[pa.Table] = []
         self._events: list[Event] = []
         self._received: list[float] = []
         self._count = 0
 
     def extend(self, events: Iterable[Event], received_at: float) -> None:
-        """Take events, which arrived after those before."""
+        """Add events, in order of arrival."""
         for event in events:
             self._events.append(event)
             self.bytes += len(event.raw.payload)
@@ -207,7 +211,7 @@ class EventRows:
         return self._count
 
     def table(self) -> pa.Table:
-        """Return all rows as Arrow data; ``ingest_seq`` means nothing yet."""
+        """Return all rows as an Arrow table; ``ingest_seq`` is not valid yet."""
         if self._events or not self._pieces:
             self._cut()
         return pa.concat_tables(self._pieces)

@@ -1,8 +1,8 @@
-"""The columns of a raw table: one row an event, as it was received.
+"""The columns of a raw table, which has one row per event, as received.
 
-Knows no Spark, no files and no position's meaning: `replay_id` is bytes that are stored, and never
-compared, cast or ordered. Rows have an order of their own, ``ingest_seq``: the order of arrival.
-Which of the columns a table has, and by what it is partitioned, says its layout (layout.py).
+Knows neither Spark nor files, and does not interpret positions: `replay_id` is stored as bytes and
+never compared, cast or ordered. Rows are ordered by ``ingest_seq``, the order of arrival. A table's
+layout determines its columns and partitioning (layout.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.errors import LocalProtocolError
 from sfpubsub.types.events import KEY_BYTES
 
-# The header of a change event (Salesforce documentation, change event header fields), so that no
-# query has to parse JSON to find a record. Its three lists of fields are bitmaps, which only the
-# event's schema can read: they stay in the payload.
+# The header of a change event (Salesforce documentation, change event header fields), so that
+# queries need not parse JSON to find a record. Its three field lists are bitmaps, which can be read
+# only with the event's schema, so they stay in the payload.
 CHANGE_HEADER = pa.struct(
     [
         ("entity_name", pa.string()),
@@ -34,66 +34,66 @@ CHANGE_HEADER = pa.struct(
 # Columns are only ever added, at the end, and never change their types or meaning.
 SCHEMA = pa.schema(
     [
-        ("event_id", pa.string()),  # empty where the event has none
+        ("event_id", pa.string()),  # empty if the event has none
         ("dedupe_key", pa.binary()),
         ("replay_id", pa.binary()),
         ("topic", pa.string()),
         ("subscription", pa.string()),
         ("schema_id", pa.string()),
         ("event_name", pa.string()),
-        ("event_time", TIME),  # null where the event does not say, or not in a way Spark can hold
+        ("event_time", TIME),  # null if the event has no time, or one that Spark cannot represent
         ("received_at", TIME),
         ("ingest_seq", pa.int64()),
         ("payload", pa.binary()),
-        ("payload_json", pa.string()),  # null where the payload does not fit its schema
+        ("payload_json", pa.string()),  # null if the payload does not fit its schema
         # Since layout 3.
         ("org_id", pa.string()),
         ("change_header", CHANGE_HEADER),  # null for all other events
-        ("headers", pa.map_(pa.string(), pa.binary())),  # null where the event has none
+        ("headers", pa.map_(pa.string(), pa.binary())),  # null if the event has none
     ]
 )
 
-# Of the streaming source alone, beside the columns of the table: the Avro schema, in some of the
-# rows that were written with it, so that their writer can keep it.
+# Extra column of the streaming source: the Avro schema, in some of the rows encoded with it, so
+# that the writer can store it.
 SCHEMA_JSON = "schema_json"
 
-# The columns that were there from the beginning. Rows may lack the others, which are null then.
+# The columns of the first layout. Rows may lack the others, which are then null.
 FIRST_COLUMNS = SCHEMA.names[:12]
 
 BATCH_COLUMN = "batch"
 
-# What the tables say of their columns.
+# Comments of the table's columns.
 COMMENTS = {
     "event_id": "Id of the event, a UUID; empty for an event without one",
-    "dedupe_key": "16 bytes that are the same whenever the same event is received again",
+    "dedupe_key": "16 bytes, equal whenever the same event is received again",
     "replay_id": "Position of the event: opaque, without an order",
     "topic": "Topic of the event",
     "subscription": "Topic or managed subscription that delivered the event",
     "schema_id": "Id of the Avro schema that the payload was written with: see _schemas",
     "event_name": "API name of the event type",
-    "event_time": "When the event happened, by its own account (UTC)",
+    "event_time": "When the event occurred, according to its own timestamp (UTC)",
     "received_at": "When the event was received (UTC)",
-    "ingest_seq": "Order of arrival; what to order by",
-    "payload": "The event in Avro, as it was received",
-    "payload_json": "The event as a JSON text; null if it could not be decoded",
-    "org_id": "Id of the Salesforce org, 18 characters, where it is known",
+    "ingest_seq": "Order of arrival; use it for sorting",
+    "payload": "The event's Avro bytes, as received",
+    "payload_json": "The event as JSON; null if it could not be decoded",
+    "org_id": "18-character id of the Salesforce org, if known",
     "change_header": "Header of a change event; null for other events",
-    "headers": "Headers that the event was sent with; null without any",
+    "headers": "Headers of the event; null if it has none",
     "ingest_hour": "Hour in which the row was written (UTC)",
     "ingest_date": "Day on which the row was written (UTC)",
     SCHEMA_JSON: "The Avro schema, in the first row of each schema of a task; else null",
-    BATCH_COLUMN: "Write that the row came with; sorts in the order of writing",
+    BATCH_COLUMN: "Id of the write that added the row; sorts in the order of writing",
 }
 
 
 def check_rows(rows: pa.Table) -> pa.Table:
-    """Return rows of any origin with the columns of `SCHEMA`; ``ingest_seq`` means nothing yet.
+    """Check rows and return them with the columns of `SCHEMA`; ``ingest_seq`` is not valid yet.
 
-    ``ingest_seq`` may be missing, and so may columns that raw tables have not had from the
-    beginning. Those that the table makes itself are dropped if present, and so is `SCHEMA_JSON`.
+    ``ingest_seq`` may be missing, and so may columns that were added in later layouts. Columns that
+    the table generates are dropped if present, and so is `SCHEMA_JSON`.
 
     Raises:
-        LocalProtocolError: Columns are missing, unknown, of other types, or a key is not one.
+        LocalProtocolError: Columns are missing, unknown or have wrong types, or a key is not valid.
     """
     made = {"ingest_hour", "ingest_date", BATCH_COLUMN, SCHEMA_JSON}
     names = set(rows.column_names) - made
@@ -101,7 +101,8 @@ def check_rows(rows: pa.Table) -> pa.Table:
     wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
     if wrong:
         raise LocalProtocolError(
-            f"rows for a raw table have its columns; missing or unknown: {', '.join(sorted(wrong))}"
+            f"rows do not have the columns of a raw table; missing or unknown: "
+            f"{', '.join(sorted(wrong))}"
         )
     try:
         columns = [
@@ -112,15 +113,15 @@ def check_rows(rows: pa.Table) -> pa.Table:
         ]
         rows = pa.Table.from_arrays(columns, schema=SCHEMA)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise LocalProtocolError(f"rows for a raw table have its types: {error}") from error
+        raise LocalProtocolError(f"rows do not have the types of a raw table: {error}") from error
     lengths = set(pc.unique(pc.binary_length(rows["dedupe_key"])).to_pylist())
     if not lengths <= {KEY_BYTES}:
-        raise LocalProtocolError(f"a dedupe_key of a raw table has {KEY_BYTES} bytes")
+        raise LocalProtocolError(f"a dedupe_key must have {KEY_BYTES} bytes")
     return rows
 
 
 def schemas_in(rows: pa.Table) -> dict[str, str]:
-    """Return the Avro schemas that rows of the streaming source bring with them, by id.
+    """Return the Avro schemas contained in rows of the streaming source, by id.
 
     Raises:
         LocalProtocolError: The column has another type.
@@ -130,7 +131,7 @@ def schemas_in(rows: pa.Table) -> dict[str, str]:
     brought = rows.select(["schema_id", SCHEMA_JSON]).filter(pc.is_valid(rows[SCHEMA_JSON]))
     texts = brought[SCHEMA_JSON]
     if not pa.types.is_string(texts.type):
-        raise LocalProtocolError(f"{SCHEMA_JSON} of rows for a raw table is a text: {texts.type}")
+        raise LocalProtocolError(f"{SCHEMA_JSON} must be a string column, not {texts.type}")
     return dict(zip(brought["schema_id"].to_pylist(), texts.to_pylist(), strict=True))
 
 
@@ -141,7 +142,7 @@ def renumbered(rows: pa.Table, first_seq: int) -> pa.Table:
 
 
 def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
-    """Return *rows* with *org_id* where they do not say which org they are of."""
+    """Return *rows* with missing org ids set to *org_id*."""
     if not org_id:
         return rows
     place = rows.schema.get_field_index("org_id")
@@ -149,7 +150,7 @@ def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
 
 
 def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
-    """Return the dedupe keys of a column one after the other, as a `Window` takes them."""
+    """Return the concatenated dedupe keys of a column, as a `Window` expects them."""
     if isinstance(keys, pa.ChunkedArray):
         return b"".join([joined_keys(chunk) for chunk in keys.chunks])
     if not len(keys):

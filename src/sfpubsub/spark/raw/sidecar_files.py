@@ -1,7 +1,7 @@
-"""The sidecars of a raw table as files: what is in them, and how they are read.
+"""The files of a raw table's sidecars: their columns, and how to read them.
 
-Each is a directory of JSON files, one object a line, that Spark reads as a table (`read_sidecar`).
-What they are for, and when they are written, is ingest/sidecars.py's business.
+Each is a directory of JSON files with one object per line, which Spark reads as a table
+(`read_sidecar`). ingest/sidecars.py determines their purpose and when they are written.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sfpubsub.stores.file_quarantine import entry_text
 from sfpubsub.stores.quarantine import Quarantine, QuarantinedEvent
 from sfpubsub.stores.schema_store import SchemaStore, schema_file_name, schema_in, schema_text
 
-# What Spark is told of each directory: without it an empty one is an error, and a column that is
-# null everywhere would be missing.
+# Spark schema of each sidecar: without it, an empty directory would be an error, and an all-null
+# column would be missing.
 COLUMNS = {
     "schemas": "schema_id STRING, schema STRING, `check` STRING",
     "quarantine": (
@@ -46,11 +46,11 @@ COLUMNS = {
 
 
 def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
-    """Read one of the tables beside a raw table. It may be empty.
+    """Read a sidecar table of a raw table. It may be empty.
 
     Args:
         spark: Any session.
-        table: The raw table's path or URL, or the name of a catalog's.
+        table: Path or URL of the raw table, or the name of a catalog table.
         name: ``schemas``, ``quarantine``, ``gaps``, ``commits`` or ``conflicts``.
 
     Raises:
@@ -58,7 +58,7 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
     """
     if name not in COLUMNS:
         raise ConfigurationError(f"{name!r} is not one of {', '.join(COLUMNS)}")
-    # Of the formats delta is the one whose tables can have every kind of name.
+    # Delta is the format that allows every kind of table name.
     place = Destination.parse(table, "delta")
     if place.local is None:
         found = [f"{location_of(spark, place)}/_{name}"]
@@ -66,12 +66,12 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
         places = local_sidecars(place.local, f"_{name}")
         found = [file_url(path) for path in places if path.is_dir()] or [file_url(places[0])]
     reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
-    # The quarantine has marks of other kinds beside its entries.
+    # The quarantine also contains marks that are not entries.
     return reader.json(found, pathGlobFilter="*.json")
 
 
 def location_of(spark: SparkSession, destination: Destination) -> str:
-    """Return the URL or path of a table's directory; a catalog is asked for it."""
+    """Return the URL or path of a table's directory, looking it up in the catalog if necessary."""
     if not destination.in_catalog:
         return destination.address
     rows = spark.sql(f"DESCRIBE TABLE EXTENDED {destination.in_sql}").collect()
@@ -79,7 +79,7 @@ def location_of(spark: SparkSession, destination: Destination) -> str:
 
 
 class SidecarSchemas(SchemaStore):
-    """As `FileSchemaStore`, on any file system."""
+    """Like `FileSchemaStore`, on any file system."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -96,7 +96,7 @@ class SidecarSchemas(SchemaStore):
 
 
 class SidecarQuarantine(Quarantine):
-    """As `FileQuarantine`, on any file system; for putting only."""
+    """Like `FileQuarantine`, on any file system; supports only `put`."""
 
     def __init__(self, files: Callable[[], Files]) -> None:
         self._open = files
@@ -107,5 +107,5 @@ class SidecarQuarantine(Quarantine):
         files = self._files = self._files or self._open()
         for event in events:
             name = f"{event.key}.json"
-            if files.read(name) is None:  # a file has its name only once it is whole
+            if files.read(name) is None:  # a file gets its name only once it is complete
                 files.replace(name, entry_text(event))

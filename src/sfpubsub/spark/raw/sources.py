@@ -1,7 +1,7 @@
-"""What the rows of a raw table come from: subscriptions, topics, channels.
+"""Sources of a raw table's rows: managed subscriptions, topics and channels.
 
-A table belongs to the sources that were ever written to it. More can join, in the company of one
-that it has; one that is left out keeps its position there.
+A table belongs to all sources that were ever written to it. New sources can be added together with
+an existing one; a source that is no longer used keeps its position.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _KINDS = {"managed": "managed subscription", "topic": "topic", "channel": "chann
 
 @dataclass(frozen=True)
 class Source:
-    """What some of a table's rows come from."""
+    """One source of a table's rows."""
 
     kind: Literal["managed", "topic", "channel"]
     name: str
-    """Names the source among those of its table, and in the column ``subscription``."""
+    """Name of the source, unique within the table; the value of the column ``subscription``."""
 
     @classmethod
     def several(
@@ -30,23 +30,23 @@ class Source:
         topic: str | Iterable[str] | None = None,
         channel: str | Iterable[str] | None = None,
     ) -> tuple[Source, ...]:
-        """Return those that were given: of each kind a name, some names, or None.
+        """Return the given sources; each argument is a name, several names, or None.
 
         Raises:
-            ConfigurationError: No source is named, or two have the same name.
+            ConfigurationError: No source is given, or two have the same name.
         """
         found = [cls("managed", name) for name in _names(subscription)]
         found += [cls("topic", name) for name in _names(topic)]
         found += [cls("channel", name) for name in _names(channel)]
         if not found or not all(source.name for source in found):
             raise ConfigurationError(
-                "a table takes one or more managed subscriptions, topics or channels: name them"
+                "a table needs at least one managed subscription, topic or channel"
             )
         return joined((), found, "the table")
 
     @property
     def keeps_position(self) -> bool:
-        """Whether the table says where it resumes; of a managed subscription the service does."""
+        """Whether the table keeps its position. For a managed subscription, the service does."""
         return self.kind != "managed"
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Source:
 
 
 def sources_record(sources: Sequence[Source]) -> list[list[str]]:
-    """Return the form in which a table records its sources."""
+    """Return the sources in the form in which a table records them."""
     return [[source.kind, source.name] for source in sources]
 
 
@@ -79,26 +79,27 @@ def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
 def joined(
     recorded: Sequence[Source], asked: Sequence[Source], where: object
 ) -> tuple[Source, ...]:
-    """Return the sources of a table of *recorded* ones that is to take events of those *asked*.
+    """Return the combined sources of a table with sources *recorded*, to be used for *asked*.
 
-    One that is new comes in the company of one that is recorded, so that a slip in the name of a
-    table does not mix the events of two.
+    A new source must be accompanied by a recorded one, so that a mistyped table name does not mix
+    the events of two tables.
 
     Raises:
-        ConfigurationError: All of them are new; or two of different kinds have the same name.
+        ConfigurationError: All of them are new, or two of different kinds have the same name.
     """
     if recorded and not set(recorded) & set(asked):
         raise ConfigurationError(
             f"{where} belongs to {listed(recorded)} and cannot take events of {listed(asked)}: "
-            f"name another destination; or, to add to it, name one of its own sources as well"
+            f"choose another destination, or, to add a source, also name one of the existing ones"
         )
     found: dict[str, Source] = {}
-    # File systems and catalogs that do not tell case apart must not mix two of them up.
+    # Names must differ by more than case, because some file systems and catalogs ignore it.
     for source in dict.fromkeys((*recorded, *asked)):
         other = found.setdefault(source.name.casefold(), source)
         if other is not source:
             raise ConfigurationError(
-                f"{where} cannot tell {source} from {other}: write one of them to another table"
+                f"{where} cannot distinguish {source} from {other}: write one of them to another "
+                f"table"
             )
     return tuple(found.values())
 
@@ -110,5 +111,5 @@ def _names(given: str | Iterable[str] | None) -> list[str]:
 
 
 def listed(sources: Sequence[Source]) -> str:
-    """Return them in words."""
+    """Return the sources as text."""
     return ", ".join(map(str, sources))

@@ -1,7 +1,7 @@
-"""What a table's log says of a table: written with every transaction of ours, read at the start.
+"""The state of a table in its log, written with each of our transactions and read at the start.
 
-One value, carried forward whole from each transaction to the next, so that the newest one is all
-there is to know. Knows neither Spark nor a table format.
+It is one value that is carried over completely from each transaction to the next, so that only the
+newest one matters. Knows neither Spark nor a table format.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sfpubsub.spark.raw.sources import Source, recorded_sources, sources_record
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES
 from sfpubsub.types import ReplayId
 
-# What Delta numbers our transactions for. A table that was begun for one source alone has its kind
-# and name behind it, and goes on so.
+# Application id for which Delta numbers our transactions. Tables created for a single source by
+# older versions have its kind and name appended, and keep it.
 APPLICATION = "sfpubsub"
 
 # The key that distinguishes our records from other metadata.
@@ -28,22 +28,22 @@ _MARK = "sfpubsub"
 
 @dataclass(frozen=True)
 class State:
-    """A table as one transaction left it."""
+    """The state of a table after one of our transactions."""
 
     sources: tuple[Source, ...]
-    """Whose table it is: all that were ever written to it."""
+    """All sources that were ever written to the table."""
     writer: str
-    """The writer that committed it: random, and another one for each `EventWriter`."""
+    """Random id of the writer that committed it; unique per `EventWriter`."""
     attempt: str
-    """The transaction's own name, random, by which it is found again after it was committed."""
+    """Random id of the transaction, by which it is found again after the commit."""
     number: int
-    """Transactions of ours up to this one."""
+    """Number of our transactions, including this one."""
     next_seq: int = 0
     """``ingest_seq`` of the next row."""
     positions: Mapping[str, ReplayId] = field(default_factory=dict)
-    """Where each source resumes whose position is the table's, by name, as far as it has come."""
+    """Position of each source that keeps its position in the table, by name."""
     time: float = 0.0
-    """Seconds since 1970 UTC of the newest batch."""
+    """Time of the newest batch, in seconds since 1970 UTC."""
     names: tuple[str, ...] = ()
     """Names of the last batches that had one."""
     batch: str | None = None
@@ -51,25 +51,25 @@ class State:
     first_seq: int | None = None
     rows: int = 0
     layout: Layout = NEWEST
-    """What the table's columns are."""
+    """Layout of the table."""
     application: str = APPLICATION
-    """What Delta numbers the table's transactions for."""
+    """Application id for which Delta numbers the table's transactions."""
 
     @classmethod
     def first(cls, sources: tuple[Source, ...], writer: str, layout: Layout = NEWEST) -> State:
-        """Return the state of a table in which nothing is."""
+        """Return the state of an empty table."""
         return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
 
     def taken_by(self, writer: str, sources: tuple[Source, ...]) -> State:
-        """Return the state of a transaction without rows, which ends every older writer."""
+        """Return the state of an empty transaction, which fences off every older writer."""
         return replace(self._next(), writer=writer, sources=sources)
 
     def moved(self, positions: Mapping[str, ReplayId]) -> State:
-        """Return the state of a transaction that has positions and no rows."""
+        """Return the state of a transaction with positions but no rows."""
         return replace(self._next(), positions={**self.positions, **positions})
 
     def upgraded(self) -> State:
-        """Return the state of a transaction that gives the table the newest layout."""
+        """Return the state of a transaction that upgrades the table to the newest layout."""
         return replace(self._next(), layout=NEWEST)
 
     def grown(
@@ -80,7 +80,7 @@ class State:
         now: float,
         name: str | None,
     ) -> State:
-        """Return the state of a transaction with a batch; other positions stay as they are."""
+        """Return the state of a transaction with a batch. Other positions are unchanged."""
         return replace(
             self._next(),
             next_seq=self.next_seq + rows,
@@ -124,14 +124,15 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | None, where: str) -> State | None:
-        """Return the state that *text* is the record of; None if it is something else.
+        """Parse a record; return None if *text* is something else.
 
         Args:
-            text: What a log says.
+            text: Text from a log.
             where: The table, for the error.
 
         Raises:
-            ConfigurationError: It is ours and cannot be read: damaged, or of a newer version.
+            ConfigurationError: It is our record but cannot be read, because it is damaged or from a
+                newer version.
         """
         if not text or _MARK not in text:
             return None
@@ -139,7 +140,7 @@ class State:
             found = json.loads(text)
             number = found[_MARK]
         except (ValueError, KeyError, TypeError):
-            return None  # somebody's note that has our name in it
+            return None  # someone else's metadata that mentions our name
         if number not in LAYOUTS:
             raise ConfigurationError(newer_layout(where, number))
         try:
@@ -161,7 +162,7 @@ class State:
             )
         except (ValueError, KeyError, TypeError, ConfigurationError) as error:
             raise ConfigurationError(
-                f"the state in the log of {where} cannot be read ({error}): name another "
+                f"the state in the log of {where} cannot be read ({error}): choose another "
                 f"destination"
             ) from error
 

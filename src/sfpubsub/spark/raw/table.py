@@ -1,4 +1,4 @@
-"""What a raw table must be able to do, in any format."""
+"""The interface of a raw table in any format."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pyarrow as pa
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 
-# Batches whose names a table remembers. A stream repeats its last batch only, so this is room for
-# as many streams that write to one table in turn.
+# Number of batch names that a table remembers. A stream repeats only its last batch, so this allows
+# for as many streams writing to one table in turn.
 REMEMBERED_NAMES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What distinguishes a row from another one of the same event id, and its position."""
+    """What distinguishes a row from others with the same event id, and its position."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "dedupe_key",
@@ -39,74 +39,77 @@ class StoredRow:
 
 
 class RawTable(ABC):
-    """One destination in one format. Not thread-safe.
+    """One table in one format. Not thread-safe.
 
-    A batch and all positions are one transaction: readers see both or neither, whatever happens.
+    A batch and all positions form one transaction: readers see both or neither, whatever happens.
     """
 
     on_restored: Callable[[Sequence[Source], Mapping[str, ReplayId]], None] | None = None
-    """Called by `recover` where somebody has taken the table back to an older version, before that
-    is settled, with the sources that the table has then, and by name the position of the newest row
-    that is left of each. May be called again for one."""
+    """Called by `recover` if the table was restored to an older version, before that is resolved.
+    It receives the table's sources, and the position of each source's newest remaining row by name.
+    May be called more than once for the same restore.
+    """
 
     @property
     @abstractmethod
     def next_seq(self) -> int:
-        """The ``ingest_seq`` of the next row. Never used twice, whatever became of the rows."""
+        """The ``ingest_seq`` of the next row. Never reused, even if the rows were lost."""
 
     @property
     @abstractmethod
     def sources(self) -> tuple[Source, ...]:
-        """Whose table it is: all whose events it was ever to take."""
+        """All sources that the table has ever had."""
 
     @property
     @abstractmethod
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where each topic and channel resumes, by its name; none of those without a position."""
+        """Position of each topic and channel that has one, by name."""
 
     @property
     @abstractmethod
     def newest_time(self) -> float:
-        """No more than the ``now`` of the newest batch, in seconds since 1970 UTC; 0 without."""
+        """Lower bound of the newest batch's ``now``, in seconds since 1970 UTC; 0
+        without batches.
+        """
 
     @property
     @abstractmethod
     def names(self) -> Collection[str]:
-        """The names of the last batches that had one; `REMEMBERED_NAMES` or more of them."""
+        """The names of the last named batches, at least `REMEMBERED_NAMES` of them."""
 
     @abstractmethod
     def recover(self) -> None:
-        """Make an end of every write before this one, and read the table's properties again.
+        """Fence off all earlier writes, and reload the table's properties.
 
-        A write that died, failed, or is still under way in a process that was stopped, is in the
-        table when this returns, or never will be.
+        When this returns, an earlier write that died, failed, or is suspended either is in the
+        table or never will be.
 
         Raises:
             WriteError: The table cannot be read, or another writer has taken it over.
-            ConfigurationError: The table is not ours, or other sources'.
+            ConfigurationError: The table belongs to someone else or to other sources.
         """
 
     @abstractmethod
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """Yield the dedupe keys of rows written since *oldest*, possibly of some before it.
+        """Yield the dedupe keys of rows written since *oldest*, and possibly some older ones.
 
         Args:
             oldest: Seconds since 1970 UTC.
-            after: The last row of a batch, by its ``ingest_seq``: only rows after it.
+            after: ``ingest_seq`` of the last row of a batch; only later rows are read.
 
         Yields:
-            No less than the time when they were written, in seconds since 1970 UTC, and no more
-            than `sfpubsub.spark.raw.layout.LONGEST_PARTITION` later; and whole keys one after the
-            other. Times do not decrease.
+            Pairs of a time and concatenated keys. The time is in seconds since 1970 UTC, not before
+            the rows were written and at most `sfpubsub.spark.raw.layout.LONGEST_PARTITION` after.
+            Times do not decrease.
         """
 
     @abstractmethod
     def key_of(self, seq: int, written_at: float) -> bytes | None:
-        """Return the dedupe key of the row with that ``ingest_seq``; None if there is no such row.
+        """Return the dedupe key of the row with the given ``ingest_seq``, or None.
 
         Args:
             seq: ``ingest_seq``.
-            written_at: When it was written, in seconds since 1970 UTC; an hour more or less.
+            written_at: When it was written, in seconds since 1970 UTC, give or take an hour.
 
         Raises:
             WriteError: The table cannot be read.
@@ -116,14 +119,14 @@ class RawTable(ABC):
     def rows_with(
         self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
     ) -> Mapping[bytes, StoredRow]:
-        """Return the rows with *keys* that were written in one of *spans*, or shortly around it.
+        """Return the rows with *keys* that were written in one of *spans*, or close to it.
 
         Args:
             keys: Any number.
             spans: First and last time, in seconds since 1970 UTC.
 
         Returns:
-            The first row of each key, by the key.
+            The first row with each key, by key.
 
         Raises:
             WriteError: The table cannot be read.
@@ -137,22 +140,22 @@ class RawTable(ABC):
         now: float,
         name: str | None = None,
     ) -> str:
-        """Make rows, positions and name durable and visible, at once, and return the batch's id.
+        """Append rows, positions and name in one durable transaction; return the batch's id.
 
         Args:
-            rows: At least one, numbered from `next_seq` on.
-            positions: Of topics and channels that have moved; the others stay where they are.
-            now: Seconds since 1970 UTC; never less than `newest_time`.
-            name: Kept in `names`.
+            rows: At least one row, numbered from `next_seq`.
+            positions: Changed positions of topics and channels; the others stay unchanged.
+            now: Seconds since 1970 UTC; not before `newest_time`.
+            name: Name of the batch, remembered in `names`.
 
         Raises:
-            WriteError: Whether the batch is in the table is unknown until `recover`.
+            WriteError: It is unknown whether the batch is in the table; call `recover`.
         """
 
     @abstractmethod
     def move(self, positions: Mapping[str, ReplayId]) -> None:
-        """Make positions durable without rows.
+        """Store positions durably, without rows.
 
         Raises:
-            WriteError: Whether they are durable is unknown until `recover`.
+            WriteError: It is unknown whether they are durable; call `recover`.
         """

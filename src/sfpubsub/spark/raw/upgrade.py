@@ -1,9 +1,9 @@
-"""Gives a raw table of an older layout the newest one (layout.py).
+"""Upgrade a raw table of an older layout to the newest one (layout.py).
 
-Every row is written once more, with its number, its batch and everything it holds; columns that the
-old layout lacks are null, but for the headers of change events, which are in their JSON. Delta and
-Iceberg do it in one transaction. Of Parquet files everything is written beside the table first, and
-then moved: it can die at any step and be called again, and until it has ended nobody writes.
+Every row is rewritten with its number, its batch and all its values. Columns that the old layout
+lacks are null, except for the headers of change events, which are taken from their JSON. Delta and
+Iceberg do it in one transaction. For Parquet, everything is first written next to the table and
+then moved. It can be interrupted at any step and repeated; until it is complete, nobody can write.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own
 
 _OLD = LAYOUTS[2]
 
-# Raw batches that are written by one job of Spark's.
+# Raw batches written by one Spark job.
 _BATCHES_AT_ONCE = 64
 
-# In the directory of an upgrade: the new table, and what says that all of it is there.
+# In the directory of an upgrade: the new table, and the marker that it is complete.
 _NEW_NAME = "new"
 _READY_NAME = "ready"
 
 
 def upgrade_table(spark: SparkSession, table: Destination) -> bool:
-    """Give a raw table the newest layout.
+    """Upgrade a raw table to the newest layout.
 
     Args:
-        spark: As for `EventWriter`.
-        table: One that no job writes to, and none reads: readers of files see it change.
+        spark: See `EventWriter`.
+        table: The table. No job may be writing or reading it, because readers of files would see it
+            change.
 
     Returns:
-        Whether there was anything to do.
+        Whether an upgrade was necessary.
 
     Raises:
-        ConfigurationError: There is no raw table, or another writer lives, or it is an Iceberg
-            table that is only a path.
-        WriteError: It was not done; call it again.
+        ConfigurationError: There is no raw table, another writer is active, or it is a path-only
+            Iceberg table.
+        WriteError: The upgrade failed; call it again.
     """
     check_raw_table(table)
     if table.format == "delta":
@@ -74,15 +75,17 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
 def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
     """Upgrade a table of files.
 
-    1. Write every batch beside the table, and flush all of it.
-    2. Say so: from now on it can only be finished, and `claim_table` refuses the table until then.
-    3. Write the newest layout into the table's identity. Older versions keep off from now on.
+    1. Write every batch next to the table, and flush everything.
+    2. Write the marker: from now on the upgrade can only be completed, and `claim_table` rejects
+       the table until then.
+    3. Record the newest layout in the table's identity. From now on older versions reject the
+       table.
     4. Move the old hours out of the table, and the new days into it.
     5. Remove the old ones.
     """
     beside = table.beside
     if beside is None:
-        raise AssertionError("a parquet table has a place for its sidecars")
+        raise AssertionError("a parquet table has a directory for its sidecars")
     place = beside / UPGRADE_NAME
     try:
         if not (place / _READY_NAME).exists():
@@ -123,7 +126,7 @@ def _write_anew(spark: SparkSession, table: Destination, path: Path, place: Path
     for batch in _batches(path, _OLD.prefix):
         found = next(new.glob(f"{NEWEST.prefix}*/{batch.name}"), None)
         if found is None or _rows(found) != _rows(batch):
-            raise WriteError(f"batch {batch.name} of {path} was not written as a whole")
+            raise WriteError(f"batch {batch.name} of {path} was not written completely")
         for file in batch.iterdir():
             if file.name.startswith("_") and file.name != "_SUCCESS":  # position and name
                 shutil.copy(file, found / file.name)
