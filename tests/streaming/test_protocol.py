@@ -391,6 +391,44 @@ def test_a_subscribe_that_was_given_up_can_be_asked_for_again():
     assert script.outcome("again") == "done"
 
 
+def test_what_an_interrupted_caller_asked_for_is_taken_back():
+    """A subscribe is unsubscribed when the yes comes, an unsubscribe is done, an opening ends."""
+    script = Script().connected(TOPIC)
+    script.subscribe(OTHER, waiter="other")
+    script.protocol.abandon(script.calls["other"], script.now)
+    assert script.protocol.channels.names == {TOPIC}
+    script.well(ASK)
+    assert kinds(script) == ["/meta/unsubscribe"]
+    script.well(ASK)
+    script.unsubscribe(TOPIC)
+    script.protocol.abandon(script.calls["left"], script.now)
+    script.well(ASK)
+    assert script.protocol.channels.names == set()
+    opening = Script()
+    opening.open()
+    opening.protocol.abandon(opening.calls["open"], opening.now)
+    assert opening.protocol.state is State.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("name", "resumes", "position"),
+    [(TOPIC, True, 6), (TOPIC, False, -2), (f"{TOPIC}?Name='a'", True, -2)],
+)
+def test_a_channel_that_was_left_continues_if_a_store_keeps_its_position(name, resumes, position):
+    """The store knows what was read, not what is queued; a fixed start stays, as another filter."""
+    script = Script().connected(TOPIC, start=-2)
+    script.well(POLL, event(5))
+    script.unsubscribe()
+    script.well(POLL, event(6))
+    script.well(ASK)
+    call = script.call("back")
+    script.protocol.channels.subscribe(name, -2, call, rewind=False, resumes=resumes)
+    script.tick()
+    assert script.positions == {TOPIC: position}
+    script.well(ASK)
+    assert script.protocol.channels.names == {name}
+
+
 # Resuming.
 
 

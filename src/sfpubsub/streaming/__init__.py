@@ -1,7 +1,7 @@
 """The Streaming API: PushTopic and generic events over CometD, with durable replay.
 
-Salesforce keeps it for what the Pub/Sub API does not carry. Platform events and change events can
-be read here as well; `sfpubsub.PubSubClient` is the newer way for them.
+The Pub/Sub API does not carry those. Platform events and change events can be read here as well;
+`sfpubsub.PubSubClient` is the newer way to read them.
 """
 
 from sfpubsub.streaming.aio import AsyncStreamingClient

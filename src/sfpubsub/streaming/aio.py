@@ -16,23 +16,23 @@ from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
-# After so many messages that were there already, the other tasks of the loop get their turn: some
-# tenths of a millisecond, and each turn costs as much as a dozen messages.
+# After this many messages that were queued already, the other tasks of the loop get their turn: a
+# few tenths of a millisecond. A turn costs as much as a dozen messages.
 _TURN = 100
 
 
 class AsyncStreamingClient(StreamingBase):
     """`StreamingClient` with ``await``; the same arguments, methods and errors.
 
-    For one event loop. The replay store may be an `AsyncReplayStore`; one that may wait, such as a
-    file's, is called in a thread.
+    For one event loop. The replay store may be an `AsyncReplayStore`; a store that may block, such
+    as a file, is called in a thread.
     """
 
     _AWAITS = True
     _bell: Bell
 
     async def open(self) -> None:
-        """Sign in and connect; as `StreamingClient.open`. When cancelled, it is closed."""
+        """Sign in and connect; as `StreamingClient.open`. Cancelling it closes the client."""
         await self._open()
 
     async def close(self) -> None:
@@ -40,7 +40,7 @@ class AsyncStreamingClient(StreamingBase):
         await self._close()
 
     async def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
-        """Subscribe to a channel; as `StreamingClient.subscribe`."""
+        """Subscribe to a channel; as `StreamingClient.subscribe`. Cancelling it takes it back."""
         await self._subscribe(channel, replay)
 
     async def unsubscribe(self, channel: str) -> None:
@@ -48,17 +48,17 @@ class AsyncStreamingClient(StreamingBase):
         await self._unsubscribe(channel)
 
     async def receive(self, timeout: float | None = None) -> StreamingMessage | None:
-        """Return the next message; as `StreamingClient.receive`. Can be cancelled."""
+        """Return the next message; as `StreamingClient.receive`. Cancelling it loses nothing."""
         await next_turn()  # before anything is taken: it may be cancelled
         return await self._receive(timeout)
 
     async def ack(self, message: StreamingMessage) -> None:
-        """Keep a message's position in the store; as `StreamingClient.ack`."""
+        """Store a message's position; as `StreamingClient.ack`."""
         await self._ack(message)
 
     @asynccontextmanager
     async def handling(self, message: StreamingMessage) -> AsyncIterator[StreamingMessage]:
-        """Ack a message when the block ends well; not when it raises."""
+        """Ack a message when the block ends without an exception."""
         yield message
         await self._ack(message)
 
@@ -90,7 +90,7 @@ class AsyncStreamingClient(StreamingBase):
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        # One thread, so that a call which continues after it was cancelled is over before the next.
+        # One thread: a call that was cancelled runs on, and is over before the next one begins.
         return ThreadPoolExecutor(1, thread_name_prefix="sfpubsub-store")
 
     async def _stored(self, call: Callable[[], Any]) -> Any:

@@ -1,10 +1,10 @@
-"""What both faces of the streaming client share, which is all but waiting.
+"""Everything that the two faces of the streaming client share: all but the waiting.
 
-What waits is written once, as coroutines over `_until` and `_stored`. Here those wait in the
-caller's thread, so that nothing ever suspends; those of the asyncio face wait in the loop.
+What waits is written once, as coroutines over `_until` and `_stored`. Here those two block the
+caller's thread, so that no coroutine ever suspends; in the asyncio face they wait in the loop.
 
-A position is kept when its message is delivered (automatic policy), or when the application says
-so (manual). It only moves forward, in order of arrival.
+A position is stored when its message is delivered (automatic policy), or when the application acks
+it (manual). It only moves forward, in order of arrival.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class StreamingBase:
             raise ConfigurationError(f"{name} is an async store: use AsyncStreamingClient")
         self._start, self._store = positions.start_and_store(replay)
         self._keeps = self._store is not None and replay_policy == "automatic"
-        self._kept: dict[str, int] = {}  # order of arrival of the newest position in the store
+        self._kept: dict[str, int] = {}  # `delivery_seq` of the newest position in the store
         sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
         fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
-        order = count(1)  # for good: a message of before a close and open is the older one
+        order = count(1)  # over all openings: a message from before a reopening is the older one
 
         def new_driver() -> StreamingDriver:
             protocol = StreamingProtocol(
@@ -118,8 +118,8 @@ class StreamingBase:
 
     @property
     def closed(self) -> bool:
-        """Whether the client is not open: not yet, not any more, or ended by an error."""
-        # The state, which changes before the error that says why can be read.
+        """Whether the client is closed: not opened yet, closed, or ended by an error."""
+        # By the state, which changes before the error that says why can be received.
         return self._driver.over or self._driver.protocol.state is State.STOPPED
 
     @property
@@ -134,7 +134,7 @@ class StreamingBase:
 
     @property
     def has_pending_messages(self) -> bool:
-        """Whether there are any."""
+        """Whether any messages are pending."""
         return self.pending_count > 0
 
     @property
@@ -145,7 +145,7 @@ class StreamingBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
 
-    # What the asyncio face does in its own way.
+    # Overridden by the asyncio face.
 
     def _launch(self, driver: StreamingDriver) -> None:
         driver.start()
@@ -155,10 +155,10 @@ class StreamingBase:
         self._driver.wait(condition, timeout)
 
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        """Return what a call of the store returns."""
+        """Call the store and return its result."""
         return call()
 
-    # What they do.
+    # What the faces offer.
 
     async def _open(self) -> None:
         if not self.closed:
@@ -192,17 +192,17 @@ class StreamingBase:
         await self._ask(lambda protocol, call, _now: protocol.channels.unsubscribe(channel, call))
 
     async def _ask(self, input_: Callable[[StreamingProtocol, Call, float], None]) -> None:
-        """Have the protocol do something, and wait until it is done."""
+        """Pass an input to the protocol and wait for its outcome."""
         driver, call = self._opened(), Call()
         try:
             driver.step(partial(input_, driver.protocol, call))
             await self._until(lambda: call.is_done or driver.over)
-        except BaseException:  # interrupted or cancelled: nobody would know that it was done
+        except BaseException:  # interrupted or cancelled: the caller would not learn of a success
             driver.step(partial(driver.protocol.abandon, call))
             raise
         if call.error is not None:
             raise call.error
-        if not call.is_done:  # it ended just before
+        if not call.is_done:  # the driver ended before it took the input
             self._opened()
 
     def _opened(self) -> StreamingDriver:
@@ -212,7 +212,7 @@ class StreamingBase:
 
     async def _receive(self, timeout: float | None) -> StreamingMessage | None:
         message = await self._next(timeout)
-        # In this order: what was put in before the end is seen.
+        # In this order, so that a message queued just before the end is not missed.
         if message is None and self._driver.over and not self.has_pending_messages:
             raise LocalProtocolError("the client is closed and there are no pending messages")
         return message
@@ -228,13 +228,13 @@ class StreamingBase:
         if not isinstance(head, StreamingMessage):
             driver.take()
             raise head
-        if self._keeps and head.replay_id is not None:  # first: if it fails, it is still there
+        if self._keeps and head.replay_id is not None:  # first: if it fails, the message stays
             await self._ack(head)
         driver.take()
         return head
 
     def _at_once(self) -> Iterator[StreamingMessage]:
-        """Take what is there already, if nothing is to be kept: that costs a fraction."""
+        """Yield what is queued already, if no position is to be stored; cheaper than `_next`."""
         driver = self._driver
         items, popleft, room_at = driver.items, driver.items.popleft, driver.room_at
         while not self._keeps and items and type(head := items[0]) is StreamingMessage:

@@ -23,8 +23,8 @@ DISCONNECT = "/meta/disconnect"
 # Size Exceeded".
 MAX_REQUEST = 32_767
 
-# The longest time that a server's advice is believed, in milliseconds: a day. Salesforce holds a
-# connect for 110 s; Infinity is a number as well.
+# Longest time in a server's advice that is believed, in milliseconds: a day. Salesforce holds a
+# connect for 110 s; Infinity is a number, too.
 _LONGEST = 86_400_000
 
 _NO_MESSAGE = "something that is not a message"
@@ -44,7 +44,7 @@ class Lane(enum.Enum):
 
 @dataclass(eq=False)
 class Send:
-    """A request: send it, and hand its answer or its failure back together with this."""
+    """A request to send. Its answer or failure is reported together with it."""
 
     lane: Lane
     messages: Sequence[Message]
@@ -57,19 +57,19 @@ class Send:
     refused: Any = None
     """The session that the server refused: send the request with another one."""
     session: Any = None
-    """The session it was sent with. The transport says so."""
+    """The session it was sent with; set by the transport."""
     is_cut: bool = False
-    """Whether its answer no longer matters. One that is not on its way yet stays unsent."""
+    """Whether its answer no longer matters. If it is not on its way yet, it is not sent."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Break the connection of a request; its failure is reported like any other."""
+    """Break the connection of a request, whose failure is reported like any other."""
 
     request: Send
 
 
-# What the protocol wants done, in order; a gap is to be reported.
+# What the protocol wants done, in this order; a gap is to be reported.
 Command: TypeAlias = Send | Cut | Gap
 
 
@@ -80,13 +80,13 @@ class Call:
     is_done: bool = False
 
     def settle(self, error: SfPubSubError | None = None) -> None:
-        """Say that it is done, or why it cannot be."""
+        """Note that it is done, or why it failed."""
         self.error = error
         self.is_done = True  # last: other threads look at it
 
 
 def advice_of(reply: Message) -> dict[str, Any]:
-    """Return what an answer advises, as far as it has the form; times in seconds.
+    """Return the advice of an answer, as far as it is valid; times in seconds.
 
     The keys are those of the wire. A ``reconnect`` that is unknown counts as ``none``.
     """
@@ -103,9 +103,9 @@ def advice_of(reply: Message) -> dict[str, Any]:
 
 
 def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
-    """Return what an answer's messages are; or why it is not Bayeux.
+    """Sort an answer into events and replies; return an error if it is not Bayeux.
 
-    Ids alone are no help: some servers give events their own.
+    Ids alone do not tell them apart: some servers give events ids of their own.
     """
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}
@@ -126,5 +126,5 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
 
 def broken(what: str) -> RemoteProtocolError:
     """Return the error for an answer that is not Bayeux."""
-    # Proxies and restarting servers send such things: worth another try.
+    # Proxies and restarting servers send such things, so another try may succeed.
     return RemoteProtocolError(f"the server sent {what}", retryable=True)

@@ -1,7 +1,7 @@
-"""Carries out what the protocol says: one thread for its deadlines, and one for each lane.
+"""Carries out what the protocol decides: one thread for its deadlines, and one for each lane.
 
-What happens is passed to the protocol in the thread where it happens, under one lock, and what the
-protocol wants is carried out there as well; only requests wait for the thread of their lane.
+Each input goes to the protocol in the thread where it occurs, under one lock, and the commands that
+follow are carried out there as well; only requests wait for the thread of their lane.
 Nothing is decided here. The application's replay store is not touched here.
 """
 
@@ -22,7 +22,7 @@ from sfpubsub.types import Gap
 
 logger = logging.getLogger("sfpubsub.streaming")
 
-# Longest wait for a thread at the end, in seconds; one that looks a name up is left behind.
+# Longest wait for each thread at the end, in seconds; one that is in a DNS lookup is left behind.
 _JOIN = 1.0
 
 
@@ -32,7 +32,7 @@ class StreamingDriver:
     Args:
         protocol: Owned by the driver.
         transport: The HTTP side; closed at the end.
-        on_gap: Told of every position that is given up; must not wait.
+        on_gap: Called with every position that is given up; must not block.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class StreamingDriver:
     ) -> None:
         self.protocol = protocol
         self.items = protocol.items
-        """What waits for the application. Not to be taken from but by `take`."""
+        """What waits for the application. Only the thread that receives removes items."""
         self.over = True
-        """Whether nothing will happen any more, or nothing yet."""
+        """Whether it has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
         self._ring: Callable[[], None]
         self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        self.room_at = protocol.max_pending_count - 1  # so many wait when polling goes on
+        self.room_at = protocol.max_pending_count - 1  # how many are left when there is room again
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
 
@@ -58,20 +58,20 @@ class StreamingDriver:
         """Start the threads; they end with the protocol.
 
         Args:
-            ring: Called in any thread when there may be news for the application; must not wait.
+            ring: Called in any thread when there may be news for the application; must not block.
         """
         self._ring, self.over = ring, False
         work: dict[str, Callable[[], None]] = {"sfpubsub-streaming": self._run}
         work |= {f"sfpubsub-{lane.value}": partial(self._work, lane) for lane in Lane}
         for name, target in work.items():
-            # An application that ends without closing is not held up by any of them.
+            # Daemons: an application that exits without closing is not held up.
             self._threads.append(threading.Thread(target=target, name=name, daemon=True))
             self._threads[-1].start()
 
     def step(self, input_: Callable[[float], None] = lambda _now: None) -> None:
-        """Tell the protocol of something, or of the time, and carry out what it wants.
+        """Pass an input, or only the time, to the protocol and carry out its commands.
 
-        Nothing happens once it is over.
+        Does nothing once it is over.
 
         Raises:
             LocalProtocolError: The caller broke a rule; nothing has changed.
@@ -86,7 +86,7 @@ class StreamingDriver:
             except LocalProtocolError:
                 raise
             except Exception as error:
-                # A bug of ours, or of a callback: the application must not wait for ever.
+                # A bug, ours or a callback's: the application must not wait for ever.
                 logger.exception("the streaming client failed")
                 failure = StreamUnavailableError(f"the client failed: {error!r}", retryable=False)
                 self.protocol.stop(failure)
@@ -103,13 +103,13 @@ class StreamingDriver:
             self._news.wait_for(condition, timeout)
 
     def take(self) -> None:
-        """Take the first item away. For one thread."""
+        """Remove the first item. For the thread that receives."""
         self.items.popleft()
         if len(self.items) == self.room_at:
             self.step()
 
     def join(self) -> None:
-        """Wait for the end of the threads."""
+        """Wait for the threads to end."""
         for thread in self._threads:
             thread.join(_JOIN)
 
@@ -134,6 +134,6 @@ class StreamingDriver:
     def _work(self, lane: Lane) -> None:
         while (request := self._jobs[lane].get()) is not None:
             outcome = self._transport.exchange(request)
-            # Here, where it was read: another processor would have to fetch it first.
+            # In the thread that has read it: another processor would have to fetch it first.
             self.step(partial(self.protocol.landed, request, outcome))
         self._transport.drop(lane)

@@ -24,7 +24,7 @@ _LOST = (
 _CHANGED = "something between here and the org drops cookies or changes requests"
 _ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
 
-# What an error begins with, our error, the cure. The first row that fits. Salesforce documentation,
+# How an error begins, our error, the cure. The first row that matches. Salesforce documentation,
 # Streaming API error codes; the number of spaces differs between its pages.
 _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
     (r"400:.*replayid .*was invalid", errors.ReplayIdRejectedError, _LOST),
@@ -33,14 +33,14 @@ _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
     (r"400:.*(cookie|connection type)", errors.RemoteProtocolError, _CHANGED),
     (r"400:", errors.LocalProtocolError, "check the channel's name"),
     (r"40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
-    (r"401:", errors.SessionExpiredError, "the access token is not accepted: sign in anew"),
+    (r"401:", errors.SessionExpiredError, "the access token is not valid: sign in again"),
     (r"402:", *_ENDED),
-    (r"403:.*\blimit\b", errors.QuotaExceededError, "a limit of the org is reached: try later"),
+    (r"403:.*\blimit\b", errors.QuotaExceededError, "a limit is reached: try again later"),
     (r"403:", errors.PermissionDeniedError, "check the user's access, and the channel's name"),
     (r"404:.*vary only by case", errors.LocalProtocolError, "spell the channel as it was made"),
     (r"404:", errors.TopicNotFoundError, "check the channel's name"),
     (r"413:", errors.LocalProtocolError, "the request is too large: use a shorter filter"),
-    (r"503:", errors.StreamUnavailableError, "the server asks for a few minutes"),
+    (r"503:", errors.StreamUnavailableError, "the server is busy: try again in some minutes"),
     (r"", errors.StreamError, "see the cause"),
 )
 
@@ -66,7 +66,7 @@ class BayeuxError(errors.StreamError):
 
     @property
     def reason(self) -> str:
-        """What ``ext.sfdc.failureReason`` says, which is closer to the cause; else the error."""
+        """``ext.sfdc.failureReason``, which is closer to the cause; if there is none, the error."""
         found: Any = self.response
         for part in ("ext", "sfdc", "failureReason"):
             found = found.get(part) if isinstance(found, Mapping) else None
@@ -74,18 +74,18 @@ class BayeuxError(errors.StreamError):
 
 
 class Next(enum.Enum):
-    """What to do after a refusal. The first two are what an advice may say."""
+    """What to do after a refusal. The values of the first two are those of ``reconnect``."""
 
     RETRY = "retry"
     """Send it again after a delay."""
     HANDSHAKE = "handshake"
-    """Make another session with the server; the token is valid."""
+    """Open a new session with the server; the token is valid."""
     RENEW = "renew"
-    """Renew the token once, then make another session."""
+    """Renew the token once, then open a new session."""
     BUSY = "busy"
-    """Make another session after a long delay: the server has too much to do."""
+    """Open a new session after a long delay: the server is overloaded."""
     LIMIT = "limit"
-    """As if it were busy; where a channel is refused, it is that channel's limit."""
+    """The same for a limit of the org; a refused subscribe is about the channel's own limit."""
     STOP = "stop"
     """Tell the user."""
 
@@ -103,7 +103,7 @@ def _row(text: str) -> tuple[type[errors.SfPubSubError], str]:
 
 
 def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> errors.SfPubSubError:
-    """Return the error for a refusal, with the server's own words as its cause.
+    """Return the error for a refusal, with what the server said as its cause.
 
     Args:
         what: What was refused, for the message.

@@ -10,7 +10,8 @@ class Pace:
     """Times in seconds. Scaled down by tests."""
 
     request: float = 20.0
-    """How long anything but a held connect may take, its answer included; answers take a second."""
+    """How long anything but a held connect may take, its answer included; answers usually take
+    less than a second."""
     sign_in: float = 60.0
     """How long fetching a session may take before a handshake; most ways take some seconds."""
     poll: float = 130.0
@@ -21,13 +22,13 @@ class Pace:
     close: float = 5.0
     """How long the goodbye to the server may take."""
     backoff_initial: float = 1.0
-    """Ceiling of the first random delay after a failure; a session that has lived for less is not
-    replaced at once."""
+    """Ceiling of the first random delay after a failure; a session that lived for less than this is
+    not replaced at once."""
     backoff_max: float = 60.0
-    """Ceiling that the doubling stops at."""
+    """Ceiling at which the doubling stops."""
     busy: float = 120.0
     """Ceiling of the delay after "too busy" and after a limit: the service asks for "a few
     minutes"."""
     renewed: float = 60.0
-    """A session that is refused again so soon after its renewal, before it was of any use, is not
-    renewed again: too many sign-ins lock a user out."""
+    """A session that is refused again this soon after its renewal, without having been useful, is
+    not renewed again: too many sign-ins lock a user out."""

@@ -30,10 +30,10 @@ def as_replay_id(number: int) -> ReplayId:
 
 
 def as_number(start: ReplayStart, channel: str = "a channel") -> int:
-    """Return a start as the Streaming API knows it: ``-1``, ``-2`` or an id.
+    """Return a start as the Streaming API has it: ``-1``, ``-2`` or an id.
 
     Raises:
-        ConfigurationError: It is not one.
+        ConfigurationError: The start is not valid.
     """
     if type(start) is int and ALL_EVENTS <= start < 1 << 8 * _BYTES - 1:
         return start
@@ -58,7 +58,7 @@ def start_and_store(replay: ReplaySource) -> tuple[int, AnyStore | None]:
     """Return where channels start that no store knows, and the store if *replay* is one.
 
     Raises:
-        ConfigurationError: It is neither a start nor a store.
+        ConfigurationError: *replay* is neither a start nor a store.
     """
     if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):
         return NEW_EVENTS, as_store(replay)

@@ -4,9 +4,9 @@ After each input, `tick` says what is to be done. There is no I/O, clock or thre
 thread-safe; the driver serialises.
 
 A session is in doubt as soon as an answer may have been lost: the server forgets events once it has
-sent them, so continuing in the same session could skip some. Then a new one is made, every channel
-is subscribed again after its last queued event, and what was lost comes again. A channel without
-any known id has nothing to continue from; that is a `Gap`.
+sent them, so continuing in the same session could skip some. Then a new session is opened, every
+channel is subscribed again after its last queued event, and what was lost comes again. A channel
+without any known id has nothing to continue from; that is a `Gap`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ logger = logging.getLogger("sfpubsub.streaming")
 class State(enum.Enum):
     """Of the session."""
 
-    WAITING = "no session; the next try comes when its time has come"
+    WAITING = "no session; waiting for the next attempt"
     OPENING = "a handshake or the first connect is in flight"
     CONNECTED = "polling, or resting because the queue is full"
     CLOSING = "the goodbye is in flight, or about to be"
     STOPPED = "over"
 
-
-_POLLS = "it holds no connect, so events are asked for time and again"
 
 _ENDING = (State.CLOSING, State.STOPPED)
 
@@ -49,12 +47,12 @@ class StreamingProtocol:
     Args:
         pace: Times.
         dumps: Makes JSON.
-        chance: Returns a random number from 0 to 1: half of each delay is left to it, so that many
-            clients do not come back together.
+        chance: Returns a random number from 0 to 1, which decides about half of each delay, so that
+            many clients do not come back together.
         connection_timeout: Seconds without a connection after which the application gets an error,
-            and another each time; None or 0 for never.
-        max_pending_count: No connect is sent while so many messages wait; 0 or less for no bound.
-        fallback: Where a channel continues if its position is refused; None to report that.
+            and another after as long again; None or 0 for never.
+        max_pending_count: No connect is sent while this many messages wait; 0 or less for no bound.
+        fallback: Where a channel continues if its position is refused; None to report an error.
         order: Numbers messages in their order of arrival.
     """
 
@@ -84,23 +82,23 @@ class StreamingProtocol:
         self._ids = count(1)  # of messages
         self._client_id = ""  # empty while there is no session
         self._advice: dict[str, Any] = {}  # of the server; later parts replace earlier ones
-        self._flying: dict[Lane, Send] = {}  # the requests whose end was not told yet
+        self._flying: dict[Lane, Send] = {}  # the requests whose outcome is not known yet
         self._connected_at = math.inf  # when this session was
         self._next_at = math.inf  # when the next handshake, or the next connect, may be sent
         self._close_by = math.inf
         self._refused: Any = None  # the last token that was refused, if there was one
-        self._refused_at = -math.inf  # when it was; set back once a new one was of use
+        self._refused_at = -math.inf  # when that was; reset once a new one has proved useful
         # The outage.
         self._patience = connection_timeout or math.inf
         self._trouble: errors.SfPubSubError | None = None  # the last failure, while not all is well
-        self._delays = 0  # since all was well
+        self._delays = 0  # since everything was well
         self._tell_at = math.inf  # when to report to the application
-        self._told: errors.SfPubSubError | None = None  # what was reported last
+        self._told: errors.SfPubSubError | None = None  # the error that was reported last
 
-    # Inputs. The application's other ones are those of `channels`.
+    # Inputs. Those about channels are methods of `channels`.
 
     def open(self, call: Call, now: float) -> None:
-        """Begin; the call is settled when the first connect was answered."""
+        """Begin; the call is settled when the first connect is answered."""
         self._opener, self._next_at = call, now
 
     def abandon(self, call: Call, now: float) -> None:
@@ -247,7 +245,7 @@ class StreamingProtocol:
     # Answers.
 
     def _is_over_for(self, request: Send) -> bool:
-        """Whether nobody cares any more how a request fares."""
+        """Whether the outcome of a request no longer matters."""
         return request.is_cut or self.state not in (State.OPENING, State.CONNECTED)
 
     def _answered(
@@ -257,9 +255,9 @@ class StreamingProtocol:
         for reply in replies.values():
             self._advice |= advice_of(reply)
         if self._is_shared and not was_shared:
-            logger.warning("the server sees several clients behind these cookies: %s", _POLLS)
-        # Replies first, so that the events beside a subscribe's are those of an active channel. A
-        # goodbye goes before them: they are about a session that is over.
+            logger.warning("the server sees several clients behind one cookie and holds no poll")
+        # Replies first, so that events beside the answer to a subscribe are those of an active
+        # channel. A goodbye goes before them: they are about a session that is over.
         is_goodbye = any(channel == bayeux.DISCONNECT for channel, _ in replies)
         if is_goodbye and not self._is_over_for(request):
             error = errors.StreamUnavailableError("the server said goodbye")
@@ -303,14 +301,14 @@ class StreamingProtocol:
     def _connected(self, reply: Message, request: Send) -> None:
         self._next_at = self._now + self._interval
         if self.state is State.CONNECTED:
-            self._refused_at = -math.inf  # the token is valid: a held connect was answered
+            self._refused_at = -math.inf  # the token works: a held connect was answered
         else:
             self.state, self._connected_at = State.CONNECTED, self._now
             logger.info("connected to the Streaming API")
         if self._opener is not None:
             self._opener.settle()
             self._opener = None
-        if advice_of(reply).get("reconnect") in ("handshake", "none"):  # for all its success
+        if advice_of(reply).get("reconnect") in ("handshake", "none"):  # although it succeeded
             self._refuse("going on", BayeuxError(reply), request)
 
     # Failures.
@@ -326,7 +324,7 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Continue after a failure, as the answer wants it; after none, with another session."""
+        """Recover from a failure: as the server advises, or without advice with a new session."""
         if step is None and not error.retryable:
             step = Next.STOP
         if step is Next.STOP or (self._opener is not None and step is not Next.RENEW):
@@ -347,7 +345,7 @@ class StreamingProtocol:
             self.channels.lost()
 
     def _delay(self, *, is_busy: bool) -> float:
-        """Return the next delay: it doubles each time, and is long for a busy server."""
+        """Return the next delay: doubled each time, and long for a busy server."""
         doubled = self._pace.backoff_initial * 2 ** min(self._delays, 30)
         self._delays += 1
         ceiling = self._pace.busy if is_busy else min(self._pace.backoff_max, doubled)
@@ -359,7 +357,7 @@ class StreamingProtocol:
             f"no connection for {self._patience:g} s, and still trying: {self._trouble}"
         )
         error.__cause__ = self._trouble
-        if self._told is None or self._told not in self.items:  # one is enough, if nobody reads
+        if self._told is None or self._told not in self.items:  # one is enough if nobody receives
             self.items.append(error)
             self._told = error
         self.channels.give_up(error)

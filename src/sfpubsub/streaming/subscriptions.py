@@ -1,11 +1,11 @@
-"""The protocol's half that is about channels: which to ask for, what each answer means, how far
-each has come. As the other half it has no I/O and no clock.
+"""The half of the protocol that is about channels: which to ask for, what each answer means, how
+far each has come. Like the other half, it has no I/O and no clock.
 
-What is wanted and what is active at the server are two flags of a channel; whatever is needed to
-make them equal is asked for, one request at a time.
+Whether a channel is wanted and whether it is active at the server are two flags; whatever makes
+them equal is asked for, one request at a time.
 
-Invariant: a channel resumes after the last message that was put into the queue, so that what is
-queued and not yet read does not come twice. Only the application's store says what was read.
+Invariant: a channel resumes after the last message that was queued, so that what is queued and not
+yet read does not come twice. Only the application's store says what was read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sfpubsub.types import Gap, GapReason
 
 logger = logging.getLogger("sfpubsub.streaming")
 
-# Room for what else is in a subscribe, in bytes; a client id has about 30.
+# Room for everything else in a subscribe, in bytes; a client id has about 30.
 _ROOM = 500
 
 Items = deque[StreamingMessage | SfPubSubError]
@@ -38,34 +38,35 @@ class Channel:
     name: str
     """As the caller wrote it, with its filter; the key in a store."""
     path: str
-    """Without the filter; what positions and events are about."""
+    """The name without the filter, as positions and events have it."""
     position: int
-    """Where to subscribe from: its start, then the id of the last message put into the queue."""
+    """Where to subscribe from: its start, then the id of the last message that was queued."""
     call: Call | None
-    """Who waits for the first subscribe, or for the unsubscribe."""
+    """The caller that waits for the first subscribe, or for the unsubscribe."""
     is_wanted: bool = True
     is_active: bool = False
     """Whether it is subscribed in this session."""
     asked: Message | None = None
     """The message about it that is in flight."""
     is_live: bool = False
-    """Whether its events count: from the server's yes until the next subscribe is sent, and so
-    beyond the end of the session."""
+    """Whether its events count: from the server's confirmation until the next subscribe is sent, so
+    also after the end of the session."""
     early: list[Message] = field(default_factory=list)
-    """Events that came before the yes, which may carry older ones; dropped if it is lost."""
+    """Events that came before the confirmation, which may carry older ones; dropped if that is
+    lost."""
 
     def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
-        """Return what is given up if the channel continues from somewhere else."""
+        """Return what is lost if the channel continues from somewhere else."""
         after = as_replay_id(self.position) if self.position >= 0 else None
         return Gap(reason, self.name, after=after, error_code=error_code)
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is over, at the server as well. It is kept for its position."""
+        """Whether it is unsubscribed at the server as well. It is kept for its position."""
         return not (self.is_wanted or self.is_active or self.asked)
 
     def tell(self, error: SfPubSubError | None = None) -> None:
-        """Settle the call that waits, if there is one."""
+        """Settle the call that waits, if any."""
         if self.call is not None:
             self.call.settle(error)
             self.call = None
@@ -102,7 +103,7 @@ class Subscriptions:
 
     @property
     def are_overtaken(self) -> bool:
-        """Whether events wait for the answer of a subscribe."""
+        """Whether events wait for the answer to a subscribe."""
         return any(item.early for item in self._by_path.values())
 
     def subscribe(
@@ -112,14 +113,14 @@ class Subscriptions:
 
         Args:
             name: The channel, perhaps with a filter.
-            start: Where; not looked at for a channel that is subscribed already.
-            call: Hears of the server's answer.
+            start: Where; ignored for a channel that is subscribed already.
+            call: Settled by the server's answer.
             rewind: Whether the caller insists on *start*.
             resumes: Whether a channel that was unsubscribed continues where it was left, so that
                 what is still queued does not come twice.
 
         Raises:
-            LocalProtocolError: It is not a channel, or is subscribed in another way.
+            LocalProtocolError: The channel is not valid, or is subscribed in another way.
         """
         channel, path = self._find(name), name.partition("?")[0]
         if channel is None or not (channel.is_wanted or channel.call):
@@ -133,10 +134,10 @@ class Subscriptions:
             call.settle()
 
     def unsubscribe(self, name: str, call: Call) -> None:
-        """Want a channel no longer; of one that is not subscribed there is nothing to do.
+        """Want a channel no longer; does nothing for one that is not subscribed.
 
         Raises:
-            LocalProtocolError: It is not a channel, or another call about it is under way.
+            LocalProtocolError: The channel is not valid, or another call about it is under way.
         """
         channel = self._find(name)
         if channel is None:
@@ -160,7 +161,7 @@ class Subscriptions:
             raise LocalProtocolError(f"{held}: use another client for {name}")
         return channel
 
-    # Asking and hearing.
+    # Requests and answers.
 
     def requests(self, message: Callable[..., Message]) -> list[Message]:
         """Return what to ask for now: as many messages as fit into one request."""
@@ -189,7 +190,7 @@ class Subscriptions:
         """Take the answer to a subscribe or unsubscribe, if it is not about the session."""
         channel = self._by_path.get(asked["subscription"].partition("?")[0])
         if channel is None or channel.asked is not asked:
-            return  # given up, and perhaps subscribed anew meanwhile
+            return  # given up, and perhaps subscribed again meanwhile
         channel.asked = None
         is_subscribe = asked["channel"] == SUBSCRIBE
         if refusal is None:
@@ -221,7 +222,7 @@ class Subscriptions:
             channel.tell(error)
 
     def lost(self) -> None:
-        """The session is gone: everything is to be asked for again."""
+        """Note that the session is gone, so that everything is to be asked for again."""
         for channel in self._by_path.values():
             channel.is_active, channel.asked = False, None
             self._forget(channel)
@@ -245,7 +246,7 @@ class Subscriptions:
     # Events.
 
     def arrived(self, events: list[Message]) -> None:
-        """Put events into the queue, and note how far they reach.
+        """Queue events, and note how far they reach.
 
         Args:
             events: Of one answer; what came before a subscribe's answer follows them.

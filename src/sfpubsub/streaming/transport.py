@@ -26,9 +26,9 @@ class LongPolling:
 
     Args:
         http: Makes the requests.
-        path: Of every request.
-        sessions: Where tokens come from.
-        loads: Reads JSON.
+        path: The path of every request.
+        sessions: Supplies the tokens.
+        loads: Parses JSON.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LongPolling:
         except SfPubSubError as error:
             return error
         except Exception as error:  # noqa: BLE001  # a JSON function is anyone's code
-            # Its text may be that of the answer, or of the request.
+            # Its text may quote the answer or the request.
             return RemoteProtocolError(f"an answer could not be read: {type(error).__name__}")
 
     def _post(self, request: Send) -> str:
@@ -63,7 +63,7 @@ class LongPolling:
         headers = headers_of(Bearer(session.instance_url, session.access_token))
         headers["Content-Type"] = "application/json;charset=UTF-8"
         line.ready()
-        if request.is_cut:  # only now: what is cut from here on, is cut by `cut`
+        if request.is_cut:  # checked only now: from here on `cut` breaks the line
             raise StreamUnavailableError("the request was cut before it was sent")
         answer = line.post(url, headers, request.body.encode(), request.timeout)
         # A connect follows the other at once. Other requests are rare: a kept connection would
