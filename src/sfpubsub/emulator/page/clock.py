@@ -7,7 +7,7 @@ import math
 from sfpubsub.emulator.http.exchange import Answer
 from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.page.live import Live, News, shown_time
-from sfpubsub.emulator.page.markup import Markup, button, labelled, live, tag
+from sfpubsub.emulator.page.markup import Markup, button, joined, labelled, live, tag
 from sfpubsub.emulator.page.topics import stream
 from sfpubsub.emulator.page.visit import Visit, back_to, facts
 
@@ -60,13 +60,13 @@ def _page(visit: Visit, problem: str) -> Answer:
         ),
         tag(
             "p",
-            "A jump makes everything due that the time would have made due: keepalives, deadlines, "
-            "the end of retention. It cannot be taken back; after a new start the emulator is back "
-            "at real time.",
+            "After a jump everything happens that would have happened in that time: keepalives, "
+            "deadlines, the end of retention. A jump cannot be undone; an emulator that is "
+            "restarted is back at real time.",
         ),
         visit.form(
             PLACE,
-            *(tag("p", button(f"+ {text}", name="seconds", value=s)) for s, text in _JUMPS),
+            tag("p", joined([_jump(s, text) for s, text in _JUMPS])),
             label="Jumps",
         ),
         visit.form(
@@ -78,6 +78,11 @@ def _page(visit: Visit, problem: str) -> Answer:
         problem=problem,
         live=f"{PLACE}/live",
     )
+
+
+def _jump(seconds: int, text: str) -> Markup:
+    """A button, and the space before the next one."""
+    return joined([button(f"+ {text}", name="seconds", value=seconds), " "])
 
 
 def _times(world: World) -> dict[str, Markup]:

@@ -104,7 +104,8 @@ def _state(world: World, record: ManagedSubscription) -> Markup:
         delivered=f"{count.delivered:,}",
         commits=f"{count.commits_accepted:,} accepted, {count.commits_refused:,} refused",
     )
-    return joined([shown, plot(record.developer_name, lags)])
+    title = tag("p", "Events behind", class_="hint")
+    return joined([shown, title, plot(record.developer_name, lags)])
 
 
 def _lags(world: World, record: ManagedSubscription) -> list[Lag]:
