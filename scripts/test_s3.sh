@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of tables in an object store with the API of S3: Delta, and Iceberg in an environment
-# of its own; each with a stream that is killed many times. Fetches 700 MB of jars for each of the
-# two, once. Arguments go to pytest instead of the tests chosen here.
+# of its own; each with a stream that is killed many times, and a mirror. Fetches 700 MB of jars for
+# each of the two, once. Arguments go to pytest instead of the tests chosen here.
 #
 #   scripts/test_s3.sh                     20 kills each; OBJECT_STORE_KILLS says another number
 set -euo pipefail
@@ -17,7 +17,8 @@ install "${SFPUBSUB_ICEBERG_VENV:-.venv-iceberg}" "${server[@]}"
 export TEST_OBJECT_STORE=1
 
 if [ $# -eq 0 ]; then
-  set -- tests/spark/raw/test_object_store.py
+  set -- tests/spark/raw/test_object_store.py \
+    tests/spark/mirror/test_job.py::test_a_mirror_is_in_a_catalog_or_in_an_object_store
 fi
 python -m pytest -s "$@"
 exec "$iceberg_python" -m pytest -s -p no:cacheprovider -W ignore::ResourceWarning \

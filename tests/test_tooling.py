@@ -240,7 +240,7 @@ def test_a_full_org_and_a_taken_name_are_refused_before_creation(serve):
     host, tooling = serve(org)
     with pytest.raises(QuotaExceededError, match="200 managed subscriptions"):
         tooling.create("One_More", TOPIC)
-    with pytest.raises(ConfigurationError, match=r"S7 already \(18x000000000008AAA\)"):
+    with pytest.raises(ConfigurationError, match=r"S7 already exists \(18x000000000008AAA\)"):
         tooling.create("S7", TOPIC)
     assert {request.method for request in host.requests} == {"GET"}
     org.rows.popitem()
@@ -336,7 +336,7 @@ def test_the_next_page_is_never_asked_of_another_host(serve, place):
     named = place.format(thief=urlsplit(thief.url).netloc) if isinstance(place, str) else place
     page = {"size": 1, "done": False, "records": [], "nextRecordsUrl": named}
     host, tooling = serve(lambda _: Reply(200, page))
-    with pytest.raises(RemoteProtocolError, match="continues"):
+    with pytest.raises(RemoteProtocolError, match="a next page"):
         next(tooling.list())
     assert len(host.requests) == 1
     assert not thief.requests
@@ -347,7 +347,7 @@ def test_pages_without_an_end_are_given_up(serve):
     more = f"{BASE}/query/01g-1"
     page = {"done": False, "records": [], "nextRecordsUrl": more}
     host, tooling = serve(lambda _: Reply(200, page))
-    with pytest.raises(RemoteProtocolError, match="20 answers"):
+    with pytest.raises(RemoteProtocolError, match="20 pages"):
         next(tooling.list())
     assert len(host.requests) == 20
 

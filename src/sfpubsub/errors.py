@@ -6,31 +6,26 @@
      ├── ConfigurationError            a setting, option or destination is wrong
      │    └── MissingExtraError        an optional dependency is not installed (also an ImportError)
      ├── AuthenticationError           the credentials were refused
-     │    └── SessionExpiredError      they were good once; a new session may help
+     │    └── SessionExpiredError      they used to be valid; a new session may help
      ├── ProtocolError
      │    ├── LocalProtocolError       the caller broke a rule of this library
-     │    │    └── SubscriptionClosedError  it was drained, closed or aborted before
+     │    │    └── SubscriptionClosedError  it was already drained, closed or aborted
      │    └── RemoteProtocolError      the service broke a rule of the wire contract
-     ├── StreamError                   a call or stream ended without doing its work
-     │    ├── StreamUnavailableError   network, restart, overload: the same call may work later
-     │    ├── StreamStalledError       no sign of life, or nobody acked, for too long
-     │    ├── ReplayIdRejectedError    the service does not accept the position (has a Gap)
-     │    ├── TopicNotFoundError       no such topic or channel
-     │    ├── SubscriptionNotFoundError  no such managed subscription
-     │    ├── PermissionDeniedError    the user or the org may not do this
-     │    ├── QuotaExceededError       an allocation of the org is used up
-     │    ├── SubscriptionStoppedError an administrator stopped or deleted the subscription
-     │    └── SubscriptionBusyError    another client holds the managed subscription
-     ├── CommitError                   a position could not be committed
-     ├── SchemaError
-     │    ├── SchemaNotFoundError      the service does not know the schema id
-     │    ├── DecodeError              a payload does not fit its schema
-     │    └── EncodeError              a value does not fit the schema
-     ├── PublishError                  events were refused, or not answered in time
-     ├── HandlerError                  a handler failed on an event (has its position)
-     ├── RequestRefusedError           the org refused an HTTP request (has its status)
-     │    └── ReadExpiredError         a query or job that was under way is gone: begin it again
-     └── WriteError                    a batch could not be written to its table
+     ├── StreamError                   a call or stream failed │    ├── StreamUnavailableError
+     network, restart, overload: the same call may work later │    ├── StreamStalledError       no
+     message, or no ack, for too long │    ├── ReplayIdRejectedError    the service does not accept
+     the position (has a Gap) │    ├── TopicNotFoundError       no such topic or channel │    ├──
+     SubscriptionNotFoundError  no such managed subscription │    ├── PermissionDeniedError the user
+     or the org may not do this │    ├── QuotaExceededError       an allocation of the org is used
+     up │    ├── SubscriptionStoppedError an administrator stopped or deleted the subscription │
+     └── SubscriptionBusyError    another client holds the managed subscription ├── CommitError
+     a position could not be committed ├── SchemaError │    ├── SchemaNotFoundError      the service
+     does not know the schema id │    ├── DecodeError a payload does not fit its schema │    └──
+     EncodeError              a value does not fit the schema ├── PublishError
+     events were refused, or not answered in time ├── HandlerError                  a handler failed
+     on an event (has its position) ├── RequestRefusedError           the org refused an HTTP
+     request (has its status) │    └── ReadExpiredError         a running query or job has expired:
+     start it again └── WriteError                    a batch could not be written to its table
 
 Messages are lower-case sentences that name the thing and say what to do next; the cause is chained.
 """
@@ -47,9 +42,9 @@ class SfPubSubError(Exception):
 
     Args:
         message: A lower-case sentence.
-        retryable: Whether the same call, unchanged, may work later.
-        error_code: The service's ``error-code`` trailer, where there was one.
-        rpc_id: The service's id of the failed call, for its support.
+        retryable: Whether the same call may succeed later.
+        error_code: The service's ``error-code`` trailer, if any.
+        rpc_id: The service's id of the failed call, for Salesforce support.
     """
 
     retryable: bool = False
@@ -69,7 +64,7 @@ class SfPubSubError(Exception):
         self.rpc_id = rpc_id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own form calls the class with args alone, which loses keyword arguments.
+        # The inherited method calls the class with only args, which loses keyword arguments.
         return (_rebuild, (type(self), self.args, self.__dict__.copy()))
 
 
@@ -97,7 +92,7 @@ class AuthenticationError(SfPubSubError):
 
 
 class SessionExpiredError(AuthenticationError):
-    """The session is no longer accepted; a new one may be."""
+    """The session is no longer accepted; a new one may be accepted."""
 
 
 class ProtocolError(SfPubSubError):
@@ -117,14 +112,14 @@ class RemoteProtocolError(ProtocolError):
 
 
 class StreamError(SfPubSubError):
-    """A call or stream ended without doing its work."""
+    """A call or stream failed."""
 
 
 class StreamUnavailableError(StreamError):
-    """The service, or the network to it, is down for now.
+    """The service or the network is temporarily unavailable.
 
     Args:
-        retry_after: Seconds to wait before the next attempt, where the service asked for it.
+        retry_after: Seconds to wait before the next attempt, if the service said so.
     """
 
     retryable = True
@@ -135,7 +130,7 @@ class StreamUnavailableError(StreamError):
 
 
 class StreamStalledError(StreamError):
-    """Nothing came, or nothing was acked, for longer than the rules allow."""
+    """Nothing was received or acked for longer than allowed."""
 
     retryable = True
 
@@ -144,7 +139,7 @@ class ReplayIdRejectedError(StreamError):
     """The service does not accept the position to resume from.
 
     Args:
-        gap: What is given up if the subscription continues from somewhere else.
+        gap: The gap that results if the subscription continues from another position.
     """
 
     def __init__(self, message: str, *, gap: Gap | None = None, **details: Any) -> None:
@@ -179,7 +174,7 @@ class SubscriptionBusyError(StreamError):
 
 
 class CommitError(SfPubSubError):
-    """A position could not be committed. Its events come again after a reconnect."""
+    """A position could not be committed. Its events are redelivered after a reconnect."""
 
 
 class SchemaError(SfPubSubError):
@@ -202,8 +197,8 @@ class PublishError(SfPubSubError):
     """One or more events were refused, or not answered in time.
 
     Args:
-        results: Of `PubSubClient.publish` one an event, in order; of a `Publisher` those of the
-            events that failed. What failed carries an error.
+        results: From `PubSubClient.publish`, one per event, in order; from a `Publisher`, only
+            those of failed events. A failed event's result has an error.
     """
 
     def __init__(
@@ -214,11 +209,12 @@ class PublishError(SfPubSubError):
 
 
 class HandlerError(SfPubSubError):
-    """The handler of a run failed on an event for good. The cause is what it raised.
+    """The handler of a run failed on an event, and retries are exhausted. The cause is its
+    exception.
 
     Args:
-        event_id: Id of the event; may be empty.
-        replay_id: Its position. It was not acked, and comes again.
+        event_id: Id of the event; can be empty.
+        replay_id: Position of the event, which was not acked and will be redelivered.
         subscription: The topic, or the managed subscription's name or id, that delivered it.
     """
 
@@ -250,8 +246,8 @@ class RequestRefusedError(SfPubSubError):
 
 
 class ReadExpiredError(RequestRefusedError):
-    """The org no longer has the query or the job that was under way: begin the read again."""
+    """The query or job has expired in the org: start the read again."""
 
 
 class WriteError(SfPubSubError):
-    """A batch could not be written to its table. Nothing of it was acked."""
+    """A batch could not be written to its table. None of its events was acked."""

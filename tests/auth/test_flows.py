@@ -269,7 +269,7 @@ def test_credentials_that_are_refused_in_mid_stream(run_emulator):
         assert len(subscription.next_batch(PATIENCE)) == 1
         emulator.accounts.end_refresh_token("emulator-refresh-token")
         emulator.faults.add(Fault("expire_token"))
-        with pytest.raises(AuthenticationError, match="sign in anew") as caught:
+        with pytest.raises(AuthenticationError, match="sign in again") as caught:
             subscription.next_batch(PATIENCE)
     assert caught.value.error_code == "invalid_grant"
 

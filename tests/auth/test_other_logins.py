@@ -110,7 +110,7 @@ def test_sf_in_colours(sf, monkeypatch):
 def test_no_sf_at_all(monkeypatch, tmp_path):
     """The error says what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="install the Salesforce command line"):
+    with pytest.raises(ConfigurationError, match="install the Salesforce CLI"):
         SfCliLogin().get_session(None)
 
 
@@ -243,7 +243,7 @@ def test_a_salesforce_object_without_a_way_to_renew(org):
         session_id, sf_instance = TOKEN, "127.0.0.1"
 
     login = login_with(Bare(), org)
-    with pytest.raises(SessionExpiredError, match="make a new object"):
+    with pytest.raises(SessionExpiredError, match="create a new object"):
         login.get_session(login.get_session(None))
 
 
@@ -268,7 +268,7 @@ def test_the_organisation_of_an_opaque_session(org):
 def test_logins_are_not_pickled():
     """They can get a token, which is as good as one."""
     for login in (SfCliLogin(), SimpleSalesforceLogin(Salesforce())):
-        with pytest.raises(TypeError, match="not pickled"):
+        with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(login)
         assert "hush" not in repr(login)
 

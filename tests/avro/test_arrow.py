@@ -221,7 +221,7 @@ def bomb(levels: int) -> str:
         (event_schema({"type": "record", "name": "E", "fields": []}), "has no fields"),
         (event_schema(["null"]), "a union of"),
         (event_schema("Missing"), "is not defined"),
-        (event_schema(["string", "string"]), "two members of one name"),
+        (event_schema(["string", "string"]), "two members of the same name"),
         (bomb(40), "more than"),
         ('"string"', "not an Avro record schema"),
         ("{", "not a valid Avro schema"),

@@ -499,4 +499,4 @@ def test_a_login_host_that_is_not_there_is_an_error_at_once(emulator, monkeypatc
     )
     monkeypatch.delenv("SFPUBSUB_INSTANCE_URL")
     assert run(["subscribe", "--managed", "My_Managed_Subscription"]) == 1
-    assert_one_line_error(capsys, "nothing listens there")
+    assert_one_line_error(capsys, "the connection was refused")

@@ -66,9 +66,9 @@ def test_the_life_of_a_channel(emulator, capsys):
     assert run(["channel", "show", "all"]) == 0
     assert lines(capsys) == [made]
     assert run(added) == 1
-    assert_one_line_error(capsys, "All__chn has Order_Event__e already")
+    assert_one_line_error(capsys, "All__chn already has Order_Event__e")
     assert run(["channel", "remove", "All", "Order_Event__e"]) == 2
-    assert_one_line_error(capsys, "give --yes")
+    assert_one_line_error(capsys, "use --yes")
     assert run(["channel", "remove", "All", "Order_Event__e", "--yes"]) == 0
     assert lines(capsys) == [channel]
     assert run(added) == 0
@@ -147,8 +147,8 @@ def test_the_page_runs(emulator, capsys):
     ("arguments", "said"),
     [
         (["create", "Two__Words", "--type", "event"], "is not the name of a channel"),
-        (["create", "ChangeEvents", "--type", "data"], "every org has the channel"),
-        (["create", "All", "--type", "data", "--label", " "], "a label has 1 to 80"),
+        (["create", "ChangeEvents", "--type", "data"], "is the standard channel of every org"),
+        (["create", "All", "--type", "data", "--label", " "], "a label must have 1 to 80"),
         (["show", "Nobody"], "no channel Nobody__chn"),
         (["add", "ChangeEvents", "a b"], "is not the name of an event"),
         (["remove", "ChangeEvents", "Contact", "--yes"], "has no ContactChangeEvent"),

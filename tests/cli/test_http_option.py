@@ -56,7 +56,7 @@ def test_subscribe_serves_metrics_health_and_a_page(run_emulator):
 def test_it_does_not_go_with_a_channel(capsys):
     """Which has no subscription to watch: a usage error."""
     assert run(["subscribe", "--channel", "/topic/X", "--http", "0"]) == 2
-    assert "--http do not go with --channel" in capsys.readouterr().err
+    assert "--http cannot be used with --channel" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_one_line(run_emulator, monkeypatch, capsys):

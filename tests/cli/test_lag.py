@@ -424,7 +424,7 @@ def test_lag_tells_the_living_from_the_killed(emulator, capsys):
     assert said()["alive"] is False
     assert said()["ended_s"] is None
     assert run(["lag", "--topic", TOPIC]) == 0
-    assert "died without an orderly end" in capsys.readouterr().out
+    assert "died without a clean exit" in capsys.readouterr().out
 
 
 def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys):
@@ -444,7 +444,7 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
         (["--managed", "Other"], 1, "Other"),
         (["--topic", TOPIC], 1, TOPIC),
         (["--managed", NAME, "--endpoint", "elsewhere:7443"], 1, NAME),
-        (["--managed", NAME, "--topic", TOPIC], 2, "give one of"),
+        (["--managed", NAME, "--topic", TOPIC], 2, "use only one of"),
     ],
 )
 def test_nothing_on_file_is_an_error_in_one_line(arguments, code, says, capsys):

@@ -54,7 +54,7 @@ def test_the_life_of_a_managed_subscription(emulator, capsys):
         "error_recovery_replay": "EARLIEST",
         "state": "RUN",
     }
-    assert "oldest event retained (EARLIEST)" in said
+    assert "oldest retained event (EARLIEST)" in said
     assert f"{NEW} can be subscribed to" in said
     assert run(["managed", "list"]) == 0
     assert [record["developer_name"] for record in lines(capsys)[0]] == [NAME, NEW]
@@ -92,7 +92,7 @@ def test_waiting_ends_and_is_left_out_on_request(run_emulator, monkeypatch, caps
     assert run(["managed", "create", NEW, "--topic", TOPIC]) == 1
     (record,), said = lines(capsys)
     assert record["developer_name"] == NEW
-    assert "the change is made" in said.splitlines()[-1]
+    assert "the change was made" in said.splitlines()[-1]
     assert run(["managed", "create", "Another", "--topic", TOPIC, "--no-wait"]) == 0
     assert "waiting" not in lines(capsys)[1]
 
@@ -160,7 +160,7 @@ def test_nothing_is_lost_without_a_yes(emulator, capsys, act):
 
 
 @pytest.mark.parametrize(
-    ("act", "warned"), [("stop", "72 hours come again"), ("delete", "position")]
+    ("act", "warned"), [("stop", "72 hours of events are redelivered"), ("delete", "position")]
 )
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_a_person_is_asked_with_the_consequence(emulator, capsys, monkeypatch, act, warned, answer):
@@ -184,11 +184,11 @@ def test_a_person_is_asked_with_the_consequence(emulator, capsys, monkeypatch, a
 
 
 def test_stop_and_delete_say_what_to_expect(emulator, capsys):
-    """The position is gone; the name is not to be used again soon."""
+    """The position is gone; the name is not to be used soon."""
     assert run(["managed", "stop", NAME, "--yes"]) == 0
     assert "committed position is deleted" in lines(capsys)[1]
     assert run(["managed", "delete", NAME, "--yes"]) == 0
-    assert f"do not use the name {NAME} again soon" in lines(capsys)[1]
+    assert f"do not reuse the name {NAME} soon" in lines(capsys)[1]
 
 
 def test_a_stop_ends_a_running_client(emulator, connect):
@@ -234,7 +234,7 @@ def test_the_page_runs(emulator, capsys):
         (["stop", "Nobody", "--yes"], {}, 1, "no managed subscription"),
         (["list"], {"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!x"}, 3, "access token"),
         (["list"], {"SFPUBSUB_ACCESS_TOKEN": ""}, 1, "SFPUBSUB_ACCESS_TOKEN"),
-        (["list"], {"SFPUBSUB_INSTANCE_URL": "http://127.0.0.1:1"}, 1, "nothing listens"),
+        (["list"], {"SFPUBSUB_INSTANCE_URL": "http://127.0.0.1:1"}, 1, "connection was refused"),
         (["list"], {"SFPUBSUB_INSTANCE_URL": "http://example.com"}, 1, "plaintext"),
         (["nothing"], {}, 2, "nothing"),
     ],

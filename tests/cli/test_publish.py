@@ -64,7 +64,7 @@ def test_a_line_may_set_the_events_id(options, emulator, connect, file, capsys):
     [
         (7, "_event is an object"),
         ({"name": "x"}, "_event is an object"),
-        ({"headers": 7}, "headers is an object"),
+        ({"headers": 7}, "headers must be an object"),
         ({"headers": {"a": 7}}, "header 'a'"),
         ({"id": "x" * 37}, "1 to 36 characters"),
     ],

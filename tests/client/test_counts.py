@@ -78,6 +78,19 @@ def test_requests_for_events(size, at_once):
         assert len(service.requests) <= most
 
 
+@pytest.mark.parametrize("size", [1, 10])
+def test_requests_of_a_reader_that_is_behind(size):
+    """With as much received as may be, a request does not go for each event that is read."""
+    service, held = CountingService(size), 200
+    with (
+        PubSubClient(SESSION, transport=service) as client,
+        client.subscribe(TOPIC, replay="earliest", max_pending_count=held) as subscription,
+    ):
+        until(lambda: subscription.health().pending_count > held - 50)
+        take_all(subscription)
+        assert len(service.requests) <= 1 + (EVENTS + WINDOW) // 50
+
+
 @pytest.mark.parametrize("size", [1, 100])
 def test_commits_for_events(size):
     """A commit says what was acked meanwhile, and rides with a request for events if it can."""

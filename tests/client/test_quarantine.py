@@ -429,7 +429,7 @@ def test_a_damaged_entry_is_an_error_that_hides_no_other(kept: FileQuarantine, c
         kept.get(two.key)
     kept.put([one, two])
     assert {event.raw.id for event in kept.entries()} == {"one", "two"}
-    assert "written again" in caplog.text
+    assert "writing it again" in caplog.text
 
 
 def test_put_returns_when_file_and_name_are_durable(kept: FileQuarantine, monkeypatch):
@@ -471,7 +471,7 @@ def test_what_a_dead_process_left_is_removed_at_the_next_open(kept: FileQuaranti
 def test_a_quarantine_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypatch):
     """Nothing half-written is left."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match="none of its events is acked"):
+    with pytest.raises(WriteError, match="no events were acked"):
         FileQuarantine(tmp_path / "file").put([entry()])
     kept = FileQuarantine(tmp_path / "q")
 

@@ -381,7 +381,7 @@ def test_an_ack_that_comes_late_moves_no_store(start: Start):
 def test_two_stores_are_refused(start: Start):
     """Nobody could say which one holds."""
     _, face = start()
-    with pytest.raises(ConfigurationError, match="both a store"):
+    with pytest.raises(ConfigurationError, match="both stores"):
         face.plain(TOPIC, replay={}, replay_store={})
 
 

@@ -46,7 +46,7 @@ def test_the_page_is_what_the_metrics_say():
     """docs/reference/metrics.md is made from the metrics, and nobody has edited it."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert page == metrics_page(), "run scripts/metrics_page.sh"
-    for name in re.findall(r"\bmessaging_[a-z_]+", page.partition("## All of them")[0]):
+    for name in re.findall(r"\bmessaging_[a-z_]+", page.partition("## All metrics")[0]):
         assert name in {metric.prometheus for metric in Metric}
 
 
@@ -110,7 +110,7 @@ def test_what_one_alerts_on_is_there_before_it_grows():
         labels = f'messaging_destination_name="T",messaging_salesforce_gap_reason="{reason}",'
         system = 'messaging_system="salesforce_pubsub"'
         assert f"messaging_salesforce_gaps_total{{{labels}{system}}} 0" in text.splitlines()
-    page = metrics_page().partition("## All of them")[0]
+    page = metrics_page().partition("## All metrics")[0]
     for name in re.findall(r"increase\((\w+)\[", page):
         assert f"\n{name}{{" in text
 

@@ -43,7 +43,7 @@ def test_a_step_that_hangs_has_the_stacks_of_all_threads_in_the_log_once(hanging
     (record,) = caplog.records
     text = record.getMessage()
     assert record.levelno == logging.ERROR
-    assert "write of orders: under way for 601 s" in text
+    assert "write of orders: running for 601 s" in text
     assert "thread write orders:" in text
     assert "a_write_that_hangs" in text
     assert "planted" not in text
@@ -59,7 +59,7 @@ def test_a_loop_that_hangs_is_told_of_as_well(caplog):
     monitor.follow("topic", "T", Subscription()).turn()
     clock.now += 601
     monitor.look()
-    assert "the loop of T: under way for 601 s" in caplog.text
+    assert "the loop of T: running for 601 s" in caplog.text
 
 
 def test_the_thread_looks_until_the_end_and_counts_what_is_logged():
@@ -87,7 +87,7 @@ def test_what_looks_does_not_end_what_it_looks_at(caplog):
 
     with Monitor("test", clock=Clock()) as monitor:
         monitor.on_look(breaks)
-        until(lambda: "the monitor could not look" in caplog.text)
+        until(lambda: "the monitor failed" in caplog.text)
     assert monitor.problems() == []
 
 

@@ -38,7 +38,7 @@ def test_a_write_that_hangs_fails_health_until_it_ends():
         subscription.clock.now += 601
         (problem,) = monitor.problems()
         assert problem.situation == "stuck"
-        assert problem.reason.startswith(f"write of {NAME}: under way for 0:10:")
+        assert problem.reason.startswith(f"write of {NAME}: running for 0:10:")
         samples = monitor.registry.collect()
         assert [sample.value for sample in samples if sample.metric is Metric.FAILING].count(1) == 1
     finally:

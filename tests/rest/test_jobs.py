@@ -175,7 +175,7 @@ def test_a_job_that_is_gone_is_a_typed_error(org, file):
         lambda: reader.jobs.results(job.id, file, columns=COLUMNS),
         lambda: reader.jobs.abort(job.id),
     ):
-        with pytest.raises(ReadExpiredError, match="begin the read again") as caught:
+        with pytest.raises(ReadExpiredError, match="start the read again") as caught:
             use()
         assert caught.value.status == 404
     reader.jobs.delete(job.id)  # closing twice is fine
@@ -189,7 +189,7 @@ def test_jobs_that_cannot_be(org, reader, file):
         complete(reader, "SELECT BillingAddress FROM Account")
     assert "ended as Failed" in str(caught.value) or caught.value.status == 400
     before = reader.calls
-    with pytest.raises(LocalProtocolError, match="not a valid id of a job"):
+    with pytest.raises(LocalProtocolError, match="not a valid id for a job"):
         reader.jobs.results("../750", file, columns=["Id"])
     with pytest.raises(LocalProtocolError, match="at least 1 record"):
         reader.jobs.results(JOB, file, columns=["Id"], max_records=0)
@@ -264,7 +264,7 @@ def test_a_page_without_names_of_columns_is_read_too(told, file):
 def test_other_columns_than_asked_for_are_refused(told, file):
     """A value never gets into another column: what the page says it has must be the query's."""
     _, reader = told(lambda request: page_of('"Name","Id"\n"x","1"\n', 1))
-    with pytest.raises(RemoteProtocolError, match="not the columns asked for, Id, Name"):
+    with pytest.raises(RemoteProtocolError, match="not the requested columns, Id, Name"):
         reader.jobs.results(JOB, file, columns=["Id", "Name"])
 
 

@@ -62,7 +62,7 @@ def test_an_object_that_is_not_there_is_refused(reader):
         reader.describe("Nothing__c")
     assert (caught.value.status, caught.value.error_code) == (404, "NOT_FOUND")
     calls = reader.calls
-    with pytest.raises(LocalProtocolError, match="not a valid name of an object"):
+    with pytest.raises(LocalProtocolError, match="not a valid name for an object"):
         reader.describe("Account/../../")
     assert reader.calls == calls
 
@@ -137,7 +137,7 @@ def test_a_query_that_the_org_has_closed_is_a_typed_error(reader):
     open_ = [reader.query(soql, batch_size=200) for _ in range(11)]
     for pages in open_:
         next(pages)
-    with pytest.raises(ReadExpiredError, match="begin the query again") as caught:
+    with pytest.raises(ReadExpiredError, match="start the query again") as caught:
         list(open_[0])
     assert caught.value.error_code == "INVALID_QUERY_LOCATOR"
     assert len(list(open_[10])) == 2

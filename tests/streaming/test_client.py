@@ -13,7 +13,7 @@ import threading
 import pytest
 
 import sfpubsub.streaming
-from sfpubsub import ReplayId, ReplayStore, StartPosition
+from sfpubsub import AsyncReplayStore, ReplayId, ReplayStore, StartPosition
 from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
@@ -190,6 +190,49 @@ def test_an_opening_that_is_cancelled_leaves_nothing_behind(emulator):
     until(lambda: not threads_of_clients())
 
 
+def test_a_subscribe_that_is_cancelled_is_taken_back(emulator):
+    """Its caller does not want the channel any more, and may ask for it again at once."""
+
+    async def cancel() -> set[str]:
+        async with AsyncStreamingClient(session_of(emulator), pace=QUICK) as client:
+            emulator.faults.add(Fault("drip_answer", rpc="/meta/subscribe", seconds=0.5))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.subscribe(TOPIC), 0.05)
+            left = client.subscriptions
+            await client.subscribe(TOPIC, -2)
+            emulator.publish_streaming(TOPIC, numbered(1))
+            assert await client.receive(PATIENCE) is not None
+            return left
+
+    assert asyncio.run(cancel()) == set()
+
+
+def test_opening_again_while_the_store_is_asked(emulator):
+    """The subscribe goes to the connection of now, not to the one that it began with."""
+
+    class Slow(AsyncReplayStore):
+        async def get(self, topic):
+            at_work.set()
+            await go_on.wait()
+
+        async def set(self, topic, replay_id):
+            pass
+
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+
+    async def reopen() -> set[str]:
+        async with AsyncStreamingClient(session_of(emulator), replay=Slow()) as client:
+            subscribing = asyncio.create_task(client.subscribe(TOPIC))
+            await at_work.wait()
+            await client.close()
+            await client.open()
+            go_on.set()
+            await asyncio.wait_for(subscribing, PATIENCE)
+            return client.subscriptions
+
+    assert asyncio.run(reopen()) == {TOPIC}
+
+
 def threads_of_clients() -> list[str]:
     names = ("sfpubsub-poll", "sfpubsub-ask", "sfpubsub-streaming")
     return [thread.name for thread in threading.enumerate() if thread.name in names]
@@ -306,7 +349,7 @@ def test_opening_fails_with_the_reason(face, emulator):
     with pytest.raises(AuthenticationError):
         face(StaticSession(wrong))
     nowhere = Session(emulator.access_token, "http://127.0.0.1:9", emulator.tenant_id)
-    with pytest.raises(StreamUnavailableError, match="nothing listens"):
+    with pytest.raises(StreamUnavailableError, match="connection was refused"):
         face(StaticSession(nowhere))
     plain = Session(emulator.access_token, "http://example.com", emulator.tenant_id)
     with pytest.raises(ConfigurationError, match="plaintext"):
@@ -361,6 +404,25 @@ def test_channels_of_the_pubsub_api_are_pointed_out(face, emulator, caplog):
     assert "Pub/Sub API" not in caplog.text
     client.subscribe("/event/Order_Event__e")
     assert "/event/Order_Event__e can be read through the Pub/Sub API" in caplog.text
+
+
+def test_the_log_says_what_happens(face, emulator, caplog):
+    """L1: connecting, subscribing and retrying at INFO, a position that is given up at WARNING."""
+    (old,) = emulator.publish_streaming(TOPIC, numbered(1))
+    emulator.bus.age_out()
+    caplog.set_level(logging.INFO, "sfpubsub.streaming")
+    client = face(emulator, replay_fallback=-1)
+    client.subscribe(TOPIC, old)
+    emulator.faults.add(Fault("end_cometd_session"))
+    until(lambda: caplog.text.count("connected") == 2)
+    for level, text in (
+        ("INFO", "connected"),
+        ("INFO", f"/meta/subscribe: {TOPIC}, from -1"),
+        ("INFO", "trying again in"),
+        ("WARNING", f"position lost on {TOPIC} (rejected)"),
+    ):
+        found = {record.levelname for record in caplog.records if text in record.getMessage()}
+        assert found == {level}, text
 
 
 def test_the_token_is_nowhere(face, emulator, caplog):

@@ -126,13 +126,18 @@ def test_there_is_never_more_than_one_connect_in_flight():
     assert POLL in script.flying
 
 
-def test_several_clients_of_one_browser_are_polled_slowly():
-    """2.7: with "multiple-clients" no connect is held, and there is a pause between them."""
+def test_several_clients_of_one_browser_are_polled_slowly(caplog):
+    """2.7: with "multiple-clients" no connect is held, there is a pause between, and a warning."""
     script = Script().connected()
-    script.well(POLL, advice={"multiple-clients": True, "interval": 0})
+    for _ in range(2):
+        script.well(POLL, advice={"multiple-clients": True, "interval": 0})
+        script.wait() if POLL not in script.flying else None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    script.well(POLL)
     assert POLL not in script.flying
+    before = script.now
     script.wait()
-    assert script.now == pytest.approx(101.0)
+    assert script.now == pytest.approx(before + 1.0)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
 
 
@@ -166,11 +171,25 @@ def test_an_event_without_a_number_is_delivered_without_one(wrong):
     assert script.positions == {TOPIC: 4}
 
 
-def test_answers_to_nobody_are_ignored():
-    """Unknown replies and fields change nothing."""
+def test_an_event_of_a_channel_without_a_name_is_delivered():
+    """Nothing is made of it, and nothing breaks."""
     script = Script().connected(TOPIC)
-    script.well(POLL, {"channel": "/meta/subscribe", "id": [1], "successful": False})
+    script.well(POLL, event(4, ""), event(5))
+    assert script.ids == [4, 5]
+
+
+def test_answers_to_nobody_are_ignored():
+    """A reply is the one with the channel and the id of the request; all others change nothing."""
+    script = Script().connected(TOPIC)
+    (connect,) = script.messages(POLL)
+    strangers = [
+        {"channel": "/meta/subscribe", "id": [1], "successful": False},
+        {"channel": "/meta/subscribe", "id": connect["id"], "successful": False},
+        {"channel": "/meta/connect", "id": "999", "successful": False},
+    ]
+    script.well(POLL, *strangers)
     assert script.protocol.state is State.CONNECTED
+    assert script.messages(POLL) != [connect]
 
 
 # Subscribing.
@@ -640,6 +659,27 @@ def test_a_server_that_is_too_busy_is_left_alone():
     assert script.protocol.deadline == pytest.approx(script.now + Pace().busy)
 
 
+def test_a_limit_of_the_org_is_waited_for_as_long_as_the_application_likes():
+    """2.7: a handshake denied by a limit is tried again after minutes; the timeout tells of it."""
+    script = Script(connection_timeout=300.0).connected(TOPIC)
+    script.fail(POLL)
+    script.wait()
+    limit = "403::Organization concurrent user limit exceeded"
+    script.no(ASK, "403::Handshake denied", "none", limit)
+    assert script.protocol.deadline == pytest.approx(script.now + Pace().busy)
+    while not script.errors:
+        script.wait()
+        if ASK in script.flying:
+            script.no(ASK, "403::Handshake denied", "none", limit)
+    (error,) = script.errors
+    assert type(error) is StreamUnavailableError
+    assert type(error.__cause__) is QuotaExceededError
+    assert script.renewals == 0
+    script.reconnect()
+    script.well(ASK)
+    assert script.protocol.channels.names == {TOPIC}
+
+
 def test_a_revoked_token_is_renewed_once():
     """H4, B8: then a new session, and every channel goes on."""
     script = Script().connected(TOPIC)
@@ -809,6 +849,18 @@ def test_a_session_that_died_during_the_rest_is_replaced():
     script.no(POLL, UNKNOWN, "handshake")
     script.reconnect()
     assert script.positions == {TOPIC: 2}
+
+
+def test_a_channel_without_any_id_tells_of_its_gap_after_the_rest_as_well():
+    """Another channel has filled the queue: what came on this one meanwhile is lost, and told."""
+    script = Script(max_pending_count=1).connected(TOPIC, OTHER)
+    script.well(POLL, event(1))
+    script.now += 3600.0
+    script.read()
+    script.no(POLL, UNKNOWN, "handshake")
+    script.reconnect()
+    assert script.positions == {TOPIC: 1, OTHER: -1}
+    assert script.gaps == [("unanchored", OTHER)]
 
 
 @pytest.mark.parametrize("most", [0, -1])

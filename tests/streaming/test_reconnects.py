@@ -21,7 +21,7 @@ from sfpubsub.errors import (
     SessionExpiredError,
     StreamUnavailableError,
 )
-from sfpubsub.streaming import Pace
+from sfpubsub.streaming import Pace, as_replay_id
 
 from ..conftest import until
 from .conftest import TOPIC, numbered
@@ -105,6 +105,36 @@ def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
         most = max(most, client.pending_count)
     assert most <= 5 + 4
     assert seen == found
+
+
+@pytest.mark.parametrize("policy", ["automatic", "manual"])
+def test_unsubscribing_with_a_full_queue_and_coming_back(face, emulator, policy):
+    """What was fetched before is delivered, and does not come again with the new subscribe."""
+    found = emulator.publish_streaming(TOPIC, numbered(8))
+    store = {TOPIC: as_replay_id(found[0])}
+    client = face(emulator, TOPIC, replay=store, replay_policy=policy, max_pending_count=3)
+    until(lambda: client.pending_count >= 3)
+    seen = client.ids(1)
+    client.unsubscribe(TOPIC)
+    assert client.subscriptions == set()
+    found += emulator.publish_streaming(TOPIC, numbered(2))
+    client.subscribe(TOPIC)
+    seen += client.ids(8)
+    assert seen == found[1:]
+    assert client.rest() == []
+
+
+def test_unsubscribing_after_the_session_ended_with_a_full_queue(face, emulator):
+    """The server knows the session no longer: the channel is gone, which is what was wanted."""
+    client = face(emulator, TOPIC, replay=-1, max_pending_count=1)
+    found = emulator.publish_streaming(TOPIC, numbered(2))
+    until(lambda: client.pending_count)
+    emulator.clock.jump(60.0)
+    client.unsubscribe(TOPIC)
+    assert client.subscriptions == set()
+    emulator.publish_streaming(TOPIC, numbered(2))
+    seen = client.ids(1) + client.rest()
+    assert seen == found[: len(seen)]
 
 
 def test_two_channels_go_on_each_from_its_own_place(face, emulator):

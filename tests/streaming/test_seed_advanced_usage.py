@@ -33,6 +33,11 @@ from .conftest import TOPIC, numbered
 SENTENCES = {
     "Salesforce stores events for 24 hours. Events outside the 24-hour retention period are "
     "discarded.": "test_seed_durability: test_the_retention_window",
+    "A subscriber can choose which events to receive, such as all events within the retention "
+    "window or starting after a particular event.": "test_seed_durability: test_replay_id",
+    "Salesforce extends the event messages with replayId and createdDate fields": (
+        "test_seed_durability: test_notifications"
+    ),
     "The default is to receive only the new events sent after subscribing, the default replay "
     "parameter is ReplayOption.NEW_EVENTS": "test_seed_durability: test_the_default",
     "If you want to receive all events within the retention window every time the Client "
@@ -54,6 +59,8 @@ SENTENCES = {
     "provide your own ReplayMarkerStorage implementation.": "test_a_store_of_ones_own",
     "Since Salesforce no longer has the event message that the client would try to retrieve, it "
     "would raise ServerError.": "test_a_position_that_is_too_old",
+    "The above code would print the following message, if the client would request an event "
+    "outside the retention window": "test_a_position_that_is_too_old",
     "To recover from an error like the above, you would have to discard the ReplayMarker for the "
     "problematic channel, and try to subscribe again.": "test_a_position_that_is_too_old",
     "you can pass a ReplayOption for the replay_fallback parameter. If a subscription error "

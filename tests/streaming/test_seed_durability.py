@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 
 import pytest
 
 from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError
+from sfpubsub.streaming import StreamingMessage
 from sfpubsub.streaming.positions import as_number, as_replay_id
 from sfpubsub.types import ReplayOption
 
@@ -22,11 +24,15 @@ SENTENCES = {
     "A subscriber can retrieve events at any time and isn't restricted to listening to events at "
     "the time they're sent.": "test_minus_2",
     "IDs are incremented and not guaranteed to be contiguous for consecutive events.": "test_gaps",
+    "For example, the event following the event with ID 999 can have an ID of 1,025.": "test_gaps",
     "Each ID is guaranteed to be higher than the ID of the previous event.": "test_gaps",
     "The ID is unique for the org and the channel.": "test_ids_are_of_their_channel",
     "The IDs of deleted events aren't reused.": "test_ids_are_not_reused",
     "The ID is added in the replayId field of the notification message.": "test_notifications",
     "The time portion now ends with a Z suffix instead of +0000.": "test_notifications",
+    "Both suffixes denote a UTC time zone.": "test_both_suffixes_are_utc",
+    "A subscriber can choose which events to receive, such as all events within the retention "
+    "window or starting after a particular event.": "test_replay_id",
     "The default is to receive only the new events sent after subscribing.": "test_the_default",
     "Events outside the 24-hour retention period are discarded.": "test_the_retention_window",
     "Replay ID: Subscriber receives all events after the event specified by its replayId "
@@ -39,6 +45,11 @@ SENTENCES = {
     "Durable streaming is supported at this endpoint starting with API version 37.0.": (
         "test_the_endpoint"
     ),
+    "However, we recommend you upgrade to version 37.0 and use the main Streaming API endpoint.": (
+        "test_the_endpoint"
+    ),
+    "After calling the setReplay() function on the extension, the events that the subscriber "
+    "receives depend on the replay value parameter passed to setReplay().": "test_replay_id",
     "If the setReplay() function isn't called, or the CometD extension isn't registered, only new "
     "events are sent to the subscriber (same as the -1 option).": "test_the_default",
 }
@@ -170,6 +181,15 @@ def test_notifications(face, emulator):
     assert message.replay_id == message.data["event"]["replayId"]
     assert message.created_date.endswith("Z")
     assert message.delivery_seq == 2
+
+
+@pytest.mark.parametrize("suffix", ["Z", "+0000"])
+def test_both_suffixes_are_utc(suffix):
+    """The date is handed on as it came, in a form that Python reads, and means the same."""
+    event = {"event": {"createdDate": f"2016-03-29T19:05:28.334{suffix}", "replayId": 55}}
+    message = StreamingMessage({"channel": TOPIC, "data": event}, TOPIC, 55, 1)
+    found = datetime.fromisoformat(message.created_date)
+    assert found == datetime(2016, 3, 29, 19, 5, 28, 334_000, tzinfo=UTC)
 
 
 def test_the_endpoint(emulator):

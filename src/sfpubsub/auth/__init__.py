@@ -1,6 +1,6 @@
-"""Sessions: who is calling, and how a new one is obtained.
+"""Authentication: sessions, and the ways to obtain one.
 
-`session` has the session and who supplies one; `oauth` the flows and what the settings choose,
-`sf_cli` and `simple_salesforce` two logins that others keep; `http` makes every request, and `rest`
-asks an org with it.
+`session` defines the session and its providers. `oauth` implements the OAuth flows and picks one
+from the settings. `sf_cli` and `simple_salesforce` reuse logins that other tools keep. `http` makes
+every request, and `rest` calls the org's REST API.
 """

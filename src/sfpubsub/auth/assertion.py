@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 # Lifetime of an assertion, in seconds. The service's limit is given as 3 and as 5 minutes;
-# less than the shorter leaves room for a clock that is ahead.
+# staying below the shorter one leaves room for a clock that runs ahead.
 LIFETIME = 170.0
 
-# By the end of a login host: the authorisation server that ``aud`` has to name. Salesforce
-# documentation names these two, and the URL of an Experience Cloud site for such a site.
+# The authorisation server that ``aud`` must name, by the suffix of the login host. Salesforce
+# documentation names these two; an Experience Cloud site uses its own URL.
 AUDIENCES = (
     (".sandbox.my.salesforce.com", "https://test.salesforce.com"),
     (".my.salesforce.com", "https://login.salesforce.com"),
 )
 
-# What the other half of a key pair reports about itself: the public key, OpenSSH's form of it, and
-# the certificate that is uploaded to the connected app.
+# Markers of a public key or certificate instead of a private key: a PEM public key, OpenSSH's
+# format, and the certificate that is uploaded to the connected app.
 _PUBLIC = (b"PUBLIC KEY-----", b"ssh-rsa ", b"BEGIN CERTIFICATE-----")
 
 
 def make_assertion(client_id: str, username: str, audience: str, private_key_file: str) -> str:
-    """Return a signed assertion that *username* allows the app to sign in.
+    """Return a signed assertion that lets the app sign in as *username*.
 
     Raises:
-        MissingExtraError: PyJWT or what it signs with is not installed.
-        ConfigurationError: The key file cannot be read, or holds no RSA key that can be.
+        MissingExtraError: PyJWT or its signing library is not installed.
+        ConfigurationError: The key file cannot be read, or does not hold a usable RSA private key.
     """
     try:
         import cryptography.hazmat.primitives.asymmetric.rsa  # noqa: F401  # what RS256 needs
@@ -54,20 +54,22 @@ def make_assertion(client_id: str, username: str, audience: str, private_key_fil
             return jwt.encode(claims, private, algorithm="RS256")
         except (ValueError, jwt.PyJWTError):
             problem = "holds an RSA key that cannot sign: make one of 2,048 bits"
-    # Outside the block and not chained: those errors may have the key with them.
+    # Outside the block and not chained: those errors may contain the key.
     raise ConfigurationError(f"the private key file {path} {problem}")
 
 
 def _private_key(pem: bytes) -> tuple[RSAPrivateKey | None, str]:
-    """Return the key; or None, and what is wrong with the file, as the end of a sentence."""
+    """Return the key and an empty string, or None and a phrase that says what is wrong with the
+    file.
+    """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
         key = load_pem_private_key(pem, None)
-    except TypeError:  # the word of cryptography for a pass phrase that is missing
-        return None, "is encrypted: write it without a pass phrase, readable by its owner only"
+    except TypeError:  # raised by cryptography if a passphrase is required
+        return None, "is encrypted: store it without a passphrase, readable only by its owner"
     except (ValueError, UnsupportedAlgorithm):
         if any(mark in pem for mark in _PUBLIC):
             return None, "holds a public key or a certificate: name the file with the private key"

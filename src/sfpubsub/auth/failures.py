@@ -1,4 +1,4 @@
-"""What became of an HTTP request that has no answer to use, said without the request itself."""
+"""Turn failed HTTP requests into errors that do not contain the request."""
 
 from __future__ import annotations
 
@@ -13,44 +13,49 @@ from sfpubsub.errors import RemoteProtocolError, StreamUnavailableError
 
 
 def redirected(host: str, location: str) -> RemoteProtocolError:
-    """Return the error for an answer that is a redirect."""
+    """Return the error for a redirect, which is never followed."""
     try:
-        elsewhere = urlsplit(location).hostname or host  # the host alone: a query may hold secrets
+        elsewhere = (
+            urlsplit(location).hostname or host
+        )  # only the host: a query may contain secrets
     except ValueError:
-        elsewhere = "a place that is no URL"
+        elsewhere = "an invalid URL"
     return RemoteProtocolError(
-        f"{host} redirects to {elsewhere[:200]!r}, where nothing was sent: if that is right, set "
+        f"{host} redirects to {elsewhere[:200]!r}; redirects are not followed: if that host is "
+        f"right, set "
         f"SFPUBSUB_LOGIN_URL or SFPUBSUB_INSTANCE_URL to it"
     )
 
 
 def failure_of(host: str, error: Exception) -> StreamUnavailableError:
-    """Say why, from the types of the errors and from what TLS says; their texts may hold URLs."""
+    """Return the error for a failed request, based on exception types and TLS details only, because
+    the libraries' messages may contain URLs.
+    """
     import requests
 
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return StreamUnavailableError(
-                f"the certificate of {host} was not accepted ({cause.verify_message}): name its "
-                f"authority with SFPUBSUB_CA_FILE",
-                retryable=False,  # neither end changes by itself
+                f"the certificate of {host} was not accepted ({cause.verify_message}): set "
+                f"SFPUBSUB_CA_FILE to the certificate of its authority",
+                retryable=False,  # retrying does not change either end
             )
-    why = "the connection broke"
+    why = "the connection was lost"
     if isinstance(error, requests.exceptions.ProxyError):
         why = "the proxy refused, or could not be reached: check SFPUBSUB_PROXY or https_proxy"
     elif isinstance(error, requests.exceptions.SSLError):
-        why = "it does not speak TLS as this machine does"
+        why = "the TLS handshake failed"
     elif isinstance(error, requests.exceptions.Timeout):
         why = "no answer in time"
     elif any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
-        why = "its name is not known: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and DNS"
+        why = "its name cannot be resolved: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and DNS"
     elif any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
-        why = "nothing listens there"
-    return StreamUnavailableError(f"{host} could not be asked: {why}")
+        why = "the connection was refused"
+    return StreamUnavailableError(f"the request to {host} failed: {why}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those behind it, however the libraries have packed them."""
+    """Yield an error and its causes, however the libraries have nested them."""
     seen: list[BaseException] = []
     waiting = [error]
     while waiting and len(seen) < 20:  # chains have about five
@@ -64,10 +69,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def retry_after(text: str) -> float | None:
-    """Return the seconds that a Retry-After asks for (RFC 9110: a number, or a date)."""
+    """Return the delay in seconds from a Retry-After header (RFC 9110: a number, or a date)."""
     if text.isascii() and text.isdigit():
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
-        return None  # not sent, or none that can be read: the caller's own delay has to do
+        return None  # missing or malformed: the caller uses its own delay

@@ -1,9 +1,9 @@
-"""The one place that makes HTTP requests. It knows no flow and no object of the org.
+"""HTTP requests, all made here. This module knows nothing about sign-in flows or the org's objects.
 
-A request goes to the host it was made for and nowhere else: redirects are not followed, plaintext
-goes to loopback only, neither a ``.netrc`` nor cookies are looked at. It is bounded in time and
-in size, whatever the other end does. What fails is one of our errors, never chained to one of the
-libraries': theirs carry the request, and with it secrets.
+A request goes only to the host it was made for: redirects are not followed, plaintext is allowed on
+loopback only, and ``.netrc`` files and cookies are ignored. Its duration and its size are bounded,
+whatever the server does. Failures are raised as our own errors, never chained to the libraries'
+errors, which carry the request and its secrets.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ from sfpubsub.errors import (
 
 logger = logging.getLogger("sfpubsub.auth")
 
-# How long a request may take from its first byte out to its last byte in, in seconds. Sign-ins were
-# seen to take up to some seconds; nothing that is asked for here is large.
+# How long a request may take from the first byte sent to the last byte received, in seconds.
+# Sign-ins have been seen to take several seconds; no response here is large.
 REQUEST_TIMEOUT = 20.0
 
 # How long to wait for a connection, in seconds, for each address of the host.
 CONNECT_TIMEOUT = 10.0
 
-# Largest answer that is read, in bytes. A token answer has about 1 kB, 200 subscriptions 200 kB.
+# Largest response accepted, in bytes. A token response has about 1 kB, 200 subscriptions 200 kB.
 MAX_BYTES = 4 * 1024 * 1024
 
-# Bytes of an answer that are passed to a sink at a time.
+# Bytes of a response passed to a sink at a time.
 _CHUNK = 256 * 1024
 
-# One of these says where the body of an answer ends (RFC 9112); Salesforce sends one.
+# One of these headers says where the body ends (RFC 9112); Salesforce always sends one.
 _FRAMES = {"content-length", "transfer-encoding"}
 
 Sink = Callable[[bytes], bool]
-"""Takes the body of an answer piece by piece, and says whether it wants more. It raises nothing:
-an exception would carry the request, and with it the token."""
+"""Receives a response body in chunks; returns whether it wants more. Must not raise: the
+exception's traceback would hold the request and its token.
+"""
 
 
-# Fields of a form that are no secrets.
+# Form fields that are not secret.
 _HARMLESS = ("grant_type", "client_id", "username")
 
 
 class Form(dict[str, str]):
-    """The fields of a form; its repr shows names only, because values are secrets."""
+    """Form fields. The repr shows only their names, because the values may be secret."""
 
     def secrets(self) -> list[str]:
-        """Return the values that must not be shown, should an answer repeat them."""
+        """Return the secret values, which must be redacted if a response repeats them."""
         return [value for name, value in self.items() if name not in _HARMLESS]
 
     def __repr__(self) -> str:
@@ -72,7 +73,7 @@ class Form(dict[str, str]):
 
 @dataclass(frozen=True, repr=False)
 class Bearer:
-    """A token, and the one host that it may be sent to."""
+    """An access token and the only host it may be sent to."""
 
     instance_url: str
     """Scheme and host."""
@@ -87,30 +88,30 @@ class Bearer:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """What came back. It may hold a token, so its repr shows the status alone."""
+    """An HTTP response. It may contain a token, so its repr shows only the status."""
 
     status: int
     body: bytes
     host: str
-    """Who answered, for messages."""
+    """Host that answered, for messages."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By name, in lower case."""
+    """Header values by lower-case name."""
 
     def json(self, parse_float: Callable[[str], Any] = float) -> Any:
-        """Return the body, read as JSON.
+        """Return the body parsed as JSON.
 
         Args:
-            parse_float: Makes a number of one with a decimal point or an exponent.
+            parse_float: Converts numbers that have a decimal point or an exponent.
 
         Raises:
-            RemoteProtocolError: It is not valid JSON. Its text is not in the message.
+            RemoteProtocolError: The body is not valid JSON. The message does not contain it.
         """
         try:
             return json.loads(self.body, parse_float=parse_float)
         except (ValueError, ArithmeticError, RecursionError):
             pass
-        # Outside the block: the parser's error has the whole text with it.
-        kind = "HTML" if self.body.lstrip()[:1] == b"<" else "no JSON"
+        # Outside the block: the parser's error contains the whole text.
+        kind = "HTML" if self.body.lstrip()[:1] == b"<" else "invalid JSON"
         raise RemoteProtocolError(
             f"{self.host} answered {self.status} with {kind}: is it the host of a Salesforce org, "
             f"and is nothing in between answering for it?"
@@ -124,14 +125,14 @@ class Answer:
 
 
 class HttpClient:
-    """Makes requests, each on a connection of its own. Thread-safe.
+    """Makes HTTP requests, each on its own connection. Thread-safe.
 
     Args:
-        ca_file: PEM file of authorities to trust instead of the system's.
-        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
-        insecure: ``force`` allows plaintext to other hosts than loopback.
-        timeout: Seconds that a request may take as a whole.
-        max_bytes: Largest answer that is read.
+        ca_file: PEM file of certificate authorities to trust instead of the system's.
+        proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
+        insecure: ``force`` allows plaintext to hosts other than loopback.
+        timeout: Limit for a whole request, in seconds.
+        max_bytes: Largest response accepted, in bytes.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class HttpClient:
         self._max_bytes = max_bytes
 
     def bounded(self, timeout: float, max_bytes: int) -> HttpClient:
-        """Return a client like this one, with other bounds."""
+        """Return a copy of this client with different limits."""
         return HttpClient(
             ca_file=self._ca_file,
             proxy=self._proxy,
@@ -163,7 +164,7 @@ class HttpClient:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> HttpClient:
-        """Make a client that trusts and goes through what the settings name.
+        """Make a client that uses the CA file and the proxy of the settings.
 
         Raises:
             ConfigurationError: The CA file cannot be read.
@@ -174,9 +175,9 @@ class HttpClient:
         """Post a form.
 
         Raises:
-            ConfigurationError: *url* is no URL that a secret may be sent to.
-            StreamUnavailableError: No answer in time, or the other end is down or overloaded.
-            RemoteProtocolError: The answer is a redirect, or too large.
+            ConfigurationError: Secrets must not be sent to *url*.
+            StreamUnavailableError: No response in time, or the server is down or overloaded.
+            RemoteProtocolError: The response is a redirect, or too large.
         """
         return self._request("POST", url, None, {}, data=form)
 
@@ -191,25 +192,27 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         sink: Sink | None = None,
     ) -> Answer:
-        """Make a request of an org's REST interface.
+        """Make a request to the org's REST API.
 
         Args:
-            bearer: Who asks, and the host to ask.
+            bearer: The token and its host.
             method: ``GET``, ``POST``, ``PATCH`` or ``DELETE``.
-            path: Begins with a slash.
-            body: Sent as JSON; None for none.
-            query: Parameters.
-            headers: Sent beside those of every request.
-            sink: Takes the body of an answer with status 200, which then has none itself. It is
-                called in another thread, and may have got a part when an error is raised.
+            path: Path and query, starting with a slash.
+            body: Sent as JSON; None sends no body.
+            query: Query parameters, added to the path.
+            headers: Sent in addition to the standard ones.
+            sink: Receives the body of a response with status 200; the returned answer then has no
+                body. It is called in another thread and may already have received part of the body
+                when an error is raised.
 
         Raises:
             LocalProtocolError: *path* could name another host.
             StreamUnavailableError: As for `post_form`.
             RemoteProtocolError: As for `post_form`.
         """
-        if not path.startswith("/"):  # "@host" or ".host" behind the instance would be another one
-            raise LocalProtocolError("the path of a request begins with a slash")
+        # Appending "@host" or ".host" to the instance would name another host.
+        if not path.startswith("/"):
+            raise LocalProtocolError("the path of a request must start with a slash")
         url = bearer.instance_url + path + (f"?{urlencode(query)}" if query else "")
         return self._request(method, url, bearer, headers or {}, sink=sink, json=body)
 
@@ -234,7 +237,7 @@ class HttpClient:
         logger.debug("%s %s answered %d", method, target, answer.status)
         if answer.status == 429 or answer.status >= 500:
             raise StreamUnavailableError(
-                f"{host} answered {answer.status}, so it is down or overloaded: try again later",
+                f"{host} answered {answer.status}: it is down or overloaded, try again later",
                 retry_after=retry_after(answer.headers.get("retry-after", "")),
             )
         return answer
@@ -248,7 +251,8 @@ class HttpClient:
         headers: Mapping[str, str],
         request: Mapping[str, Any],
     ) -> Answer | SfPubSubError:
-        every = {**headers_of(bearer), **headers}  # here: no error that is raised has this frame
+        # Built here, because no raised error has this frame in its traceback.
+        every = {**headers_of(bearer), **headers}
         with closing(limit.adapter()) as adapter:
             found = self.exchange(
                 adapter, method, url, every, self._timeout, max_bytes=self._max_bytes, **request
@@ -275,30 +279,30 @@ class HttpClient:
         sink: Sink | None = None,
         **body: Any,
     ) -> Answer | SfPubSubError:
-        """Make one request by *adapter*; return its answer, or the error that came instead.
+        """Make one request with *adapter*; return the response, or the error.
 
-        The error is returned, to be raised by the caller, so that nothing of the libraries, whose
-        errors carry the request and its secrets, is chained to it.
+        The error is returned rather than raised, so that the caller can raise it without chaining
+        the libraries' errors, which carry the request and its secrets.
 
         Args:
-            adapter: Of `Limit.adapter`. It sends, as a session would look at redirects even when it
-                is not to follow them, at a .netrc, whose password replaces our token, and at
-                cookies that nobody named.
-            method: Of HTTP.
-            url: Checked by the caller: a secret may be sent to it.
-            headers: All of them.
-            timeout: Seconds for each read.
-            max_bytes: Largest answer that is read.
-            cookies: A jar to send from and to keep in.
-            sink: As for `call`.
-            body: ``data`` or ``json``, as requests has them.
+            adapter: From `Limit.adapter`. It is used without a requests session, which would
+                process redirects even if told not to follow them, read a .netrc whose password
+                replaces our token, and send cookies that nobody asked for.
+            method: HTTP method.
+            url: Must have been checked by the caller: secrets are sent to it.
+            headers: All request headers.
+            timeout: Limit for each read, in seconds.
+            max_bytes: Largest response accepted, in bytes.
+            cookies: Cookie jar to read from and to update.
+            sink: As in `call`.
+            body: ``data`` or ``json``, as in requests.
         """
-        import requests  # here: importing it takes as long as all of ours
+        import requests  # imported here because it takes as long as importing all of sfpubsub
         import urllib3
         from requests.cookies import extract_cookies_to_jar
 
         host = urlsplit(url).netloc
-        # First: what they raise must not have the prepared request among its variables.
+        # First: an error raised by this must not have the prepared request in its frames.
         roots = self._roots
         proxies = network.proxies_for(url, self._proxy)
         try:
@@ -325,16 +329,18 @@ class HttpClient:
             return RemoteProtocolError(f"{host} answered more than {max_bytes} bytes")
         headers = {name.lower(): value for name, value in response.headers.items()}
         if response.status_code == 200 and not size and not _FRAMES & headers.keys():
-            # The libraries take headers that were cut for all of them.
-            return StreamUnavailableError(f"{host} could not be asked: the connection broke")
+            # Without this header, the libraries take a truncated response for a complete one.
+            return StreamUnavailableError(f"the request to {host} failed: the connection was lost")
         return Answer(response.status_code, read, host, headers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("its proxy may have a password, and is not pickled")
+        raise TypeError("an HTTP client is not pickled: its proxy URL may contain a password")
 
 
 def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
-    """Hand an answer over until it ends, is too large or no longer wanted; return its bytes."""
+    """Pass the body to *sink* until it ends, gets too large, or is no longer wanted; return the
+    number of bytes read.
+    """
     size = 0
     while size <= max_bytes:
         chunk = source.read(_CHUNK, decode_content=False)
@@ -347,10 +353,10 @@ def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
 
 
 def headers_of(bearer: Bearer | None) -> dict[str, str]:
-    """Return the headers of every request; None for one without a token."""
+    """Return the standard headers; *bearer* is None for a request without a token."""
     headers = {
         "Accept": "application/json",
-        "Accept-Encoding": "identity",  # compressed, a small answer could be a huge one
+        "Accept-Encoding": "identity",  # a small compressed response could expand to a huge one
         "User-Agent": "sfpubsub",
     }
     return headers if bearer is None else {**headers, "Authorization": f"Bearer {bearer.token}"}

@@ -1,4 +1,4 @@
-"""An end in time for one HTTP request, whatever the other end, the network and the DNS do."""
+"""A hard deadline for one HTTP request, whatever the server, the network and DNS do."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Seconds for a request to notice that its connections were cut; it does so within milliseconds,
-# but for one that still looks a name up or tries one address after the other.
+# Seconds allowed for a request to notice that its connection was cut. It takes milliseconds, unless
+# the request is still resolving a name or trying one address after another.
 NOTICE = 0.5
 
 
 def within(seconds: float, work: Callable[[Limit], T]) -> T | None:
-    """Return what *work* returns; None when its time is up.
+    """Run *work* and return its result, or None if it does not finish in time.
 
-    It runs in a thread of its own, which is left behind if need be: looking a name up has no bound
-    that can be set, and that of a connection is for each of a host's addresses. Once its time is
-    up, no connection of it sends anything.
+    It runs in a separate thread, which is abandoned if necessary: a DNS lookup has no timeout, and
+    a connect timeout applies to each of a host's addresses. After the deadline none of its
+    connections sends anything.
     """
     limit = Limit()
     future: Future[T] = Future()
@@ -45,31 +45,37 @@ def within(seconds: float, work: Callable[[Limit], T]) -> T | None:
 
 
 class Limit:
-    """Cuts the connection of one request, or of one after the other, when its time is up.
+    """Cuts the connection of a request, or of several sequential ones, at the deadline.
 
     Thread-safe.
 
-    The libraries' timeouts are for each read of a socket: an answer that drips is never late.
+    The libraries' timeouts apply to each socket read, so a response that trickles in never times
+    out.
     """
 
     def __init__(self) -> None:
         self.expired = False
-        self._lock = threading.Lock()  # guards the socket, and `expired` against a late `watch`
+        # Guards the socket, and stops a late `watch` from missing `expired`.
+        self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
     def watch(self, connection: socket.socket) -> None:
-        """Cut *connection*, which takes the place of the one before; at once if the time is up."""
+        """Watch *connection* instead of the previous one; cut it at once if the deadline has
+        passed.
+        """
         with self._lock:
             if self.expired:
                 _cut(connection)
                 return
             if self._socket is not None:
                 self._socket.close()
-            # A handle of its own: TLS takes the first one over and gives no other.
+            # A duplicate handle: TLS takes over the original and does not expose another.
             self._socket = connection.dup()
 
     def adapter(self) -> Any:
-        """Return a requests adapter whose connections are watched; for one request at a time."""
+        """Return a requests adapter whose connections are watched. Use it for one request at a
+        time.
+        """
         from requests.adapters import HTTPAdapter
 
         watch = self.watch
@@ -77,7 +83,7 @@ class Limit:
         class Adapter(HTTPAdapter):
             def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
                 pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-                if hasattr(pool, "is_watched"):  # it serves one request after the other
+                if hasattr(pool, "is_watched"):  # the pool serves one request after another
                     return pool
                 kind: Any = pool.ConnectionCls
 
@@ -93,7 +99,7 @@ class Limit:
         return Adapter()
 
     def expire(self) -> None:
-        """Cut the connection; those that come later as well."""
+        """Cut the current connection and every later one."""
         with self._lock:
             self.expired = True
             if self._socket is not None:
@@ -103,5 +109,5 @@ class Limit:
 
 
 def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it may have ended meanwhile
+    with suppress(OSError):  # it may already be closed
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""Signing in: one form to the token endpoint, one answer read with care, one session.
+"""OAuth sign-in: post one form to the token endpoint, validate the response, return a session.
 
-The flows differ in their form alone. A sign-in that is refused is an `AuthenticationError` that
-says what to check; one that could not be tried is a `StreamUnavailableError`, which is tried again.
+The flows differ only in the form they post. A refused sign-in raises an `AuthenticationError` that
+says what to check; an unreachable host raises a `StreamUnavailableError`, which is retryable.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sfpubsub.errors import ConfigurationError, RemoteProtocolError, SfPubSubErr
 
 TOKEN_PATH = "/services/oauth2/token"  # noqa: S105  # a path
 
-# Longest access token that is taken, in characters: as a header it has to fit into the 8 kB that
-# gRPC servers read. Session ids have about 112, JWTs up to some thousand.
+# Longest access token accepted, in characters. As a header it must fit into the 8 kB that gRPC
+# servers read. Session ids have about 112 characters, JWTs up to a few thousand.
 MAX_TOKEN = 6000
 
 
@@ -32,14 +32,15 @@ class OAuthLogin(ABC):
     """A `SessionProvider` that signs in at the token endpoint. Thread-safe.
 
     Args:
-        login_url: My Domain, or ``https://login.salesforce.com``, or that of sandboxes.
-        instance_url: What the answer has to say; or is used where it says nothing.
-        tenant_id: Likewise.
-        token_url: Instead of the token endpoint of *login_url*.
+        login_url: The org's My Domain URL, ``https://login.salesforce.com`` or
+            ``https://test.salesforce.com``.
+        instance_url: Expected instance URL; also used if the response does not contain one.
+        tenant_id: Expected tenant id; also used if the sign-in does not reveal it.
+        token_url: Replaces the token endpoint of *login_url*.
         http: Makes the requests.
 
     Raises:
-        ConfigurationError: A secret must not be sent to a URL.
+        ConfigurationError: One of the URLs is not safe to send secrets to.
     """
 
     def __init__(
@@ -59,31 +60,32 @@ class OAuthLogin(ABC):
         self._login_url = login_url.rstrip("/")
         self._instance_url = instance_url.rstrip("/")
         self._tenant_id = tenant_id
-        # One sign-in at a time: a refresh token that rotates is valid once, and two clients may
+        # One sign-in at a time: a rotating refresh token is valid only once, and two clients may
         # share a login.
         self._lock = threading.Lock()
 
     @abstractmethod
     def _form(self) -> Form:
-        """Return the form of the flow."""
+        """Return the form that this flow posts."""
 
     def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most need nothing
-        """Take from an answer what the next sign-in needs."""
+        """Remember what the next sign-in needs from this response."""
 
     def get_session(self, expired: Session | None) -> Session:
         """Sign in.
 
         Raises:
-            AuthenticationError: Refused; says what to check.
-            StreamUnavailableError: The host is down, or did not answer in time.
-            RemoteProtocolError: The answer is not a token endpoint's.
-            ConfigurationError: The answer is of another org than the settings name.
+            AuthenticationError: The sign-in was refused; the message says what to check.
+            StreamUnavailableError: The host is down or did not respond in time.
+            RemoteProtocolError: The response is not a valid token response.
+            ConfigurationError: The response belongs to a different org than the settings name.
         """
         try:
             with self._lock:
                 return self._sign_in()
         except SfPubSubError as error:
-            # The variables of the frames below hold secrets, and error reporters show those.
+            # Drop the traceback: local variables in its frames hold secrets, which error reporters
+            # show.
             failure = error.with_traceback(None)
         raise failure
 
@@ -99,9 +101,9 @@ class OAuthLogin(ABC):
     def _session(self, host: str, found: dict[str, Any]) -> Session:
         token = _text(host, found, "access_token")
         if not token or len(token) > MAX_TOKEN:
-            raise RemoteProtocolError(f"{host} answered without an access token that can be used")
+            raise RemoteProtocolError(f"{host} answered without a usable access token")
         if _text(host, found, "token_type").lower() not in ("", "bearer"):
-            raise RemoteProtocolError(f"{host} answered with a token that is no Bearer token")
+            raise RemoteProtocolError(f"{host} answered with a token that is not a Bearer token")
         instance_url = self._instance(host, _text(host, found, "instance_url"))
         org_id = organisation_of(
             self._http,
@@ -123,7 +125,7 @@ class OAuthLogin(ABC):
             raise RemoteProtocolError(f"{host} answered with an instance URL, but {problem}")
         if self._instance_url and _host(instance_url) != _host(self._instance_url):
             raise ConfigurationError(
-                f"signed in to {_host(instance_url)}, and SFPUBSUB_INSTANCE_URL is "
+                f"signed in to {_host(instance_url)}, but SFPUBSUB_INSTANCE_URL is "
                 f"{_host(self._instance_url)}: unset it, or sign in to the other org"
             )
         return instance_url
@@ -132,16 +134,16 @@ class OAuthLogin(ABC):
         return f"{type(self).__name__}({_host(self._token_url)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a login holds secrets and is not pickled; make one where it is needed")
+        raise TypeError("a login holds secrets and cannot be pickled: create it where it is needed")
 
 
 class ClientCredentials(OAuthLogin):
-    """The client credentials flow: the app is the user. For servers; needs My Domain.
+    """The client credentials flow: the app signs in as itself. For servers; needs a My Domain URL.
 
     Args:
         client_id: Consumer key of the app.
-        client_secret: Its secret.
-        **options: Those of `OAuthLogin`.
+        client_secret: Consumer secret of the app.
+        **options: Arguments of `OAuthLogin`.
     """
 
     def __init__(self, client_id: str, client_secret: str, **options: Any) -> None:
@@ -153,14 +155,14 @@ class ClientCredentials(OAuthLogin):
 
 
 class JwtBearer(OAuthLogin):
-    """The JWT bearer flow: a private key signs for a user. Needs the extra ``[jwt]``.
+    """The JWT bearer flow: signs in as a user with a private key. Needs the extra ``[jwt]``.
 
     Args:
         client_id: Consumer key of the app.
-        username: Of the user to sign in.
-        private_key_file: PEM file; read at each sign-in, so that it can be replaced.
-        audience: The ``aud``; that of *login_url* when it is empty.
-        **options: Those of `OAuthLogin`.
+        username: User to sign in as.
+        private_key_file: PEM file; read again at each sign-in, so it can be replaced at any time.
+        audience: The ``aud`` claim; derived from *login_url* if empty.
+        **options: Arguments of `OAuthLogin`.
     """
 
     def __init__(
@@ -186,13 +188,13 @@ class JwtBearer(OAuthLogin):
 
 
 class RefreshToken(OAuthLogin):
-    """The refresh token flow. A token that rotates is followed, in this object only.
+    """The refresh token flow. If the token rotates, only this object remembers the new one.
 
     Args:
         client_id: Consumer key of the app that the token was issued to.
         refresh_token: The token.
-        client_secret: Of the app, if it asks for one.
-        **options: Those of `OAuthLogin`.
+        client_secret: Consumer secret, if the app requires one.
+        **options: Arguments of `OAuthLogin`.
     """
 
     def __init__(
@@ -217,10 +219,10 @@ class UsernamePassword(OAuthLogin):
 
     Args:
         client_id: Consumer key of the app.
-        client_secret: Its secret.
-        username: Of the user.
-        password: With the security token at its end, where one is asked for.
-        **options: Those of `OAuthLogin`.
+        client_secret: Consumer secret of the app.
+        username: User to sign in as.
+        password: The password, followed by the security token if one is required.
+        **options: Arguments of `OAuthLogin`.
     """
 
     def __init__(
@@ -236,14 +238,14 @@ class UsernamePassword(OAuthLogin):
 
 
 def session_provider(settings: Settings, http: HttpClient | None = None) -> SessionProvider:
-    """Return what signs in as the settings say. Nothing is asked yet.
+    """Return the login that the settings choose. Nothing is sent yet.
 
     Args:
-        settings: Whose ``auth`` names the way.
-        http: Makes the requests, instead of one of the settings.
+        settings: ``auth`` names the flow.
+        http: Makes the requests; built from the settings if None.
 
     Raises:
-        ConfigurationError: A setting that the way needs is missing.
+        ConfigurationError: A setting that the flow needs is missing.
     """
     _check_complete(settings)
     if settings.auth == "token":
@@ -294,7 +296,8 @@ def _check_complete(settings: Settings) -> None:
     choose = f", or choose a profile of the file with --profile: {profiles}" if profiles else ""
     if missing == ["login_url"]:
         raise ConfigurationError(
-            "client credentials are taken by the org's own host only: set SFPUBSUB_LOGIN_URL to "
+            "the client credentials flow works only on the org's own host: set SFPUBSUB_LOGIN_URL "
+            "to "
             f"its My Domain, https://NAME.my.salesforce.com{choose}"
         )
     hint = "" if "auth" in settings.sources else ", or another way to sign in with SFPUBSUB_AUTH"
@@ -305,7 +308,7 @@ def _check_complete(settings: Settings) -> None:
 
 
 def _audience(login_url: str) -> str:
-    """The authorisation server behind a login host: for My Domain it is the general one."""
+    """Return the authorisation server of a login host; a My Domain uses the general one."""
     host = _host(login_url)
     for ending, audience in AUDIENCES:
         if host.endswith(ending):
@@ -321,7 +324,7 @@ def _json_or_none(answer: Answer) -> Any:
     try:
         return answer.json()
     except RemoteProtocolError:
-        return None  # an error page: the status has to do
+        return None  # an error page: only the status is usable
 
 
 def _fields(answer: Answer) -> dict[str, Any]:
@@ -336,5 +339,5 @@ def _text(host: str, found: dict[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-        raise RemoteProtocolError(f"{host} answered with a {name} that is not text")
+        raise RemoteProtocolError(f"{host} answered with a {name} that is not a string")
     return value

@@ -1,4 +1,4 @@
-"""Which org a token is of: the tenant id that every call must carry."""
+"""Find out which org a token belongs to: every call must carry its tenant id."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ logger = logging.getLogger("sfpubsub.auth")
 
 USERINFO_PATH = "/services/oauth2/userinfo"
 
-# The ``id`` of a token answer: https://login.salesforce.com/id/<organisation>/<user>.
+# The ``id`` of a token response: https://login.salesforce.com/id/<organisation>/<user>.
 _IDENTITY = re.compile(rf"https?://[^/?#]+/id/({ORG_ID})/[0-9A-Za-z]+/?")
 
 
 def organisation_of(
     http: HttpClient, bearer: Bearer, *, identity_url: str = "", tenant_id: str = ""
 ) -> str:
-    """Return the tenant id: by the identity URL, else userinfo, else the token, else the given.
+    """Return the tenant id from the identity URL, userinfo, the token, or *tenant_id*, in this
+    order.
 
     Args:
-        http: Asks userinfo, at the token's own host.
+        http: Makes the userinfo request, to the token's own host.
         bearer: The token.
-        identity_url: The ``id`` of the token answer.
-        tenant_id: The one that is set; it has to be of the same org.
+        identity_url: The ``id`` of the token response.
+        tenant_id: The configured tenant id; it must belong to the same org.
 
     Raises:
-        ConfigurationError: *tenant_id* is of another org, or nothing tells the org.
-        StreamUnavailableError: Userinfo could not be asked, and nothing else tells it.
+        ConfigurationError: *tenant_id* belongs to another org, or the org cannot be determined.
+        StreamUnavailableError: Userinfo could not be reached, and nothing else reveals the org.
     """
     found = _IDENTITY.fullmatch(identity_url)
     failure: SfPubSubError | None = None
@@ -39,12 +40,12 @@ def organisation_of(
         try:
             org_id = _by_userinfo(http, bearer)
         except SfPubSubError as error:
-            logger.info("userinfo does not tell the organisation: %s", error)
+            logger.info("userinfo did not return the organisation id: %s", error)
             failure = error
     org_id = org_id or org_id_of_token(bearer.token)
     if org_id and is_other_org(org_id, tenant_id):
         raise ConfigurationError(
-            f"signed in to the org {org_id}, and SFPUBSUB_TENANT_ID is {tenant_id}: unset it, or "
+            f"signed in to the org {org_id}, but SFPUBSUB_TENANT_ID is {tenant_id}: unset it, or "
             f"sign in to the other org"
         )
     if tenant_id or org_id:
@@ -52,7 +53,7 @@ def organisation_of(
     if failure is not None and failure.retryable:
         raise failure
     raise ConfigurationError(
-        "neither the sign-in nor userinfo (scope openid) tells the organisation id: set "
+        "neither the sign-in nor userinfo (scope openid) returned the organisation id: set "
         "SFPUBSUB_TENANT_ID to it"
     )
 

@@ -1,7 +1,7 @@
 """What a refused sign-in means and what to check, as data.
 
-Salesforce names a cause by ``error``, which is coarse, and ``error_description``, which is words.
-The first row that fits both is taken; an ``error`` that no row knows is shown as it is.
+Salesforce names the cause in ``error``, which is coarse, and ``error_description``, which is free
+text. The first row that matches both applies; an unknown ``error`` is shown as it is.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 from sfpubsub.errors import AuthenticationError
 
-# Longest part of an answer's text that is shown, in characters.
+# Longest excerpt of a response that is shown, in characters.
 SHOWN = 300
 
-# What looks like a token in a text that is not ours: an access token, a JWT, an sf login URL.
+# Anything that looks like a token in foreign text: an access token, a JWT, an sf login URL.
 _TOKEN = re.compile(r"00D\w{12,15}!\S+|\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?|force://\S+")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One cause."""
+    """One cause of a refused sign-in."""
 
     error: str
-    """Salesforce's word for the kind."""
+    """Salesforce's ``error`` code."""
     words: str
-    """Part of its description, in lower case; empty fits any."""
+    """Part of the description, in lower case; empty matches any."""
     check: str
     """What the user can do."""
     retryable: bool = False
@@ -40,10 +40,10 @@ _APPROVE = (
 )
 _CREDENTIALS = (
     "check SFPUBSUB_CLIENT_ID and SFPUBSUB_CLIENT_SECRET, both of the same app; a new app takes "
-    "some minutes to be known"
+    "some minutes to become known"
 )
 
-# Salesforce documentation (OAuth 2.0 authorization errors) and what users report of their sign-ins.
+# Salesforce documentation (OAuth 2.0 authorization errors) and users' reports.
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "invalid_grant",
@@ -61,7 +61,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "invalid_grant",
         "audience",
         "set SFPUBSUB_LOGIN_URL to https://login.salesforce.com, or to https://test.salesforce.com "
-        "for a sandbox; SFPUBSUB_AUDIENCE sets the audience alone",
+        "for a sandbox; SFPUBSUB_AUDIENCE changes only the audience",
     ),
     Refusal(
         "invalid_grant",
@@ -72,13 +72,13 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "invalid_grant",
         "expired authorization code",
-        "check this machine's clock: an assertion is good for three minutes",
+        "check this machine's clock: an assertion is valid for three minutes",
     ),
     Refusal(
         "invalid_grant",
         "access/refresh token",
-        "sign in anew for a refresh token: this one was revoked, has expired, or was replaced when "
-        "it was used elsewhere",
+        "sign in again to get a new refresh token: this one was revoked, expired, or was replaced "
+        "when it was used elsewhere",
     ),
     Refusal(
         "invalid_grant",
@@ -89,14 +89,14 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "invalid_grant",
         "",
-        "check user name, password (the security token at its end) and login host (for a sandbox "
+        "check username, password (followed by the security token) and login host (for a sandbox "
         "https://test.salesforce.com), and that the org allows this flow",
     ),
     Refusal("invalid_client_id", "", _CREDENTIALS),
     Refusal("invalid_client", "", _CREDENTIALS),
     Refusal("invalid_app_access", "", _APPROVE),
-    Refusal("unauthorized_client", "", "switch the flow on in the app, and give it the scope api"),
-    Refusal("unsupported_grant_type", "", "switch this flow on in the app's OAuth settings"),
+    Refusal("unauthorized_client", "", "enable the flow in the app, and give it the scope api"),
+    Refusal("unsupported_grant_type", "", "enable this flow in the app's OAuth settings"),
     Refusal("invalid_scope", "", "give the app the scope api"),
     Refusal("invalid_request", "", "check that SFPUBSUB_LOGIN_URL is the org's and uses https"),
     Refusal("inactive_user", "", "activate the user"),
@@ -107,7 +107,7 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def find(error: str, description: str) -> Refusal | None:
-    """Return the row for an answer."""
+    """Return the first row that matches, or None."""
     lower = description.lower()
     for row in REFUSALS:
         if row.error == error.lower() and row.words in lower:
@@ -119,10 +119,10 @@ def refused(host: str, status: int, found: Any, secrets: Iterable[str]) -> Authe
     """Return the error for a refused sign-in.
 
     Args:
-        host: Who refused.
+        host: The host that refused.
         status: The HTTP status.
-        found: The answer as JSON.
-        secrets: What must not be shown, should the answer repeat it.
+        found: The parsed JSON response.
+        secrets: Values to redact if the response repeats them.
     """
     hidden = list(secrets)
     found = found if isinstance(found, dict) else {}
@@ -143,7 +143,7 @@ def _shown(text: object, secrets: Iterable[str]) -> str:
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text of somebody else's as it may be shown: one line, short, without secrets."""
+    """Return foreign text in a form that is safe to show: one line, short, without secrets."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     text = _TOKEN.sub("***", text)

@@ -1,6 +1,6 @@
-"""The org's REST interface: JSON in, JSON out, our errors, and one renewal of the session.
+"""Client for the org's REST API: JSON in, JSON out, our own errors, and one session renewal.
 
-What the objects mean is others' business (`sfpubsub.tooling`, `sfpubsub.rest`).
+It does not interpret the objects; `sfpubsub.tooling` and `sfpubsub.rest` do.
 """
 
 from __future__ import annotations
@@ -23,59 +23,61 @@ from sfpubsub.errors import (
     SfPubSubError,
 )
 
-# What passes by itself, by Salesforce's code (documentation: status codes of the SOAP API).
+# Salesforce error codes that are transient (documentation: status codes of the SOAP API).
 _PASSING = frozenset({"QUERY_TIMEOUT", "SERVER_UNAVAILABLE", "UNABLE_TO_LOCK_ROW"})
 
 
 class OrgClient:
-    """Asks an org, as the current session. Thread-safe.
+    """Makes REST requests to an org with the current session. Thread-safe.
 
     Every method raises:
-        SessionExpiredError: The session was refused, and the one after it as well.
+        SessionExpiredError: The session was refused, and so was its replacement.
         PermissionDeniedError: The user may not do this.
-        QuotaExceededError: The org's requests of the day are used up.
-        RequestRefusedError: Refused for another reason; ``status`` and ``error_code`` tell it.
-        StreamUnavailableError: No answer in time, or the org is down or overloaded. The request may
-            have been carried out.
-        RemoteProtocolError: The answer is not what Salesforce answers.
+        QuotaExceededError: The org's daily API requests are used up.
+        RequestRefusedError: Refused for another reason; see ``status`` and ``error_code``.
+        StreamUnavailableError: No response in time, or the org is down or overloaded. The request
+            may still have been executed.
+        RemoteProtocolError: The response is not a valid Salesforce response.
         AuthenticationError: Signing in failed.
 
     Args:
-        sessions: Where the session comes from.
+        sessions: Supplies the session.
         http: Makes the requests.
     """
 
     def __init__(self, sessions: CurrentSession, http: HttpClient) -> None:
         self._sessions = sessions
         self._http = http
-        self._lock = threading.Lock()  # guards the number below
+        self._lock = threading.Lock()  # guards the counter below
         self._calls = 0
         self._answered: datetime | None = None
 
     @property
     def calls(self) -> int:
-        """Requests made so far; each takes one of those that an org allows a day."""
+        """Requests made so far; each counts against the org's daily limit."""
         return self._calls
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest time that an answer named (its Date header); None before the first one."""
+        """The latest server time seen (Date header); None before the first response."""
         return self._answered
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Return what is at *path*, such as ``/services/data/v60.0/tooling/query``."""
+        """Send a GET and return the parsed response. *path* is, for example,
+        ``/services/data/v60.0/tooling/query``.
+        """
         return _content(self.send("GET", path, query=query))
 
     def post(self, path: str, body: object) -> Any:
-        """Create something; returns the answer."""
+        """Send a POST to create something; return the parsed response."""
         return _content(self.send("POST", path, body=body))
 
     def patch(self, path: str, body: object) -> None:
-        """Change something."""
+        """Send a PATCH to change something."""
         self.send("PATCH", path, body=body)
 
     def delete(self, path: str) -> None:
-        """Delete something."""
+        """Send a DELETE."""
         self.send("DELETE", path)
 
     def send(
@@ -88,15 +90,15 @@ class OrgClient:
         headers: Mapping[str, str] | None = None,
         sink: Sink | None = None,
     ) -> Answer:
-        """Make any request; return its answer, which is a success.
+        """Make a request and return the successful response.
 
         Args:
-            method: Of HTTP.
-            path: Begins with a slash.
-            body: Sent as JSON; None for none.
-            query: Parameters.
-            headers: Sent beside those of every request.
-            sink: Takes the body of an answer with status 200 (`HttpClient.call`).
+            method: HTTP method.
+            path: Starts with a slash.
+            body: Sent as JSON; None sends no body.
+            query: Query parameters.
+            headers: Sent in addition to the standard ones.
+            sink: Receives the body of a response with status 200 (see `HttpClient.call`).
         """
 
         def call() -> Answer:
@@ -121,7 +123,7 @@ class OrgClient:
         try:
             found = parsedate_to_datetime(answer.headers.get("date", ""))
         except ValueError:
-            return  # a caller that needs it raises
+            return  # a caller that needs the time reports this
         with self._lock:
             if found.tzinfo is not None and (self._answered is None or found > self._answered):
                 self._answered = found
@@ -132,12 +134,12 @@ def _content(answer: Answer) -> Any:
 
 
 def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubError:
-    """Return the error for an unsuccessful answer.
+    """Return the error for an unsuccessful response.
 
     Args:
-        answer: With a body of Salesforce's form, ``[{"errorCode", "message"}]``, or any other.
-        what: The request, for the message.
-        secrets: What must not be shown, should the answer repeat it.
+        answer: Its body usually has Salesforce's form, ``[{"errorCode", "message"}]``.
+        what: Describes the request in the message.
+        secrets: Values to redact if the response repeats them.
     """
     code, message = (scrub(text, secrets) for text in _reason(answer))
     reason = f"{what} was refused by {answer.host} with {answer.status}"
@@ -146,8 +148,8 @@ def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubE
     if answer.status == 401:
         return SessionExpiredError(reason, error_code=code or None)
     if code == "REQUEST_LIMIT_EXCEEDED":
-        # The same code, for the calls of a day and for those in flight at once; only the latter
-        # pass within seconds ("ConcurrentRequests (Concurrent API Requests) Limit exceeded.").
+        # The same code covers the daily limit and the limit of concurrent requests; only the latter
+        # clears within seconds ("ConcurrentRequests (Concurrent API Requests) Limit exceeded.").
         return QuotaExceededError(reason, error_code=code, retryable="oncurrent" in message)
     if answer.status == 403:
         return PermissionDeniedError(reason, error_code=code or None)
@@ -160,7 +162,7 @@ def _reason(answer: Answer) -> tuple[str, str]:
     try:
         found = answer.json()
     except RemoteProtocolError:
-        return "", ""  # an error page: the status has to do
+        return "", ""  # an error page: only the status is usable
     if isinstance(found, list) and found:
         found = found[0]
     if not isinstance(found, dict):

@@ -1,6 +1,6 @@
-"""A session with the org, and who supplies it.
+"""A session with the org, and its providers.
 
-A secret never leaves a `Session` by accident: not in its repr, not in a pickle.
+A `Session` never leaks its token by accident: neither through its repr nor by pickling.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from sfpubsub.errors import (
     SfPubSubError,
 )
 
-# What an HTTP header may carry; anything else would fail each call, and be tried again for ever.
+# What an HTTP header may contain; anything else would make every call fail and be retried forever.
 _HEADER_VALUE = re.compile(r"[!-~]*")
 
 # An access token that is not a JWT begins with the organisation id: 15 characters, always 00D at
-# first, and an exclamation mark. A convention, which others rely on as well.
+# first, and an exclamation mark. This is a convention that other tools rely on as well.
 _TOKEN_WITH_ORG = re.compile(r"(00D[0-9A-Za-z]{12})!")
 
-# What an organisation id may be: 15 characters, or 18 with their cases repeated at the end.
+# An organisation id: 15 characters, or 18 with a checksum of their case.
 ORG_ID = r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?"
 
 _SUFFIX_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
 
 
 def eighteen(org_id: str) -> str:
-    """Return the form of 18 characters of an id of 15: a letter for the cases of each five.
+    """Convert a 15-character id to its 18-character form, which adds one checksum letter per five
+    characters.
 
-    Both are accepted by the service, and 18 by whatever compares ids without their cases.
+    The service accepts both; the longer one is safe to compare case-insensitively.
     """
     if len(org_id) != 15:
         return org_id
@@ -46,29 +47,31 @@ def eighteen(org_id: str) -> str:
 
 
 def org_id_of_token(access_token: str) -> str:
-    """Return the organisation id, of 18 characters, that a token begins with; else empty."""
+    """Return the 18-character organisation id at the start of a token, or "" if there is none."""
     found = _TOKEN_WITH_ORG.match(access_token)
     return eighteen(found[1]) if found else ""
 
 
 def org_id_of(tenant_id: str) -> str:
-    """Return the organisation id, of 18 characters, in a tenant id; empty where it has none."""
+    """Return the 18-character organisation id in a tenant id, or "" if there is none."""
     given = tenant_id.rpartition("/")[2]
     return eighteen(given) if re.fullmatch(ORG_ID, given) else ""
 
 
 def is_other_org(org_id: str, tenant_id: str) -> bool:
-    """Whether *tenant_id*, an id or ``core/MyDomain/ID``, is of another org than *org_id*."""
+    """Return whether *tenant_id* (an id or ``core/MyDomain/ID``) belongs to an org other than
+    *org_id*.
+    """
     given = tenant_id.rpartition("/")[2]
     return re.fullmatch(ORG_ID, given) is not None and given[:15] != org_id[:15]
 
 
 @dataclass(frozen=True, repr=False)
 class Session:
-    """What authenticates a call.
+    """Credentials for API calls.
 
     Raises:
-        ConfigurationError: A part is missing.
+        ConfigurationError: A required value is missing.
     """
 
     access_token: str
@@ -76,15 +79,15 @@ class Session:
     instance_url: str
     """Scheme and host of the org, without a path."""
     tenant_id: str = ""
-    """Organisation id; taken from the access token when it is empty."""
+    """Organisation id; taken from the access token if empty."""
 
     def __post_init__(self) -> None:
         for name in ("access_token", "instance_url", "tenant_id"):
-            value = getattr(self, name).strip()  # a token file ends with a line break
+            value = getattr(self, name).strip()  # a token file usually ends with a line break
             if not _HEADER_VALUE.fullmatch(value):
                 raise ConfigurationError(
-                    f"the {name.replace('_', ' ')} has characters that a header cannot carry: set "
-                    f"SFPUBSUB_{name.upper()} anew"
+                    f"the {name.replace('_', ' ')} contains characters that are not allowed in a "
+                    f"header: correct SFPUBSUB_{name.upper()}"
                 )
             object.__setattr__(self, name, value)
         if not self.access_token:
@@ -103,7 +106,7 @@ class Session:
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers of every call (Salesforce documentation, RPC method headers)."""
+        """Headers of every gRPC call (Salesforce documentation, RPC method headers)."""
         return (
             ("accesstoken", self.access_token),
             ("instanceurl", self.instance_url),
@@ -112,32 +115,38 @@ class Session:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Session:
-        """Return the ready session that the settings name.
+        """Return a session made of the token in the settings.
 
         Raises:
-            ConfigurationError: A part is missing.
+            ConfigurationError: A required value is missing.
         """
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Return what about this session contradicts itself, as a clause; empty if nothing does."""
+        """Return a clause that describes a contradiction in this session, or "" if there
+        is none.
+        """
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""
-        return f"the access token is of the org {org_id}, and the tenant id is {self.tenant_id}"
+        return (
+            f"the access token belongs to the org {org_id}, but the tenant id is {self.tenant_id}"
+        )
 
     def __repr__(self) -> str:
         return f"Session(access_token=***, instance_url={self.instance_url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a session holds a secret and is not pickled; make one where it is needed")
+        raise TypeError(
+            "a session holds a secret and cannot be pickled: create it where it is needed"
+        )
 
 
 class SessionProvider(Protocol):
-    """Supplies sessions. One method, so that anything can be one."""
+    """Supplies sessions. Any object with this one method will do."""
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return a session; may wait.
+        """Return a session. May block.
 
         Args:
             expired: The session that was refused, or None for the first one.
@@ -149,47 +158,50 @@ class SessionProvider(Protocol):
 
 
 class StaticSession:
-    """A ready session, with nothing behind it to renew it from."""
+    """A ready session that cannot be renewed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the session; raises once it has expired."""
+        """Return the session."""
         if expired is not None:
             doubt = self._session.doubt()
             if doubt:
                 raise SessionExpiredError(
                     f"the service does not accept the session: {doubt}; set SFPUBSUB_TENANT_ID to "
-                    f"the token's org, or take a token of the other"
+                    f"the token's org, or use a token of the other org"
                 )
             raise SessionExpiredError(
                 "the service no longer accepts the access token, and there are no credentials to "
-                "get a new one: set SFPUBSUB_ACCESS_TOKEN anew, or sign in another way with "
-                "SFPUBSUB_AUTH"
+                "get a new one: set SFPUBSUB_ACCESS_TOKEN to a new token, or sign in another way "
+                "with SFPUBSUB_AUTH"
             )
         return self._session
 
 
 class CurrentSession:
-    """The session that all calls of a client share; renewed once, however many ask. Thread-safe.
+    """The session shared by all calls of a client. It is renewed only once, however many callers
+    ask. Thread-safe.
 
     It is a `SessionProvider` itself, so that several clients can share one sign-in.
 
     Args:
-        session: A ready session, or what supplies one.
+        session: A ready session, or a provider.
     """
 
     def __init__(self, session: Session | SessionProvider) -> None:
         provider = StaticSession(session) if isinstance(session, Session) else session
         self._provider = provider
-        self._lock = threading.Lock()  # held while a session is fetched: the others wait for it
+        self._lock = (
+            threading.Lock()
+        )  # held while a session is fetched, so that other callers wait for it
         self._session: Session | None = None
         self._failures = 0
         self._failure: SfPubSubError | None = None  # the last one
 
     def get(self) -> Session:
-        """Return the current session; fetches the first one.
+        """Return the current session, fetching it on first use.
 
         Raises:
             AuthenticationError: No session can be obtained.
@@ -201,7 +213,7 @@ class CurrentSession:
             return self._session
 
     def renew(self, expired: Session) -> Session:
-        """Return a session other than *expired*; fetches one unless another caller just has.
+        """Return a session other than *expired*, fetching one unless another caller just did.
 
         Raises:
             AuthenticationError: No session can be obtained.
@@ -213,13 +225,13 @@ class CurrentSession:
             return self._session
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the current session, or one other than *expired*; as `get` and `renew`."""
+        """Return `get()` if *expired* is None, else `renew(expired)`."""
         return self.get() if expired is None else self.renew(expired)
 
     def _fetch(self, expired: Session | None, failures: int) -> Session:
         if self._failure is not None and self._failures != failures:
-            # Somebody else's fetch has failed while this caller waited. Asking again at once would
-            # fail again, and a user with too many refused sign-ins is locked out.
+            # Another caller's fetch failed while this one waited. Trying again at once would fail
+            # again, and too many refused sign-ins lock the user out.
             raise copy.copy(self._failure)
         try:
             return self._provider.get_session(expired)
@@ -228,7 +240,7 @@ class CurrentSession:
             self._failures += 1
             raise
         except Exception as error:  # noqa: BLE001  # a provider is anyone's code
-            # Neither its message nor a chain to it: a request's URL or body may hold a secret.
+            # Neither quoted nor chained: a request's URL or body may contain a secret.
             failure = AuthenticationError(
                 f"the session provider failed with {type(error).__name__}; it should raise an "
                 f"AuthenticationError that says why",

@@ -1,7 +1,7 @@
-"""The login of Salesforce's command line ``sf``: it keeps the credentials and renews the token.
+"""Sign in with Salesforce's command line ``sf``, which keeps the credentials and renews the token.
 
-Nothing that the program prints is shown but the message of its error, and that scrubbed: its output
-is a token, and its warnings may quote one.
+Of its output only error messages are shown, with secrets removed: the output contains a token, and
+warnings may quote one.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sfpubsub.auth.session import ORG_ID, Session
 from sfpubsub.config import network
 from sfpubsub.errors import AuthenticationError, ConfigurationError, SfPubSubError
 
-# How long one run of the program may take, in seconds: it starts slowly and asks the network.
+# How long one run of the program may take, in seconds: it starts slowly and uses the network.
 COMMAND_TIMEOUT = 60.0
 
-# Since May 2026 ``org display`` says [REDACTED] in place of the token, and a command of its own
-# tells it (salesforcecli/plugin-org, pull requests 1667 and 1673).
+# Since May 2026 ``org display`` prints [REDACTED] instead of the token, and a separate command
+# prints it (salesforcecli/plugin-org, pull requests 1667 and 1673).
 _SHOW_TOKEN = ("org", "auth", "show-access-token")
 _DISPLAY = ("org", "display")
 
 
 class SfCliLogin:
-    """A `SessionProvider` that asks ``sf``. Thread-safe.
+    """A `SessionProvider` that gets its token from ``sf``. Thread-safe.
 
     Args:
-        target_org: User name or alias; the default org when it is empty.
-        instance_url: Must be that of the org, where it is set.
-        tenant_id: Likewise.
+        target_org: Username or alias; the default org if empty.
+        instance_url: Expected instance URL of the org, if set.
+        tenant_id: Expected tenant id of the org, if set.
         http: Makes the requests.
-        command: The program.
+        command: Name or path of the program.
     """
 
     def __init__(
@@ -57,16 +57,17 @@ class SfCliLogin:
         self._command = command
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the session of the org that ``sf`` is signed in to.
+        """Return a session for the org that ``sf`` is signed in to.
 
         Raises:
-            ConfigurationError: The program is not installed, or its org is not the one that is set.
-            AuthenticationError: It has no login for the org, or the same token as before.
+            ConfigurationError: The program is not installed, or its org is not the expected one.
+            AuthenticationError: It is not signed in to the org, or still has the refused token.
         """
         try:
             return self._take(expired)
         except SfPubSubError as error:
-            # The variables of the frames below hold the token, and error reporters show those.
+            # Drop the traceback: local variables in its frames hold the token, which error
+            # reporters show.
             failure = error.with_traceback(None)
         raise failure
 
@@ -79,17 +80,17 @@ class SfCliLogin:
             raise AuthenticationError("sf printed no access token: update it (sf update)")
         if expired is not None and token == expired.access_token:
             raise AuthenticationError(
-                f"sf still has the token that was refused: sign in anew with sf org login web"
+                f"sf still has the token that was refused: sign in again with sf org login web"
                 f"{self._for_target()}"
             )
         instance_url = network.check_url(
             _text(shown, "instanceUrl"),
-            "the instance URL that sf told",
+            "the instance URL that sf returned",
             insecure=self._http.insecure,
         )
         if self._instance_url and instance_url != self._instance_url:
             raise ConfigurationError(
-                f"sf is signed in to {instance_url}, and SFPUBSUB_INSTANCE_URL is "
+                f"sf is signed in to {instance_url}, but SFPUBSUB_INSTANCE_URL is "
                 f"{self._instance_url}: unset it, or name the other org with SFPUBSUB_USERNAME"
             )
         org_id = _text(shown, "id")
@@ -106,8 +107,8 @@ class SfCliLogin:
         program = shutil.which(self._command)
         if program is None:
             raise ConfigurationError(
-                f"{self._command} is not installed, or not on the PATH: install the Salesforce "
-                f"command line, or sign in another way with SFPUBSUB_AUTH"
+                f"{self._command} is not installed or not on the PATH: install the Salesforce "
+                f"CLI, or sign in another way with SFPUBSUB_AUTH"
             )
         arguments = [program, *command, "--json"]
         if self._target_org:
@@ -134,18 +135,18 @@ class SfCliLogin:
             said = found.get("message")
             problem = f"failed: {scrub(said)}" if isinstance(said, str) else "failed"
             problem += f"; sign in with sf org login web{self._for_target()}"
-        # Outside the blocks and not chained: those errors hold what the program has printed.
+        # Outside the blocks and not chained: those errors hold the program's output.
         raise AuthenticationError(f"sf {' '.join(command)} {problem}")
 
     def _for_target(self) -> str:
         return f" --alias {self._target_org}" if self._target_org else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a login is not pickled; make one where it is needed")
+        raise TypeError("a login cannot be pickled: create it where it is needed")
 
 
 def _plain(environ: Mapping[str, str]) -> dict[str, str]:
-    # With FORCE_COLOR, which some shells and CI systems set, its JSON has colours in it.
+    # With FORCE_COLOR, which some shells and CI systems set, its JSON contains colour codes.
     return {**{k: v for k, v in environ.items() if k != "FORCE_COLOR"}, "NO_COLOR": "1"}
 
 

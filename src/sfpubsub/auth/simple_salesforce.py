@@ -1,7 +1,8 @@
 """An existing `simple_salesforce.Salesforce` object as a source of sessions.
 
-Taken by its shape, so that the package is never imported: ``session_id``, ``sf_instance``, and for
-a renewal ``_refresh_session``, a private name that newer versions may lack.
+The object is duck-typed, so the package is never imported. It needs ``session_id`` and
+``sf_instance``; a renewal calls ``_refresh_session``, a private method that newer versions may
+lack.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from sfpubsub.errors import (
 
 
 class SimpleSalesforceLogin:
-    """A `SessionProvider` that takes the session of a `Salesforce` object. Thread-safe.
+    """A `SessionProvider` that uses the session of a `Salesforce` object. Thread-safe.
 
     Args:
         salesforce: The object; it is renewed in place.
-        tenant_id: Organisation id, where the session does not tell it.
+        tenant_id: Organisation id, if it cannot be derived from the session.
         http: Makes the requests.
 
     Raises:
-        ConfigurationError: The object does not look like one.
+        ConfigurationError: The object is not a `Salesforce` object.
     """
 
     def __init__(
@@ -39,25 +40,26 @@ class SimpleSalesforceLogin:
         for name in ("session_id", "sf_instance"):
             if not isinstance(getattr(salesforce, name, None), str):
                 raise ConfigurationError(
-                    f"a simple_salesforce.Salesforce has a {name}, and this "
-                    f"{type(salesforce).__name__} has none"
+                    f"expected a simple_salesforce.Salesforce, but this "
+                    f"{type(salesforce).__name__} has no {name}"
                 )
         self._salesforce = salesforce
         self._tenant_id = tenant_id
         self._http = http or HttpClient()
-        self._lock = threading.Lock()  # the object is not made for several threads
+        self._lock = threading.Lock()  # the object is not thread-safe
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the object's session; renews it when it is the one that was refused.
+        """Return the object's session, renewing it first if it is the one that was refused.
 
         Raises:
-            SessionExpiredError: The object cannot renew it.
-            AuthenticationError: Signing in was refused.
+            SessionExpiredError: The object cannot renew its session.
+            AuthenticationError: The sign-in was refused.
         """
         try:
             return self._take(expired)
         except SfPubSubError as error:
-            # The variables of the frames below hold the token, and error reporters show those.
+            # Drop the traceback: local variables in its frames hold the token, which error
+            # reporters show.
             failure = error.with_traceback(None)
         raise failure
 
@@ -78,7 +80,7 @@ class SimpleSalesforceLogin:
         if not callable(refresh):
             raise SessionExpiredError(
                 "the session of the Salesforce object is no longer accepted, and this version of "
-                "simple_salesforce cannot renew it: make a new object"
+                "simple_salesforce cannot renew it: create a new object"
             )
         try:
             refresh()
@@ -86,12 +88,13 @@ class SimpleSalesforceLogin:
             name, retryable = type(error).__name__, isinstance(error, OSError)
         else:
             return
-        # Outside the block and not chained: such errors hold requests, and those the password.
+        # Outside the block and not chained: such errors contain requests, which contain the
+        # password.
         raise AuthenticationError(
-            f"the Salesforce object could not renew its session ({name}): an object made of a "
-            f"session id alone cannot; otherwise check its credentials",
+            f"the Salesforce object could not renew its session ({name}): an object made from "
+            f"only a session id cannot do that; otherwise check its credentials",
             retryable=retryable,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a login holds secrets and is not pickled; make one where it is needed")
+        raise TypeError("a login holds secrets and cannot be pickled: create it where it is needed")

@@ -1,1 +1,3 @@
-"""Payloads: schemas by id, decoding and encoding. Spark executors import this, so no grpc here."""
+"""Avro payloads: schemas by id, decoding and encoding. Spark executors import this package, so it
+must not import grpc.
+"""

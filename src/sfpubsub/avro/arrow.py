@@ -1,8 +1,8 @@
-"""Events as Arrow record batches: the envelope's columns, and the payload as a struct.
+"""Convert events to Arrow record batches: envelope columns, and the payload as a struct.
 
-Takes `EventBatch` objects by what they have, because this package does not know the client. The
-events of one schema become one record batch, in order of arrival. Invariant: every event is in
-exactly one record batch or among the rejected ones. No I/O; safe to call from several threads.
+`EventBatch` objects are duck-typed, because this package does not depend on the client. The events
+of one schema become one record batch, in order of arrival. Invariant: every event is either in
+exactly one record batch or rejected. No I/O; thread-safe.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ except ImportError as missing:
 
 EVENT_COLUMNS = pa.schema(
     [
-        ("event_id", pa.string()),  # empty where the event has none
+        ("event_id", pa.string()),  # empty if the event has none
         ("dedupe_key", pa.binary()),
         ("replay_id", pa.binary()),
         ("topic", pa.string()),
         ("subscription", pa.string()),
         ("schema_id", pa.string()),
         ("event_name", pa.string()),
-        ("event_time", TIME),  # null where the event does not say, or not in a way Spark can hold
+        ("event_time", TIME),  # null if the event has no time, or one that Spark cannot represent
         ("received_at", TIME),
         ("delivery_seq", pa.int64()),  # the order of arrival
         ("payload", pa.binary()),
@@ -43,16 +43,16 @@ EVENT_COLUMNS = pa.schema(
 
 
 class EncodedBatch(Protocol):
-    """What is needed of an `EventBatch`."""
+    """The part of an `EventBatch` that is needed here."""
 
     @property
     def subscription(self) -> str:
-        """Topic, or name or id of the managed subscription."""
+        """The topic, or the managed subscription's name or id."""
         ...
 
     @property
     def topic(self) -> str | None:
-        """The subscribed topic, None with a managed subscription."""
+        """The subscribed topic; None for a managed subscription."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class EncodedBatch(Protocol):
 
     @property
     def first_seq(self) -> int:
-        """``delivery_seq`` of the first event; the others follow without a hole."""
+        """``delivery_seq`` of the first event; the others are numbered consecutively."""
         ...
 
     @property
@@ -72,34 +72,35 @@ class EncodedBatch(Protocol):
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """By schema id, one for each event's."""
+        """Codecs by schema id, one for each schema of the events."""
         ...
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """An event that is in no record batch, because it cannot be decoded."""
+    """An event that could not be decoded and is in no record batch."""
 
     index: int
-    """Its number among the events that were passed in, from 0."""
+    """Index among the events passed in, from 0."""
     delivery_seq: int
     """Its `Event.delivery_seq`."""
     event: RawEvent
     """The event as received."""
     error: DecodeError
-    """Why."""
+    """Why it could not be decoded."""
 
 
 @dataclass(frozen=True)
 class ArrowEvents:
-    """What `record_batches` made of the events; iterates over the record batches."""
+    """Result of `record_batches`. Iterating over it yields the record batches."""
 
     batches: tuple[pa.RecordBatch, ...]
-    """One a schema, in order of the first event of each; more where `MAX_PAYLOAD_BYTES` is passed.
-    A batch may have no rows, where all events of its schema were rejected; where there is no such
-    schema, there is no batch."""
+    """One per schema, in order of each schema's first event, or several if `MAX_PAYLOAD_BYTES` is
+    exceeded. A batch has no rows if all events of its schema were rejected; an unavailable schema
+    has no batch.
+    """
     rejected: tuple[Rejected, ...]
-    """In order of arrival."""
+    """The rejected events, in order of arrival."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return iter(self.batches)
@@ -109,8 +110,8 @@ def arrow_type(schema_json: str) -> pa.StructType:
     """Return the type of the column ``value`` for events of an Avro schema.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or it has no Arrow form: it
-            contains itself, or a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
+            is recursive or contains a record without fields.
     """
     return shape_of(schema_json).type
 
@@ -118,13 +119,14 @@ def arrow_type(schema_json: str) -> pa.StructType:
 def record_batches(
     batches: EncodedBatch | Iterable[EncodedBatch], *, native: bool | None = None
 ) -> ArrowEvents:
-    """Turn received events into Arrow record batches, one for each schema.
+    """Convert received events to Arrow record batches, one per schema.
 
     Args:
-        batches: An `EventBatch`, or several in order of arrival. More events at once cost less
-            an event; a thousand are a good number.
-        native: Whether to use the compiled decoder: by default where it is installed and takes
-            the schema, with False never, with True as by default but it must be installed.
+        batches: An `EventBatch`, or several in order of arrival. Larger calls cost less per event;
+            a thousand events are a good size.
+        native: Whether to use the compiled decoder. By default it is used if it is installed and
+            supports the schema; False never uses it; True is like the default, but raises if it is
+            not installed.
 
     Raises:
         SchemaError: A schema has no Arrow form; see `arrow_type`.
@@ -140,7 +142,7 @@ def record_batches(
             if group is None:
                 group = groups[schema_id] = _Group(codec)
             elif isinstance(group.codec, NoCodec):
-                group.codec = codec  # perhaps the service knows the schema by now
+                group.codec = codec  # the schema may have become available
             group.add(batch, index, offsets)
         index += len(batch.raw_events)
     made: list[pa.RecordBatch] = []
@@ -153,14 +155,14 @@ def record_batches(
 
 
 def _each(batches: EncodedBatch | Iterable[EncodedBatch]) -> Iterable[EncodedBatch]:
-    # An EventBatch can be iterated as well, over its events.
+    # An EventBatch is iterable as well (over its events), so check for it first.
     if hasattr(batches, "raw_events"):
         return (cast("EncodedBatch", batches),)
     return batches
 
 
 def _places_by_schema(raws: Sequence[RawEvent]) -> dict[str, Sequence[int]]:
-    """Return the places of events by schema id, in order of the first event of each."""
+    """Return the indexes of events by schema id, in order of each schema's first event."""
     ids = [raw.schema_id for raw in raws]
     if len(set(ids)) == 1:  # nearly always
         return {ids[0]: range(len(ids))}
@@ -171,7 +173,7 @@ def _places_by_schema(raws: Sequence[RawEvent]) -> dict[str, Sequence[int]]:
 
 
 class _Group:
-    """Events of one schema, in columns."""
+    """Events of one schema, stored in columns."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
@@ -184,12 +186,12 @@ class _Group:
         self._received: list[int] = []
 
     def add(self, batch: EncodedBatch, index: int, offsets: Sequence[int]) -> None:
-        """Take some events of a batch.
+        """Add some events of a batch.
 
         Args:
-            batch: With the events.
-            index: Number of the batch's first event in the call.
-            offsets: Which ones.
+            batch: The batch that contains the events.
+            index: Index of the batch's first event among all events of the call.
+            offsets: Positions of the events in the batch.
         """
         raws, count = batch.raw_events, len(offsets)
         if isinstance(offsets, range):  # all
@@ -206,7 +208,7 @@ class _Group:
         self._received += [round(batch.received_at * 1_000_000)] * count
 
     def parts(self, max_bytes: int) -> Iterator[_Group]:
-        """Yield the events in groups of some payload bytes at most, or of one event."""
+        """Split the events into groups of at most *max_bytes* payload bytes, or one event."""
         sizes = list(map(len, self._payloads))
         if sum(sizes) <= max_bytes:
             yield self
@@ -227,7 +229,7 @@ class _Group:
         return picked
 
     def record_batch(self, rejected: list[Rejected], native: bool) -> Iterator[pa.RecordBatch]:
-        """Decode the payloads and yield all columns; add to *rejected* what is not in them."""
+        """Decode the payloads, yield the record batch, and add undecodable events to *rejected*."""
         codec = self.codec
         if isinstance(codec, NoCodec):
             self._reject(_refusals(codec, self._payloads), rejected)
@@ -256,7 +258,8 @@ class _Group:
         columns: dict[str, list[Any]] = {
             "event_id": [raw.id for raw in raws],
             "dedupe_key": [dedupe_key(raw.id, raw.schema_id, raw.payload) for raw in raws],
-            "replay_id": [raw.replay_id.__bytes__() for raw in raws],  # half the time of bytes(…)
+            # Takes half the time of bytes(…).
+            "replay_id": [raw.replay_id.__bytes__() for raw in raws],
             "topic": topics,
             "subscription": self._subscriptions,
             "schema_id": [codec.schema_id] * len(raws),
@@ -273,9 +276,9 @@ class _Group:
 
 
 def _chosen(value: pa.StructArray, wanted: Collection[str]) -> pa.StructArray:
-    """Return some fields of *value*."""
+    """Return a struct array with only the wanted fields of *value*."""
     fields = [field for field in value.type if field.name in wanted]
-    if not fields:  # then its length has to come from elsewhere
+    if not fields:  # a struct without fields does not know its length
         return pa.array([{}] * len(value), pa.struct([]))
     return pa.StructArray.from_arrays([value.field(field.name) for field in fields], fields=fields)
 
@@ -291,8 +294,8 @@ def _refusals(codec: NoCodec, payloads: Sequence[bytes]) -> dict[int, DecodeErro
 
 
 def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
-    # Of a small event the envelope costs more than the payload. Most columns have one value, and
-    # integers need not be looked at one by one.
+    # For a small event the envelope costs more than the payload. Most columns hold a single value,
+    # and integers need not be checked one by one.
     if values and values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], type_), len(values))
     if type_ in (pa.int64(), TIME):
@@ -315,7 +318,9 @@ def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
 
 
 def times_of(milliseconds: pa.Array) -> pa.Array:
-    """Return times in milliseconds since 1970 as Spark can hold them, null for the others."""
+    """Convert milliseconds since 1970 to timestamps; times that Spark cannot represent
+    become null.
+    """
     ends = pc.min_max(milliseconds)
     first, last = ends["min"].as_py(), ends["max"].as_py()
     if first is not None and (first < FIRST_TIME or last > LAST_TIME):

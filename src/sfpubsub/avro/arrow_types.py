@@ -1,7 +1,7 @@
-"""Which Arrow type an Avro schema becomes, and what is derived from the schema to get there.
+"""Map Avro schemas to Arrow types.
 
-A pure function of the schema, `shape_of`: no payloads here. Invariant: the Arrow type is one that
-Parquet and Spark take, so it has no unions, and everything in it is nullable.
+`shape_of` is a pure function of the schema; it does not deal with payloads. Invariant: Parquet and
+Spark support the resulting Arrow type, so it has no unions, and everything in it is nullable.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the Arrow form of events", "arrow") from missing
 
-# Times are in UTC by type: Spark shifts a time without a zone by the session's.
+# Times have the type's zone UTC: Spark shifts a time without a zone by the session's time zone.
 TIME = pa.timestamp("us", tz="UTC")
 
-# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: what Spark's TIMESTAMP can hold.
+# Milliseconds since 1970 of 0001-01-01 and of the end of 9999: the range of Spark's TIMESTAMP.
 FIRST_TIME = -62_135_596_800_000
 LAST_TIME = 253_402_300_799_999
 
@@ -38,8 +38,9 @@ PRIMITIVES = {
 
 NAMED = ("record", "error", "enum", "fixed")
 
-# Most types in a schema once every reference to a named type is replaced by the type. A record that
-# names the one before it twice doubles that number with every step, in a schema of any size.
+# Most types in a schema after every reference to a named type is expanded. A chain of records that
+# each refer twice to the previous one doubles the number at every step, so even a small schema can
+# be huge.
 MAX_TYPES = 20_000
 
 AvroSchema: TypeAlias = Any  # JSON
@@ -47,22 +48,25 @@ AvroSchema: TypeAlias = Any  # JSON
 
 @dataclass(frozen=True)
 class Shape:
-    """One type of an Avro schema, with everything that is derived from it."""
+    """One type of an Avro schema, with everything derived from it."""
 
     kind: str
-    """An Avro type's name; ``optional`` for a union of null and one type."""
+    """Name of the Avro type, or ``optional`` for a union of null and one other type."""
     type: pa.DataType
     """The Arrow type. Everything in it is nullable, so that versions of a schema can be merged."""
     dicts: AvroSchema
-    """A schema of the same bytes whose Python values pyarrow takes for `type`: a union's branches
-    are records of one field, which are written like the field; a map is an array of records."""
+    """A schema with the same encoding whose Python values pyarrow accepts for `type`: the branches
+    of a union become records with one field, which are encoded like the field, and a map becomes an
+    array of records.
+    """
     children: tuple[Shape, ...] = ()
-    """Of a record its fields, of an array its items, of a map its values, of a union its
-    members, without null."""
+    """The fields of a record, the items of an array, the values of a map, or the members of a union
+    other than null.
+    """
 
 
 class _Mapper:
-    """Turns one schema into shapes. Every named type is written out where it is referred to."""
+    """Converts one schema to shapes, expanding every reference to a named type."""
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[AvroSchema, str]] = {}
@@ -72,7 +76,9 @@ class _Mapper:
     def shape(self, schema: AvroSchema, namespace: str = "") -> Shape:
         self._types += 1
         if self._types > MAX_TYPES:
-            raise SchemaError(f"no Arrow form: more than {MAX_TYPES} types, references resolved")
+            raise SchemaError(
+                f"no Arrow form: more than {MAX_TYPES} types after resolving references"
+            )
         if isinstance(schema, list):
             return self._union(schema, namespace)
         kind = schema["type"] if isinstance(schema, dict) else schema
@@ -114,7 +120,8 @@ class _Mapper:
         children = [self.shape(field["type"], inner) for field in schema["fields"]]
         self._open.pop()
         names = [field["name"] for field in schema["fields"]]
-        new_name = self._name() if self._open else schema["name"]  # the event's: it is in messages
+        # Keep the event's name: it appears in messages.
+        new_name = self._name() if self._open else schema["name"]
         return Shape(
             "record",
             pa.struct(list(zip(names, (child.type for child in children), strict=True))),
@@ -179,13 +186,13 @@ def _record_of(name: str, names: Sequence[str], types: Sequence[AvroSchema]) -> 
 
 
 def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:
-    """Name the members of a union: by their type, a named one without its namespace."""
+    """Return names for the members of a union: the type's name, without its namespace."""
     full = [_type_name(branch, namespace) for branch in branches]
     names = [name.rpartition(".")[2] for name in full]
     if len(set(names)) < len(names):
         names = [name.replace(".", "_") for name in full]
     if len(set(names)) < len(names):
-        raise SchemaError(f"no Arrow form: a union with two members of one name, {names}")
+        raise SchemaError(f"no Arrow form: a union with two members of the same name, {names}")
     return names
 
 
@@ -201,11 +208,11 @@ def _type_name(schema: AvroSchema, namespace: str) -> str:
 
 
 def shape_of(schema_json: str) -> Shape:
-    """Map an Avro record schema.
+    """Map an Avro record schema to a shape.
 
     Raises:
-        SchemaError: It is not a valid Avro record schema, or it has no Arrow form: it contains
-            itself, or a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
+            is recursive or contains a record without fields.
     """
     try:
         shape = _Mapper().shape(json.loads(schema_json))

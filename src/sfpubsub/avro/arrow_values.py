@@ -1,9 +1,10 @@
-"""Payloads of one schema as one Arrow array, without a Python object a field where possible.
+"""Decode payloads of one schema into one Arrow array, if possible without a Python object per
+field.
 
-Two routes that give equal results: by the compiled decoder (`sfpubsub.avro.native`), or by way of
-dicts (`Codec`, then pyarrow). What the compiled decoder does not take, the dicts decide. Invariant:
-a payload is in the array with all its bytes used, or it is rejected. Immutable after construction
-and safe to share between threads.
+There are two routes with equal results: the compiled decoder (`sfpubsub.avro.native`), or dicts
+(`Codec`, then pyarrow). The dicts handle whatever the compiled decoder does not support. Invariant:
+a payload is either decoded with all its bytes used, or rejected. Immutable after construction and
+thread-safe.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the Arrow form of events", "arrow") from missing
 
-# Payload bytes decoded in one call: Arrow's 32-bit offsets hold 2 GiB a column, and an enum's
-# symbol can be much longer than the byte that stands for it.
+# Most payload bytes decoded in one call: Arrow's 32-bit offsets limit a column to 2 GiB, and an
+# enum symbol can be much longer than the byte that encodes it.
 MAX_PAYLOAD_BYTES = 64 * 2**20
 
 Rejects: TypeAlias = dict[int, DecodeError]
@@ -35,7 +36,7 @@ class Values:
     Args:
         schema_id: The service's id of the schema, for messages.
         schema_json: The Avro schema as JSON text.
-        native: Whether to use the compiled decoder where it takes the schema.
+        native: Whether to use the compiled decoder if it supports the schema.
 
     Raises:
         SchemaError: The schema has no Arrow form; see `shape_of`.
@@ -51,14 +52,15 @@ class Values:
 
     @property
     def is_native(self) -> bool:
-        """Whether the compiled decoder takes this schema."""
+        """Whether the compiled decoder is used for this schema."""
         return self._compiled is not None
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[pa.StructArray, Rejects]:
-        """Return the values of all good payloads in their order, and the errors of the others.
+        """Decode payloads; return the values of the valid ones in order, and the errors of the
+        others.
 
         Args:
-            payloads: `MAX_PAYLOAD_BYTES` in sum at most.
+            payloads: At most `MAX_PAYLOAD_BYTES` in total.
         """
         if self._compiled is None:
             return self._decode_dicts(payloads)
@@ -69,7 +71,7 @@ class Values:
                 self._codec.decode(payloads[number])
             except DecodeError as error:
                 rejected[number] = error
-            else:  # it fits, and the compiled decoder could not hold it
+            else:  # it is valid, but the compiled decoder does not support it
                 return self._decode_dicts(payloads)
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._column)
         return batch.column(0), rejected
@@ -82,13 +84,13 @@ class Values:
                 rows.append(self._codec.decode(payload))
             except DecodeError as error:
                 rejected[number] = error
-        # Nothing here can fail: the codec lets no number pass that its type cannot hold.
+        # This cannot fail: the codec rejects numbers that do not fit their type.
         return pa.array(rows, type=self.type), rejected
 
 
 @functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
 def values_of(schema_id: str, schema_json: str, native: bool) -> Values:
-    """Return the decoder of a schema, made once.
+    """Return the cached decoder of a schema.
 
     Raises:
         SchemaError: The schema has no Arrow form; see `shape_of`.

@@ -1,14 +1,14 @@
-"""Bitmaps of fields in change events, by the event's own schema.
+"""Expand the field bitmaps of change events, using the event's own schema.
 
-``changedFields``, ``nulledFields`` and ``diffFields`` are lists of texts (Salesforce documentation,
-event deserialization considerations)::
+``changedFields``, ``nulledFields`` and ``diffFields`` are lists of strings (Salesforce
+documentation, event deserialization considerations)::
 
     0x100000000000800000    fields 23 and 68 of the schema: a big-endian number, bit i for field i
     6-0x0180                fields 7 and 8 of the record that field 6 holds
 
-A field that only changed in parts has no bit of its own, so a list may have nothing but entries of
-the second form. Invariant: an entry that the schema cannot explain is a `DecodeError`; a name is
-never guessed.
+A compound field of which only parts changed has no bit of its own, so a list may contain only
+entries of the second form. Invariant: an entry that does not fit the schema raises a `DecodeError`;
+names are never guessed.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from typing import Any
 from sfpubsub.avro.native import field_names_of
 from sfpubsub.errors import DecodeError, SchemaError
 
-# Expanded bitmaps kept for each schema. An org's automations change the same few sets of fields
-# again and again; an entry takes some 300 bytes for ten names.
+# Most expanded bitmaps cached per schema. An org's automations change the same few sets of fields
+# again and again; an entry with ten names takes about 300 bytes.
 MAX_BITMAPS = 512
 
-# Schemas kept with the text that is their key: some 100 KiB for one of 500 fields. An org selects
-# some ten objects for change data capture; to make an entry anew takes a millisecond.
+# Most schemas cached, including the text that is their key: about 100 KiB for a schema with 500
+# fields. An org selects about ten objects for change data capture, and recreating an entry takes a
+# millisecond.
 MAX_SCHEMAS = 128
 
-# 4,096 fields; an object has at most some 1,000. Bounds what a cached text may take.
+# Up to 4,096 fields; an object has at most about 1,000. This limits the size of cached strings.
 _BITMAP = re.compile(r"(?:([0-9]{1,4})-)?0x([0-9A-Fa-f]{1,1024})")
 
-# Characters of a broken entry that an error quotes; an event may have a megabyte of them.
+# Most characters of a malformed entry quoted in an error; an event may have a megabyte of them.
 _QUOTED = 80
 
 
 class ChangeSchema:
-    """The fields of one change event's schema, and what bitmaps mean by them.
+    """The fields of a change event's schema, and the names that bitmaps stand for.
 
-    Immutable apart from its cache, and safe to share between threads.
+    Thread-safe; immutable except for its cache.
 
     Args:
         schema_id: The service's id of the schema.
@@ -66,31 +67,36 @@ class ChangeSchema:
             for field, parts in found
             if parts is not None
         }
-        """Names of a compound field's parts, such as ``BillingAddress.City``, by its own name."""
+        """Names of a compound field's parts, such as ``BillingAddress.City``, by the
+        field's name.
+        """
         entity_fields = self.fields[1:]
         self.names: frozenset[str] = frozenset(entity_fields).union(
             *(self.parts.get(field, ()) for field in entity_fields)
         )
-        """Every name that a change can be asked for: fields and their parts, not the header."""
+        """Every name for which a change can be queried: fields and their parts, but not
+        the header.
+        """
         self._bits = _Bits(self.fields)
         self._bits_of_parts = {field: _Bits(parts) for field, parts in self.parts.items()}
-        # Names by entry. Single reads and writes of a dict are atomic, and two threads that miss
-        # the same entry write the same names, so there is no lock.
+        # Names by entry. No lock is needed: single reads and writes of a dict are atomic, and two
+        # threads that miss the same entry write the same names.
         self._known: dict[str, tuple[str, ...]] = {}
         self._compiled = field_names_of(self.fields, self.parts)
 
     def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
         """Return the names of the fields that *entries* stand for, in the order of the schema.
 
-        Parts of compound fields come after the fields, as ``Parent.Child``; parts are not
-        collapsed to their parent when all of them are there. An entry that is the name of a field
-        already, as in the Streaming API, stays what it is.
+        Parts of compound fields come after the fields, as ``Parent.Child``; they are not collapsed
+        into the parent even if all parts are listed. An entry that already is a field name, as in
+        the Streaming API, is kept.
 
         Args:
             entries: The value of ``changedFields``, ``nulledFields`` or ``diffFields``.
 
         Raises:
-            DecodeError: An entry is not a bitmap, or names a field that the schema does not have.
+            DecodeError: An entry is not a bitmap, or refers to a field that the schema does not
+                have.
         """
         if not entries:
             return ()
@@ -103,18 +109,18 @@ class ChangeSchema:
 
     @property
     def cached(self) -> int:
-        """How many expanded bitmaps are kept."""
+        """Number of cached bitmaps."""
         return len(self._known)
 
     def _names_of(self, entry: str) -> tuple[str, ...]:
         try:
             names = self._known.get(entry)
-        except TypeError:  # not hashable, so not text either
+        except TypeError:  # not hashable, so not a string either
             names = None
         if names is None:
             names = self._expand_entry(entry)
-            # Starting over costs a few hundred misses; keeping the order of use would cost every
-            # hit. Threads that come here together pass the bound by one entry each.
+            # Clearing the cache costs a few hundred misses; tracking the order of use would slow
+            # down every hit. Concurrent threads may exceed the limit by one entry each.
             if len(self._known) >= MAX_BITMAPS:
                 self._known.clear()
             self._known[entry] = names
@@ -122,7 +128,7 @@ class ChangeSchema:
 
     def _expand_entry(self, entry: str) -> tuple[str, ...]:
         if not isinstance(entry, str):
-            raise self._error(entry, "is not a text")
+            raise self._error(entry, "is not a string")
         if self._compiled is not None:
             expanded: tuple[str, ...] | None = self._compiled.expand(entry)
             if expanded is not None:
@@ -131,24 +137,24 @@ class ChangeSchema:
         if match is None:
             if entry in self.names:
                 return (entry,)
-            raise self._error(entry, "is neither a bitmap of fields nor the name of one")
+            raise self._error(entry, "is neither a bitmap of fields nor the name of a field")
         parent, digits = match.groups()
         names = self._bits if parent is None else self._parts_at(int(parent), entry)
         bits = int(digits, 16)
         if bits.bit_length() > names.count:
             raise self._error(
-                entry, f"has bit {bits.bit_length() - 1}, and there are {names.count} fields"
+                entry, f"has bit {bits.bit_length() - 1}, but there are only {names.count} fields"
             )
         return names.of(bits)
 
     def _parts_at(self, index: int, entry: str) -> _Bits:
         if index >= len(self.fields):
             raise self._error(
-                entry, f"is about field {index}, and there are {len(self.fields)} fields"
+                entry, f"refers to field {index}, but there are only {len(self.fields)} fields"
             )
         parts = self._bits_of_parts.get(self.fields[index])
         if parts is None:
-            raise self._error(entry, f"is about parts of {self.fields[index]}, which has none")
+            raise self._error(entry, f"refers to parts of {self.fields[index]}, which has none")
         return parts
 
     def _error(self, entry: object, what: str) -> DecodeError:
@@ -165,10 +171,11 @@ class ChangeSchema:
 
 
 class _Bits:
-    """Names by bits, a byte at a time: an event may have half of an object's fields.
+    """Looks up names by bits, a byte at a time, because an event may have half of an object's
+    fields.
 
-    What a byte stands for is worked out once. At most 256 entries for eight names, of which events
-    have a few. Thread-safe, for the same reason as the cache above.
+    The names for each byte value are cached: at most 256 entries per eight names, of which events
+    use a few. Thread-safe, for the same reason as the cache above.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -177,7 +184,7 @@ class _Bits:
         self._known: list[dict[int, tuple[str, ...]]] = [{} for _ in range(0, len(names), 8)]
 
     def of(self, bits: int) -> tuple[str, ...]:
-        """Return the names of the bits that are set, of which there are `count`."""
+        """Return the names of the set bits. *bits* must be below ``2 ** count``."""
         found: tuple[str, ...] = ()
         known = self._known
         for place, byte in enumerate(bits.to_bytes(len(known), "little")):
@@ -195,7 +202,7 @@ class _Bits:
 
 @lru_cache(maxsize=MAX_SCHEMAS)
 def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
-    """Return the `ChangeSchema` of a schema, made once. Thread-safe.
+    """Return the cached `ChangeSchema` of a schema. Thread-safe.
 
     Raises:
         SchemaError: The text is not an Avro record schema.
@@ -204,7 +211,7 @@ def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
 
 
 def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Yield each field's name with the field names of the record that it can hold, if any."""
+    """Yield each field's name, and the field names of the record that it can hold (or None)."""
     named: dict[str, tuple[str, ...]] = {}
     _record_fields(schema, "", named)
     namespace = _full_name(schema, "").rpartition(".")[0]
@@ -215,10 +222,10 @@ def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None
 def _record_fields(
     node: Any, namespace: str, named: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...] | None:
-    """Return the field names of the record that a type is or has as a branch, else None.
+    """Return the field names of the record that a type is, or has as a branch; else None.
 
     A named type is defined where it first occurs and only named afterwards (Avro specification,
-    Names), so every definition that is met goes into *named*.
+    Names), so every definition found is added to *named*.
     """
     if isinstance(node, str):
         return named.get(node if "." in node or not namespace else f"{namespace}.{node}")

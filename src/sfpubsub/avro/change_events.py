@@ -1,8 +1,8 @@
-"""Change events in application terms: the facts of the header, and what happened to a field.
+"""Change events in application terms: header values, and what happened to each field.
 
 A `ChangeEvent` reads a value that `Codec.decode` returned; `sfpubsub.avro.bitmaps` turns its lists
-into names. Nothing here decodes payloads, changes a decoded value or does I/O. Invariant: what an
-event does not say is `FieldState.UNKNOWN`, never "unchanged".
+into names. Nothing here decodes payloads, modifies a decoded value or does I/O. Invariant: a field
+whose state the event does not reveal is `FieldState.UNKNOWN`, never "unchanged".
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from sfpubsub.avro.codec import CHANGE_EVENT_HEADER
 from sfpubsub.avro.text_diffs import patched
 from sfpubsub.errors import DecodeError, LocalProtocolError
 
-# A unified diff whose header names no files, only the hash of the new text.
+# A unified diff whose header contains no file names, only the hash of the new text.
 _TEXT_DIFF = re.compile(r"--- ?\r?\n\+\+\+ (\S+)(?:\r?\n|\Z)")
 
 _Fact = TypeVar("_Fact", str, int, list[str])
 
 
 class FieldState(enum.Enum):
-    """What a change event says of a field."""
+    """State of a field according to a change event."""
 
     CHANGED = "changed"
     """It has a new value."""
     NULLED = "nulled"
-    """It is null now."""
+    """It was set to null."""
     UNCHANGED = "unchanged"
     """The change did not touch it."""
     UNKNOWN = "unknown"
-    """The event does not say: a gap event, or a change type that this library does not know."""
+    """The event does not say. It is a gap event, or has a change type unknown to this library."""
 
 
 @dataclass(frozen=True)
 class TextDiff:
-    """The change of a large text, sent in place of the text."""
+    """The diff of a large text, sent instead of the text."""
 
     diff: str
     """A unified diff, as received, with its header."""
@@ -49,47 +49,48 @@ class TextDiff:
 
     @classmethod
     def parse(cls, text: str) -> TextDiff | None:
-        """Return *text* as a diff, or None when it does not begin as one."""
+        """Parse *text* as a diff; return None if it does not look like one."""
         match = _TEXT_DIFF.match(text)
         return None if match is None else cls(text, match[1])
 
     def apply(self, old: str) -> str | None:
-        """Return the new text, made of the old one.
+        """Apply the diff to the old text and return the new text.
 
         Args:
             old: The text before the change.
 
         Returns:
-            None when the diff does not fit *old*, or the result's hash is not `sha256`: read the
-            record from the org then.
+            The new text; None if the diff does not apply to *old* or the result's hash is not
+            `sha256`. In that case, read the record from the org.
         """
         return patched(old, self.diff, self.sha256)
 
 
 @dataclass(frozen=True)
 class FieldChange:
-    """What a change event says of one field."""
+    """The change of one field according to a change event."""
 
     name: str
     """The field, or ``Parent.Child`` for a part of a compound field."""
     state: FieldState
     """What happened to it."""
     value: Any = None
-    """The new value of a changed field: a `TextDiff` where the service sent one, and a dict for a
-    compound field, in which parts that did not change are None. Of an unchanged field, the value
-    if the channel enriches events with it, else None."""
+    """The new value of a changed field: a `TextDiff` if the service sent one, or a dict for a
+    compound field, in which unchanged parts are None. For an unchanged field, its value if the
+    channel enriches events with it, else None.
+    """
 
 
 class ChangeEvent:
-    """A decoded change event, read by its header. Not changed and not copied; does no I/O.
+    """A view of a decoded change event, based on its header. It neither modifies nor copies the
+    event, and does no I/O.
 
-    Lists of fields are expanded when they are asked for, so an event that nobody asks costs
-    nothing. Safe to share between threads.
+    Field lists are expanded on demand, so an unused view costs nothing. Thread-safe.
 
     Args:
-        schema: Of the schema that the event was written with.
+        schema: The `ChangeSchema` of the schema that the event was written with.
         value: What `Codec.decode` returned.
-        wanted: The fields that were decoded; None for all. See `Codec.wanted`.
+        wanted: The fields that were decoded; None means all. See `Codec.wanted`.
 
     Raises:
         DecodeError: The value has no header.
@@ -111,17 +112,19 @@ class ChangeEvent:
 
     @property
     def change_type(self) -> str:
-        """``CREATE``, ``UPDATE``, ``DELETE``, ``UNDELETE``, ``GAP_…``, or one that is newer."""
+        """``CREATE``, ``UPDATE``, ``DELETE``, ``UNDELETE``, ``GAP_…``, or a newer type."""
         return self._fact("changeType", str)
 
     @property
     def is_gap(self) -> bool:
-        """Whether the service could not say what changed; read the records from the org."""
+        """Whether the service could not determine what changed. If so, read the records from the
+        org.
+        """
         return self.change_type.startswith("GAP_")
 
     @property
     def is_overflow(self) -> bool:
-        """Whether a transaction changed so much that the service left out the rest of it."""
+        """Whether a transaction had so many changes that the service omitted the rest."""
         return self.change_type == "GAP_OVERFLOW"
 
     @property
@@ -131,12 +134,12 @@ class ChangeEvent:
 
     @property
     def record_ids(self) -> tuple[str, ...]:
-        """Ids of the records that changed in this way; ``001*`` stands for all of an object."""
+        """Ids of the changed records; ``001*`` stands for all records of an object."""
         return tuple(self._fact("recordIds", list))
 
     @property
     def changed_fields(self) -> tuple[str, ...]:
-        """Names of the fields that an update changed; other change types name none."""
+        """Names of the fields that an update changed; empty for other change types."""
         return self._schema.expand(self._fact("changedFields", list))
 
     @property
@@ -151,17 +154,17 @@ class ChangeEvent:
 
     @property
     def transaction_key(self) -> str:
-        """The same for all changes of one transaction."""
+        """Key shared by all changes of one transaction."""
         return self._fact("transactionKey", str)
 
     @property
     def sequence_number(self) -> int:
-        """Counts the changes of one transaction, from 1."""
+        """Number of this change within its transaction, from 1."""
         return self._fact("sequenceNumber", int)
 
     @property
     def commit_number(self) -> int:
-        """The service's number of the commit; it grows, with holes."""
+        """The service's commit number; it increases, with gaps."""
         return self._fact("commitNumber", int)
 
     @property
@@ -176,25 +179,25 @@ class ChangeEvent:
 
     @property
     def change_origin(self) -> str:
-        """The API and the client that made the change; empty for changes of the org itself."""
+        """The API and client that made the change; empty for changes made by the org itself."""
         return self._fact("changeOrigin", str)
 
     def change(self, name: str) -> FieldChange:
-        """Say what happened to one field.
+        """Return what happened to one field.
 
-        By change type: a CREATE changed every field that has a value and leaves the others
-        unchanged; an UPDATE did what its lists say; after a DELETE every field is null; an
-        UNDELETE brought every field back, null ones included. Any other type leaves it unknown.
-        A compound field is changed when any part of it is, and null when all its parts were set to
-        null.
+        It depends on the change type. A CREATE changes every field that has a value and leaves the
+        others unchanged. An UPDATE does what its lists say. After a DELETE every field is null. An
+        UNDELETE restores every field, including null ones. For any other type, the state is
+        unknown. A compound field is changed if any of its parts is, and nulled if all its parts
+        were set to null.
 
         Args:
             name: A field, or ``Parent.Child``.
 
         Raises:
             LocalProtocolError: The event's schema has no such field, or the subscription's
-                ``fields`` left it out.
-            DecodeError: The lists do not fit the schema.
+                ``fields`` excluded it.
+            DecodeError: The field lists do not fit the schema.
         """
         if name not in self._schema.names:
             raise LocalProtocolError(
@@ -202,8 +205,8 @@ class ChangeEvent:
             )
         if self._wanted is not None and name.partition(".")[0] not in self._wanted:
             raise LocalProtocolError(
-                f"{name} of a {self._schema.name} was not read: add it to the fields=… that the "
-                f"subscription was made with"
+                f"{name} of a {self._schema.name} was not read: add it to fields=… when creating "
+                f"the subscription"
             )
         value = self._value_of(name)
         state = self._state(name, value)
@@ -227,7 +230,7 @@ class ChangeEvent:
 
     def _state_in_update(self, name: str, value: Any) -> FieldState:
         nulled, touched = self._nulled_and_touched
-        field = name.partition(".")[0]  # the bit of a compound field speaks for its parts
+        field = name.partition(".")[0]  # the bit of a compound field covers its parts
         if name in nulled or field in nulled:
             return FieldState.NULLED
         if name in touched or field in touched:
@@ -235,7 +238,7 @@ class ChangeEvent:
         parts = self._schema.parts.get(name, ())
         if touched.isdisjoint(parts):
             return FieldState.UNCHANGED
-        # Parts that were not touched are null in the event too, so only the lists can tell.
+        # Untouched parts are null in the event as well, so only the lists can tell.
         return FieldState.NULLED if nulled.issuperset(parts) else FieldState.CHANGED
 
     @cached_property
@@ -264,7 +267,7 @@ class ChangeEvent:
 
 
 def _is_null(value: Any) -> bool:
-    """Whether a field is empty; a compound field is when all its parts are."""
+    """Return whether a field is null. A compound field is null if all its parts are."""
     if isinstance(value, dict):
         return all(part is None for part in value.values())
     return value is None

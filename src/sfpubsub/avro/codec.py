@@ -1,14 +1,14 @@
-"""One Avro schema and what can be done with it: decode, encode, and read an event's own facts.
+"""Codecs: decode and encode payloads of one Avro schema, and read an event's own metadata.
 
-A payload is one raw Avro datum of the schema that the event names, with no container around it
-(Salesforce documentation, event deserialization). Decoding with any other schema gives garbage
-silently, so a `Codec` is looked up by the event's own ``schema_id`` and checks that every byte was
+A payload is one raw Avro datum of the schema that the event refers to, without a container
+(Salesforce documentation, event deserialization). Decoding with any other schema silently yields
+garbage, so a `Codec` is looked up by the event's own ``schema_id`` and checks that every byte was
 used.
 
-A generated function decodes (`sfpubsub.avro.decoder`). For a schema or a payload that it does not
-take, the payload is walked by the guard and then read by fastavro, with the same result: the guard
-has checked every length and count by then, so that fastavro cannot be made to wait or to allocate.
-Safe to share between threads.
+A generated function does the decoding (`sfpubsub.avro.decoder`). If it does not support a schema or
+payload, the guard first validates the payload and fastavro then decodes it, with the same result.
+Since the guard has checked every length and count, a malicious payload cannot make fastavro hang or
+allocate without bound. Thread-safe.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ logger = logging.getLogger("sfpubsub.client")
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
 CREATED_DATE = "CreatedDate"
 
-# Brackets inside one another in a schema's text. Salesforce's have about ten; the parsers after us
-# recurse.
+# Most nested brackets in a schema's text. Salesforce's schemas have about ten; the parsers that
+# follow are recursive.
 MAX_SCHEMA_DEPTH = 100
 
-# Codecs of some fields that a codec keeps: as many as a program has subscriptions to one event that
-# read different fields, at most. Each has a function of its own, of some 50 KiB.
+# Most projections that a codec caches. A program needs one for each subscription that reads
+# different fields of the same event. Each has its own generated function of about 50 KiB.
 MAX_PROJECTIONS = 16
 
-# Fields that are times, and fields with such fields in them.
+# Fields that are times, and fields that contain such fields.
 Times: TypeAlias = "list[tuple[str, Times | None]]"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ class Codec:
     """
 
     wanted: frozenset[str] | None = None
-    """The fields that a decoded value has; None for all. See `only`."""
+    """The fields in a decoded value; None means all. See `only`."""
     _whole: Codec | None = None
 
     def __init__(self, schema_id: str, schema_json: str) -> None:
@@ -71,7 +71,7 @@ class Codec:
         self._named: dict[str, Any] = {}
         try:
             schema = _parse(schema_json, self._named)
-        except Exception as error:  # fastavro does not document what it raises for a bad schema
+        except Exception as error:  # fastavro does not document which errors a bad schema raises
             raise SchemaError(f"schema {schema_id} is not a valid Avro schema: {error}") from error
         if not isinstance(schema, dict) or schema.get("type") != "record":
             raise SchemaError(f"schema {schema_id} is not an Avro record")
@@ -82,9 +82,10 @@ class Codec:
         self.is_change_event: bool = self.fields[:1] == (CHANGE_EVENT_HEADER,)
         """Whether events of this schema are change data capture events."""
         self.topic: str = f"/{'data' if self.is_change_event else 'event'}/{self.name}"
-        """The event type's own topic; channels may carry it as well."""
+        """The event type's own topic; channels may carry its events as well."""
         self._encoder = Encoder(schema, self._named, self.name)
-        # Made by the first payload: a publisher needs none. Two threads may both make one.
+        # Created for the first payload, because a publisher needs none. Two threads may both create
+        # one.
         self._read: Callable[[bytes], Any] | None = None
         self._is_finite = False
         self._compiled: Any = None
@@ -93,22 +94,22 @@ class Codec:
         self._only: dict[frozenset[str], Codec] = {}
 
     def only(self, names: frozenset[str]) -> Codec:
-        """Return a codec of the same schema that reads only some fields, made once.
+        """Return a cached codec for the same schema that decodes only some fields.
 
-        The others are not in a decoded value, and take less than half of their time: a payload has
-        to fit its schema all the same, but a text that is not read need not be UTF-8.
-        `always_read` is read in any case.
+        The other fields are not in a decoded value and take less than half the time. The payload
+        must still fit its schema, except that skipped strings need not be valid UTF-8.
+        `always_read` is always included.
 
         Args:
-            names: Of top-level fields. One that the schema does not have is left out, with a
-                warning in the log: events of other schemas may have it.
+            names: Names of top-level fields. Unknown names are ignored, with a warning in the log,
+                because events with other schemas may have them.
         """
         found = self._only.get(names)
         if found is None:
             unknown = sorted(names.difference(self.fields))
             if unknown:
                 logger.warning(
-                    "%s (schema %s) has no field %s: its events are read without",
+                    "%s (schema %s) has no field %s: reading its events without it",
                     self.name,
                     self.schema_id,
                     ", ".join(unknown),
@@ -123,12 +124,12 @@ class Codec:
 
     @property
     def whole(self) -> Codec:
-        """The codec of the same schema that reads all fields."""
+        """The codec for the same schema that decodes all fields."""
         return self._whole or self
 
     @property
     def always_read(self) -> tuple[str, ...]:
-        """The field that says what an event is, or when it happened, where the schema has it."""
+        """The field with the change event's header or the event's time, if the schema has it."""
         name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         return (name,) if name in self.fields else ()
 
@@ -137,13 +138,14 @@ class Codec:
 
         Args:
             payload: The Avro bytes.
-            datetimes: Give fields that the schema documents as ``DateTime`` as `datetime` in UTC
-                and not as an integer of milliseconds. A number outside the years 1 to 9999 stays
-                one. ``DateOnly`` and ``TimeOnly`` stay integers, because Salesforce does not
-                document their unit, and so does the header's ``commitTimestamp``.
+            datetimes: Whether to return fields that the schema documents as ``DateTime`` as
+                `datetime` in UTC instead of integer milliseconds. Numbers outside the years 1 to
+                9999 remain integers. ``DateOnly`` and ``TimeOnly`` remain integers, because
+                Salesforce does not document their unit, and so does the header's
+                ``commitTimestamp``.
 
         Raises:
-            DecodeError: The payload does not fit the schema, or has bytes left over.
+            DecodeError: The payload does not fit the schema, or has trailing bytes.
         """
         value = self._decode(payload)[0]
         if datetimes:
@@ -151,26 +153,26 @@ class Codec:
         return value
 
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
-        """Return the event's fields by name, and `sfpubsub.avro.json.to_json` of them.
+        """Return the event's fields by name, and their `sfpubsub.avro.json.to_json` form.
 
-        Takes less time than one after the other.
+        Faster than doing both separately.
 
         Raises:
-            DecodeError: The payload does not fit the schema, or has bytes left over.
+            DecodeError: The payload does not fit the schema, or has trailing bytes.
         """
         value, is_finite = self._decode(payload)
         return value, to_json(value, is_finite=is_finite)
 
     def to_json(self, payload: bytes) -> str:
-        """Return `sfpubsub.avro.json.to_json` of the event's fields.
+        """Return the event's fields in their `sfpubsub.avro.json.to_json` form.
 
         Raises:
-            DecodeError: The payload does not fit the schema, or has bytes left over.
+            DecodeError: The payload does not fit the schema, or has trailing bytes.
         """
         if self.compiled is not None:
             try:
                 return str(self._compiled.to_json(payload))
-            except (ValueError, TypeError):  # odd, or not bytes
+            except (ValueError, TypeError):  # not supported, or not bytes
                 pass
         return self.decode_with_json(payload)[1]
 
@@ -178,7 +180,7 @@ class Codec:
         """Return `event_time`, a change event's header if it has one, and `to_json`.
 
         Raises:
-            DecodeError: The payload does not fit the schema, or has bytes left over.
+            DecodeError: The payload does not fit the schema, or has trailing bytes.
         """
         value: Mapping[str, Any] | None = None
         if self.compiled is not None and self._fact in self.fields:
@@ -186,7 +188,7 @@ class Codec:
                 place = self.fields.index(self._fact)
                 text, fact = self._compiled.to_json_with(payload, place)
                 value = {self._fact: fact}
-            except (ValueError, TypeError):  # odd, or not bytes
+            except (ValueError, TypeError):  # not supported, or not bytes
                 pass
         if value is None:
             value, text = self.decode_with_json(payload)
@@ -199,14 +201,14 @@ class Codec:
 
     @property
     def compiled(self) -> Any:
-        """The compiled decoder of the schema, None without one; see `sfpubsub.avro.native`."""
+        """The compiled decoder of the schema, or None; see `sfpubsub.avro.native`."""
         if self._read is None:
             self._make_read()
         return self._compiled
 
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
         # Returns also whether all numbers are known to be finite.
-        if type(payload) is not bytes:  # slices of the others are no bytes
+        if type(payload) is not bytes:  # slices of other types are not bytes
             payload = bytes(payload)
         read = self._read or self._make_read()
         try:
@@ -216,7 +218,9 @@ class Codec:
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, and the records they are in."""
+        """The fields that the schema documents as ``DateTime``, and the records that
+        contain them.
+        """
         if self._times is None:
             self._times = _times(self._schema, self._named, {})
         return self._times
@@ -228,7 +232,7 @@ class Codec:
                 read = generate(self._schema, self._named, self.wanted)
             else:
                 read = self._compiled.decode
-            self._is_finite = True  # before it can be called
+            self._is_finite = True  # set before the function can be called
             self._read = read
         except (Unsupported, RecursionError, MemoryError, SyntaxError):
             self._read = self._decode_carefully
@@ -250,16 +254,16 @@ class Codec:
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
     ) -> bytes:
-        """Return the Avro bytes of *value*. Fields left out take the schema's default.
+        """Encode *value* as Avro bytes. Missing fields take the schema's default.
 
         Args:
             value: Values by field name. Times are integers, in milliseconds since 1970 UTC.
-            fill_created: ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` for a
-                value that lacks them.
+            fill_created: ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` to use
+                if *value* lacks them.
 
         Raises:
             EncodeError: A field is unknown, missing without a default, or of the wrong type. The
-                text names the field's path, the type that it takes and the type that it got.
+                message names the field's path and the expected and actual types.
         """
         if not isinstance(value, Mapping):
             raise EncodeError(f"{self.name} takes a mapping, not {type(value).__name__}")
@@ -269,7 +273,8 @@ class Codec:
         return self._encoder.encode(value)
 
     def event_time(self, value: Mapping[str, Any]) -> int | None:
-        """Return when the event happened, in milliseconds since 1970 UTC, where it says so.
+        """Return when the event occurred, in milliseconds since 1970 UTC, or None if it does not
+        say.
 
         Platform events carry ``CreatedDate``, change events ``commitTimestamp`` in their header.
         """
@@ -287,26 +292,26 @@ class Codec:
 
 
 class NoCodec(Codec):
-    """Represents a schema that is not available: every payload of it is undecodable.
+    """Stands in for an unavailable schema: all its payloads are undecodable.
 
     Args:
         schema_id: The service's id of the schema.
-        error: Why there is no value.
+        error: Why the schema is not available.
     """
 
     def __init__(self, schema_id: str, error: SchemaError) -> None:
         self.schema_id = schema_id
         self.schema_json = ""
         self.fields = ()
-        self.name = ""  # only the schema has it
-        self.topic = ""  # made of the name
+        self.name = ""  # known only from the schema
+        self.topic = ""  # derived from the name
         self.is_change_event = False  # not known
         self.error = error
         self._fact = ""
         self._read, self._compiled = self._decode, None
 
     def only(self, names: frozenset[str]) -> Codec:
-        """Return this codec: it reads nothing."""
+        """Return this codec, which decodes nothing anyway."""
         return self
 
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
@@ -322,7 +327,7 @@ class NoCodec(Codec):
 
 
 def _parse(text: str, named: dict[str, Any]) -> Any:
-    # Parse a schema, and fill *named* with its named types. fastavro lets some things pass that we
+    # Parse a schema, and fill *named* with its named types. Reject what fastavro accepts but we
     # cannot use.
     value = json.loads(text)
     layer = [value]
@@ -334,9 +339,9 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
             for item in (parent.values() if isinstance(parent, dict) else parent)
         ]
     if layer:
-        raise ValueError(f"more than {MAX_SCHEMA_DEPTH} levels inside one another")
+        raise ValueError(f"nested more than {MAX_SCHEMA_DEPTH} levels deep")
     if isinstance(value, dict):
-        value.pop("__fastavro_parsed", None)  # would let it pass unseen
+        value.pop("__fastavro_parsed", None)  # would make fastavro skip its checks
         value.pop("__named_schemas", None)
     schema = fastavro.parse_schema(value, named_schemas=named)
     for definition in named.values():
@@ -351,8 +356,8 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
 
 
 def _set_bytes_default(field: dict[str, Any], named: Mapping[str, Any]) -> None:
-    # Avro writes the default of bytes as text with a letter for every byte; fastavro leaves it so,
-    # and then cannot write it.
+    # Avro schemas give the default of a bytes field as a string with one character per byte.
+    # fastavro keeps it as a string and then fails to encode it.
     kind = field["type"][0] if isinstance(field["type"], list) and field["type"] else field["type"]
     kind = kind if isinstance(kind, dict) else named.get(kind, {"type": kind})
     if kind["type"] in ("bytes", "fixed") and isinstance(field.get("default"), str):
@@ -360,8 +365,8 @@ def _set_bytes_default(field: dict[str, Any], named: Mapping[str, Any]) -> None:
 
 
 def _times(schema: Any, named: Mapping[str, Any], known: dict[str, Times]) -> Times:
-    # (field, None) for a time, (field, times in it) for a record. Of each record once: the lists of
-    # a recursive one contain themselves, and a name used twice is not followed twice.
+    # (field, None) for a time, (field, times in it) for a record. Each record is visited once: the
+    # list of a recursive record contains itself, and a name used twice is not followed twice.
     found = known.setdefault(schema["name"], [])
     for field in schema["fields"]:
         branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
@@ -369,7 +374,7 @@ def _times(schema: Any, named: Mapping[str, Any], known: dict[str, Times]) -> Ti
             found.append((field["name"], None))
         branches = [named.get(kind) if isinstance(kind, str) else kind for kind in branches]
         records = [kind for kind in branches if kind and kind["type"] == "record"]
-        if len(records) == 1:  # of several, the dict does not say which one it is
+        if len(records) == 1:  # with several, the dict does not say which one it is
             inside = known.get(records[0]["name"])
             if inside is None:
                 inside = _times(records[0], named, known)
@@ -378,7 +383,7 @@ def _times(schema: Any, named: Mapping[str, Any], known: dict[str, Times]) -> Ti
 
 
 def _documented_type(field: Mapping[str, Any]) -> str:
-    # Salesforce writes the type into the documentation: CreatedDate:DateTime, Data:Text:00N...
+    # Salesforce puts the type into the doc attribute: CreatedDate:DateTime, Data:Text:00N...
     return (*str(field.get("doc", "")).split(":"), "", "")[1]
 
 

@@ -1,8 +1,8 @@
-"""The columns of a typed table: one event type's fields side by side, whatever version wrote them.
+"""Columns of a typed table: the fields of one event type, across all its schema versions.
 
-`columns_of` maps one Avro schema, `merge` adds those of another version; `typed_rows` decodes into
-them. Needs neither Spark nor grpc. Invariant: columns are only ever added, so that what was written
-stays readable. Safe to use from several threads.
+`columns_of` maps one Avro schema, `merge` adds the columns of another version, and `typed_rows`
+decodes into them. Needs neither Spark nor grpc. Invariant: columns are only ever added, so that
+existing data stays readable. Thread-safe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ try:
 except ImportError as missing:
     raise MissingExtraError("typed tables", "arrow") from missing
 
-# What a typed row keeps of its raw one. Payload and JSON are in the columns now.
+# Columns that a typed row keeps from its raw row. Payload and JSON are decoded into the other
+# columns.
 ENVELOPE = pa.schema(
     [
         ("event_id", pa.string()),
@@ -36,13 +37,13 @@ ENVELOPE = pa.schema(
     ]
 )
 
-# What is said of a row that cannot be decoded; the payload is in the raw table.
+# Columns for a row that cannot be decoded; its payload is in the raw table.
 UNDECODABLE = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("reason", pa.string())])
 
-# The raw table's columns that name the batch.
+# The raw table's columns that identify the batch.
 BATCH = pa.schema([("ingest_date", pa.date32()), ("batch", pa.string())])
 
-# Header fields that list fields in bitmaps.
+# Header fields that contain bitmaps of fields.
 _BITMAPS = ("changedFields", "nulledFields", "diffFields")
 
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -57,17 +58,17 @@ class Column:
     """Where its value is in the decoded payload."""
     type: pa.DataType
     is_bitmap: bool = False
-    """Whether it is a list of bitmaps, which becomes one of field names."""
+    """Whether it is a list of bitmaps, to be expanded to a list of field names."""
 
 
 def columns_of(schema_json: str) -> pa.Schema:
-    """Return the columns that events of one Avro schema have, after those of the envelope.
+    """Return the columns for events of one Avro schema, without those of the envelope.
 
-    A change event's header is flattened: ``change_type``, ``record_ids``, and so on, and its
-    bitmaps are lists of field names. Integers are 64 bits wide and floats double, so that a field
-    that became wider has the column that it had. A union of several types is a struct. A field that
-    the schema documents as ``DateTime`` is a timestamp. A field named like a column of ours gets an
-    underscore.
+    A change event's header is flattened (``change_type``, ``record_ids``, and so on), and its
+    bitmaps become lists of field names. Integers are 64 bits wide and floats are doubles, so that a
+    field that was widened keeps its column. A union of several types becomes a struct. A field that
+    the schema documents as ``DateTime`` becomes a timestamp. A field named like one of our own
+    columns gets a trailing underscore.
 
     Raises:
         SchemaError: The schema is not a valid Avro record schema, or has no Arrow form.
@@ -102,7 +103,7 @@ def _snake(name: str) -> str:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    while name.lower() in taken:  # Spark does not tell names apart by case
+    while name.lower() in taken:  # Spark ignores the case of names
         name += "_"
     taken.add(name.lower())
     return name
@@ -120,10 +121,10 @@ def _inside(shape: Shape) -> Shape:
 
 
 def _wide(shape: Shape, times: Times | None) -> pa.DataType:
-    """Return the type of a column, which Parquet and Spark take and later versions fit into."""
+    """Return a column type that Parquet and Spark support and that later versions fit into."""
     shape = _inside(shape)
     if shape.kind in ("record", "union"):
-        # Of a union's records the schema does not say which one the times are in.
+        # For a union of records, it is unknown which record the times belong to.
         known = dict(times or ()) if shape.kind == "record" else {}
         taken: set[str] = set()
         return pa.struct(
@@ -140,22 +141,22 @@ def _wide(shape: Shape, times: Times | None) -> pa.DataType:
         "int": pa.int64(),
         "float": pa.float64(),
         "fixed": pa.binary(),
-        "null": pa.string(),  # Parquet has no column of nothing
+        "null": pa.string(),  # Parquet has no null-only columns
     }.get(shape.kind, shape.type)
 
 
 def merge(columns: pa.Schema, more: pa.Schema) -> pa.Schema:
-    """Return *columns* with those of *more* that it does not have, at the end.
+    """Return *columns*, with the missing ones of *more* appended.
 
-    A field whose type changed beyond what its column can hold has a column of its own for the new
-    type, named like ``Amount__string``. The same holds for fields within structs.
+    If a field's new type does not fit its column, the new type gets a separate column, named like
+    ``Amount__string``. The same applies to fields within structs.
     """
     return pa.schema(_merged(list(columns), list(more)))
 
 
 def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
     places = {field.name.lower(): number for number, field in enumerate(fields)}
-    taken: set[str] = set()  # by other fields of *more*
+    taken: set[str] = set()  # columns already used by other fields of *more*
     for field in more:
         for name in names_of(field):
             number = places.get(name.lower())
@@ -185,7 +186,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def names_of(field: pa.Field) -> Iterator[str]:
-    """Yield the names that a field's column may have; the first one that is free or fits is it."""
+    """Yield candidate names for a field's column. The first one that is free or fits is used."""
     yield field.name
     name = f"{field.name}__{type_word(field.type)}"
     while True:
@@ -194,7 +195,7 @@ def names_of(field: pa.Field) -> Iterator[str]:
 
 
 def type_word(kind: pa.DataType) -> str:
-    """Name a type as Spark SQL does, as far as a column's name can."""
+    """Return a name for a type like Spark SQL's, restricted to what a column name allows."""
     if pa.types.is_list(kind):
         return f"array_{type_word(kind.value_type)}"
     if pa.types.is_map(kind):
@@ -211,7 +212,9 @@ def type_word(kind: pa.DataType) -> str:
 
 
 def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
-    """Return where `merge` has put the fields of one version, in lower case."""
+    """Return the column name, in lower case, to which `merge` assigned each field of
+    one version.
+    """
     targets = {field.name.lower(): field.type for field in fields}
     found: list[str] = []
     for field in own:
@@ -225,15 +228,15 @@ def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
 
 
 def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return where a table has the fields of one schema, and the parts of its compound ones.
+    """Return where a table stores the fields of one schema, and the parts of its compound fields.
 
     Args:
-        schema_json: One of those that *columns* were merged of.
-        columns: The table's.
+        schema_json: One of the schemas that were merged into *columns*.
+        columns: The table's columns.
 
     Returns:
-        By field, and by ``Parent.Child`` as in a change event's lists: the column, and the names
-        inside of it that lead to the value.
+        By field name, or ``Parent.Child`` as in a change event's lists: the column name, followed
+        by the names within the column that lead to the value.
     """
     own = version_columns(schema_json)
     places = places_of([pa.field(column.name, column.type) for column in own], columns)
@@ -241,7 +244,7 @@ def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]
     shapes = dict(zip((s := shape_of(schema_json)).type.names, s.children, strict=True))
     found: dict[str, tuple[str, ...]] = {}
     for column, place in zip(own, places, strict=True):
-        if len(column.path) == 1:  # else it is of the header
+        if len(column.path) == 1:  # otherwise it belongs to the header
             (name,), target = column.path, targets[place]
             found[name] = (target.name,)
             for part, path in _parts_of(shapes[name], column.type, target.type):
@@ -252,7 +255,7 @@ def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]
 def _parts_of(
     shape: Shape, own: pa.DataType, target: pa.DataType
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the names of a compound value's parts, and where they are in the table's struct."""
+    """Yield the names of a compound value's parts, and their location in the table's struct."""
     shape = _inside(shape)
     if shape.kind not in ("record", "union"):
         return
@@ -261,7 +264,7 @@ def _parts_of(
     for number, child in enumerate(shape.children):
         if shape.kind == "record":
             yield shape.type.field(number).name, (inner[number].name,)
-        elif _inside(child).kind == "record":  # the first one, as in bitmaps
+        elif _inside(child).kind == "record":  # the first record, as in bitmaps
             for part, path in _parts_of(child, own.field(number).type, inner[number].type):
                 yield part, (inner[number].name, *path)
             return

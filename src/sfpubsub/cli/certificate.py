@@ -1,7 +1,7 @@
-"""Who a certificate is of, by whom, until when: for a person who wonders why it was refused.
+"""Describe a certificate (subject, issuer, expiry), to explain why it was refused.
 
-The standard library describes only certificates that it accepts, so this reads the few fields that
-a person asks for out of any. It judges nothing.
+The standard library describes only certificates that it accepts, so this module reads these few
+fields from any certificate. It validates nothing.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import NamedTuple
 
 _VERSION = 0xA0  # the tag [0], which is left out of version 1
 _UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
-_SIXTEEN_BIT, _THIRTY_TWO_BIT = 0x1E, 0x1C  # characters; all others are taken for UTF-8
+_SIXTEEN_BIT, _THIRTY_TWO_BIT = 0x1E, 0x1C  # character widths; everything else is decoded as UTF-8
 
-# The parts of a name that are shown, by their encoded object identifiers (2.5.4.3, .10, .11).
+# Parts of a name to show, by encoded object identifier (2.5.4.3, .10, .11).
 _PARTS = {b"\x55\x04\x03": "CN", b"\x55\x04\x0a": "O", b"\x55\x04\x0b": "OU"}
 
 
 class Certificate(NamedTuple):
-    """What is shown of a certificate."""
+    """The fields of a certificate that are shown."""
 
     subject: str
     issuer: str
     expires: datetime
-    """In UTC."""
+    """Expiry time in UTC."""
 
     def __str__(self) -> str:
-        return f"of {self.subject}, issued by {self.issuer}, valid until {self.expires:%Y-%m-%d}"
+        return f"for {self.subject}, issued by {self.issuer}, valid until {self.expires:%Y-%m-%d}"
 
 
 def read(der: bytes) -> Certificate:
-    """Return what is in a certificate (RFC 5280, section 4.1).
+    """Read a certificate (RFC 5280, section 4.1).
 
     Raises:
         ValueError: It is not a certificate.
@@ -48,16 +48,16 @@ def read(der: bytes) -> Certificate:
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of each element."""
+    """Yield the tag and content of each element."""
     at = 0
     while at < len(der):
         tag, length, begin = der[at], der[at + 1], at + 2
-        if length & 0x80:  # the rest of this byte says how many bytes the length has
+        if length & 0x80:  # the other bits give the number of length bytes
             begin += length & 0x7F
             length = int.from_bytes(der[at + 2 : begin], "big")
         at = begin + length
         if at > len(der):
-            raise ValueError("this is not a whole certificate")
+            raise ValueError("this is not a complete certificate")
         yield tag, der[begin:at]
 
 

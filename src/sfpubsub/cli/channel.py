@@ -20,7 +20,7 @@ from sfpubsub.streaming import StreamingClient, StreamingMessage, as_replay_id
 from sfpubsub.streaming.positions import as_number
 from sfpubsub.types import Gap, Replay
 
-# How often to look whether a signal has asked to stop, in seconds: soon enough for a person.
+# How often to check whether a signal requested a stop, in seconds; fast enough for a person.
 _POLL = 0.2
 
 
@@ -35,9 +35,9 @@ def run(
     idle_timeout: float | None,
     service: Mapping[str, str | None],
 ) -> None:
-    """Print a channel's events until told to stop; then unsubscribe and disconnect.
+    """Print a channel's events until stopped; then unsubscribe and disconnect.
 
-    A position goes into the store once its line is flushed.
+    A position is stored once its line has been flushed.
     """
     start = _start(replay)
     count, silent_since = 0, time.monotonic()
@@ -73,7 +73,7 @@ def run(
 
 
 def line_of(message: StreamingMessage) -> dict[str, Any]:
-    """Return an event with the keys that events of topics have, and two more."""
+    """Return an event with the same keys as events of topics, plus two more."""
     data = message.data if isinstance(message.data, dict) else {"payload": message.data}
     about = data.get("event")
     return {

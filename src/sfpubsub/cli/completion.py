@@ -1,6 +1,6 @@
-"""`sfpubsub completion`: Tab completes commands and options in the shell.
+"""``sfpubsub completion``: shell completion for commands and options.
 
-Click makes the script; this puts it where the shell looks for one.
+Click generates the script; this module puts it where the shell looks for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-# By which the shell asks the command; click calls it so for a program of this name.
+# Variable with which the shell requests completions; click derives it from the program's name.
 VARIABLE = "_SFPUBSUB_COMPLETE"
 
 SHELLS = ("bash", "zsh", "fish")
@@ -19,28 +19,28 @@ SHELLS = ("bash", "zsh", "fish")
 shell_option = click.option(
     "--shell",
     type=click.Choice(SHELLS),
-    help="By default the one that the variable SHELL names.",
+    help="Shell to use.  [default: from the variable SHELL]",
 )
 
 
 @click.group()
 def completion() -> None:
-    """Complete commands and options by Tab."""
+    """Set up Tab completion in the shell."""
 
 
 @completion.command()
 @shell_option
 def show(shell: str | None) -> None:
-    """Print the script, to be kept where you like."""
+    """Print the completion script."""
     click.echo(_script(shell or _own_shell()))
 
 
 @completion.command()
 @shell_option
 def install(shell: str | None) -> None:
-    """Write the script to where the shell looks for it, in your home, and say where that is.
+    """Install the completion script in your home directory, where the shell looks for it.
 
-    It holds for shells that are opened after it. Written again, it is replaced.
+    It applies to new shells. Installing again replaces the script.
     """
     shell = shell or _own_shell()
     path = _place(shell)
@@ -49,18 +49,16 @@ def install(shell: str | None) -> None:
     path.write_text(script + "\n", encoding="utf-8")
     click.echo(str(path))
     if shell == "zsh":
-        click.echo(
-            f"put this into ~/.zshrc, before compinit: fpath=({path.parent} $fpath)", err=True
-        )
+        click.echo(f"add this to ~/.zshrc, before compinit: fpath=({path.parent} $fpath)", err=True)
     elif shell == "bash":
-        click.echo("it needs the package bash-completion, which most systems have", err=True)
+        click.echo("this needs the package bash-completion, which most systems have", err=True)
 
 
 def _own_shell() -> str:
     name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         raise click.UsageError(
-            f"the shell {name or '(SHELL is not set)'} is not known: give --shell "
+            f"the shell {name or '(SHELL is not set)'} is not supported: use --shell "
             + ", ".join(SHELLS)
         )
     return name
@@ -81,5 +79,5 @@ def _script(shell: str) -> str:
 
     found = get_completion_class(shell)
     if found is None:
-        raise click.ClickException(f"this version of click knows no completion for {shell}")
+        raise click.ClickException(f"this version of click has no completion for {shell}")
     return found(cli, {}, "sfpubsub", VARIABLE).source()

@@ -1,7 +1,7 @@
-"""``sfpubsub demo``: the main job on the emulator, killed in the middle, and counted.
+"""``sfpubsub demo``: run an ingest job against the emulator, kill it midway, and count events.
 
-Shows the promise and proves it: the emulator, the publisher and the job are processes of their own,
-the job is killed with SIGKILL, and the counts are read from the table's files.
+It demonstrates the exactly-once guarantee: the emulator, the publisher and the job are separate
+processes, the job is killed with SIGKILL, and the counts are read from the table's files.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError, SfPubSubError
 TOPIC = "/event/Order_Event__e"
 SUBSCRIPTION = "My_Managed_Subscription"
 
-# Events: enough for many batches, few enough for seconds.
+# Number of events: enough for many batches, but processed within seconds.
 EVENTS = 6000
-# Rows of a batch: the kill finds the job with some batches written and more to come.
+# Rows per batch: when the job is killed, some batches are written and more remain.
 BATCH = 500
-# Seconds for any one step; starting Spark on a busy machine takes the longest.
+# Timeout for each step, in seconds; starting Spark on a busy machine takes the longest.
 PATIENCE = 60.0
-# Seconds without an event after which the second run has nothing left to read.
+# Idle seconds after which the second run has nothing left to read.
 IDLE = 3.0
 
 Table = dict[str, int]
@@ -46,12 +46,12 @@ Table = dict[str, int]
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    help="Keep emulator data and table here.  [default: a temporary directory]",
+    help="Directory for the emulator's data and the table.  [default: a temporary directory]",
 )
 def demo(events: int, directory: Path | None) -> None:
-    """Run the main job on the emulator: publish, ingest, kill -9, resume, count.
+    """Run an ingest job on the emulator: publish, ingest, kill -9, resume, count.
 
-    Ends with a table of counts; the exit code is 0 only if no event is lost and none is doubled.
+    Ends with a table of counts. The exit code is 0 only if no event is lost or duplicated.
     """
     try:
         import pyarrow  # noqa: F401
@@ -62,7 +62,7 @@ def demo(events: int, directory: Path | None) -> None:
         home = directory or Path(temporary)
         if (home / "orders").exists():
             raise ConfigurationError(
-                f"{home} holds an earlier demo: remove it, or use another --dir"
+                f"{home} contains an earlier demo: remove it, or use another --dir"
             )
         counts = _Demo(home.absolute(), events).run()
     _show(counts)
@@ -76,11 +76,11 @@ def _say(text: str) -> None:
 
 def _show(counts: Table) -> None:
     meaning = {
-        "published": "events that the service accepted",
-        "delivered": "events that the service sent to the two runs",
-        "redelivered": "of these, sent again after the kill",
+        "published": "events accepted by the service",
+        "delivered": "events that the service sent to both runs",
+        "redelivered": "of these, redelivered after the kill",
         "written": "rows in the table",
-        "lost": "published, not in the table",
+        "lost": "published, but not in the table",
         "duplicated": "in the table more than once",
     }
     width = max(map(len, meaning))
@@ -102,13 +102,13 @@ class _Demo:
             half = self._events // 2
             _say(f"publishing {half} events to {TOPIC}")
             self._publish(half)
-            _say(f"first run: events go through {SUBSCRIPTION} into {self._table}")
+            _say(f"first run: ingest events from {SUBSCRIPTION} into {self._table}")
             with self._ingest() as job:
-                _wait_for(lambda: self._batches() > 0, job, "a first batch in the table")
+                _wait_for(lambda: self._batches() > 0, job, "the first batch in the table")
                 _say(f"kill -9 {job.pid}, with {self._batches()} batches in the table")
                 job.kill()
                 job.wait()
-            _say(f"publishing {self._events - half} more while nobody listens")
+            _say(f"publishing {self._events - half} more while no job is running")
             self._publish(self._events - half)
             _say("second run: the same command again")
             with self._ingest("--once", "--idle-timeout", str(IDLE)) as job:
@@ -119,7 +119,7 @@ class _Demo:
 
     @contextmanager
     def _emulator(self) -> Iterator[None]:
-        _say("starting the emulator, a process of its own")
+        _say("starting the emulator in a separate process")
         command = ["emulator", "--grpc-port", "0", "--http-port", "0", "--data-dir", self._data]
         with _running(command, self._env, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None  # noqa: S101  # it is a pipe
@@ -135,7 +135,8 @@ class _Demo:
                 SFPUBSUB_ACCESS_TOKEN=ready["access_token"],
                 SFPUBSUB_INSTANCE_URL=ready["instance_url"],
                 SFPUBSUB_TENANT_ID=ready["tenant_id"],
-                SFPUBSUB_STATE_DIR=str(self._data.parent / "state"),  # nothing of it stays behind
+                # So that nothing of it is left behind.
+                SFPUBSUB_STATE_DIR=str(self._data.parent / "state"),
             )
             click.echo(f"  grpc {ready['grpc']}, health page {self._http}", err=True)
             yield
@@ -202,7 +203,7 @@ class _Demo:
 def _running(
     arguments: list[Any], env: dict[str, str], *, stdout: int
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run an sfpubsub command; show what it says; end it with the block."""
+    """Run an sfpubsub command, show its output, and stop it when the block ends."""
     process = subprocess.Popen(  # noqa: S603  # our own command
         [sys.executable, "-m", "sfpubsub", *map(str, arguments)],
         stdout=stdout,
@@ -223,7 +224,7 @@ def _running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        # A killed job's orphaned JVM holds the pipe for a moment longer; its words do not matter.
+        # A killed job's orphaned JVM holds the pipe for a moment; its output does not matter.
         echo.join(1.0)
         if process.stdout is not None:
             process.stdout.close()
@@ -240,10 +241,10 @@ def _wait_for(happened: Callable[[], bool], job: subprocess.Popen[str], what: st
     deadline = time.monotonic() + PATIENCE
     while not happened():
         if job.poll() is not None:
-            _give_up(f"the job ended with exit code {job.returncode} before there was {what}")
+            _give_up(f"the job ended with exit code {job.returncode} before {what} appeared")
         if time.monotonic() > deadline:
-            _give_up(f"there was no sign of {what} in {PATIENCE:g} s")
-        time.sleep(0.02)  # the table is looked at from outside; nothing tells us
+            _give_up(f"{what} did not appear within {PATIENCE:g} s")
+        time.sleep(0.02)  # polling: the table is observed from outside
 
 
 def _give_up(reason: str) -> NoReturn:

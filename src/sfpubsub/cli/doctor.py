@@ -1,7 +1,7 @@
-"""``sfpubsub doctor``: each step on the way to a subscription, tried by itself.
+"""``sfpubsub doctor``: check every step needed for a subscription, one by one.
 
-Changes nothing and opens no stream. Every line that it prints has gone through `_Report.add` or
-`Settings.describe`, which let no secret pass. Each step is bounded in time.
+It changes nothing and opens no stream. Every line is printed through `_Report.add` or
+`Settings.describe`, which remove secrets. Each step has a timeout.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Result = Literal["ok", "failed", "skipped"]
 _PORTS = (443, 7443)
 _SERVICE = ".pubsub.salesforce.com"
 
-# Seconds to reach the service: some attempts of gRPC.
+# Seconds to reach the service: enough for several gRPC connection attempts.
 _CONNECT = 10.0
 
-# A schema id that there is not. That it is not found shows that the session was accepted.
+# A schema id that does not exist. A "not found" response shows that the session was accepted.
 _NO_SCHEMA = "A" * 22
 
-# A mirror tries again and again; here one answer is enough.
+# A mirror retries; here one attempt is enough.
 _ONE_TRY = RestTimings(request=10.0, attempts=1)
 
 _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
@@ -55,20 +55,20 @@ _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
     "--topic",
     type=Topic(),
     metavar="TOPIC",
-    help="Also whether one can subscribe to this topic.",
+    help="Also check whether you can subscribe to this topic.",
 )
 @click.option(
     "--managed",
     type=ManagedName(),
     metavar="NAME_OR_ID",
-    help="Also the state of this subscription.",
+    help="Also check the state of this managed subscription.",
 )
 @click.option(
     "--object",
     "objects",
     metavar="NAME",
     multiple=True,
-    help="Also whether this object can be mirrored; can be repeated.",
+    help="Also check whether this object can be mirrored; can be repeated.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON line for each setting and check."
@@ -84,19 +84,19 @@ def doctor(
     as_json: bool,
     **service: str | None,
 ) -> None:
-    """Check everything that a subscription needs, and say what to do about what fails.
+    """Check everything that a subscription needs, and suggest a fix for each failure.
 
-    Shows the settings with their sources, without secrets; then tries name, ports, TLS, sign-in,
-    organisation and the Pub/Sub API. Exit code 3 if a check failed.
+    Shows the settings and their sources, without secrets. Then checks name resolution, ports, TLS,
+    sign-in, organisation and the Pub/Sub API. The exit code is 3 if a check failed.
     """
     report = _Report(as_json)
     settings = None
     with report.trying("settings", "see `sfpubsub --help` and the documentation"):
         settings = Settings.load(service)
         report.settings(settings)
-        report.add("settings", "ok", "they can be read")
+        report.add("settings", "ok", "they are valid")
     if settings is None:
-        report.skip(["network", "sign-in", "Pub/Sub API"], "the settings are wrong")
+        report.skip(["network", "sign-in", "Pub/Sub API"], "the settings are not valid")
     else:
         reached = _check_network(report, settings)
         sessions = _check_session(report, settings)
@@ -104,7 +104,7 @@ def doctor(
         if sessions is None:
             report.skip(unchecked, "there is no session")
         elif not reached:
-            report.skip(unchecked, "it cannot be reached as the settings say")
+            report.skip(unchecked, "it cannot be reached with these settings")
         else:
             _check_service(report, settings, sessions, topic)
         if managed is not None and sessions is not None:
@@ -121,7 +121,7 @@ def doctor(
 
 
 class _Report:
-    """Prints what was found, as it is found."""
+    """Prints results as they come in."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -129,11 +129,11 @@ class _Report:
         self.failed = False
 
     def hide(self, *secrets: str) -> None:
-        """Never print these."""
+        """Mask these values in all output."""
         self._secrets += secrets
 
     def settings(self, settings: Settings) -> None:
-        """Print where each setting comes from; the text form omits those that are not set."""
+        """Print each setting and its source. The text form omits settings that are not set."""
         self.hide(*(getattr(settings, name) for name in SECRETS))
         for name, value, source in settings.describe():
             if self._as_json:
@@ -163,13 +163,15 @@ class _Report:
         return " ".join(text.split())
 
     def skip(self, names: list[str], why: str) -> None:
-        """Say that checks were not made."""
+        """Report checks as skipped."""
         for name in names:
             self.add(name, "skipped", why)
 
     @contextmanager
     def trying(self, name: str, cure: str = "") -> Iterator[None]:
-        """Report a failure of the block as that of check *name*. The block reports a success."""
+        """Report an error raised in the block as a failure of check *name*. The block reports
+        success itself.
+        """
         try:
             yield
         except ProbeError as error:
@@ -182,7 +184,7 @@ class _Report:
 
 
 def _check_network(report: _Report, settings: Settings) -> bool:
-    """Return whether the port that the settings choose can be reached, with TLS if it has to."""
+    """Return whether the configured port can be reached, with TLS if required."""
     way = None
     with report.trying("endpoint", "set SFPUBSUB_ENDPOINT to host:port"):
         way = probes.way_to(settings)
@@ -192,15 +194,15 @@ def _check_network(report: _Report, settings: Settings) -> bool:
     known = False
     with report.trying("name resolution"):
         addresses = probes.resolve(host)
-        found = "an address itself" if addresses == [host] else ", ".join(addresses)
+        found = "an IP address" if addresses == [host] else ", ".join(addresses)
         report.add("name resolution", "ok", f"{host} is {found}")
         known = True
     if not known:
-        report.skip(["port", "TLS"], f"{host} is not known")
+        report.skip(["port", "TLS"], f"{host} cannot be resolved")
         return False
     reached = _check_ports(report, way)
     if probes.is_plaintext(settings):
-        report.add("TLS", "skipped", "plaintext was asked for with insecure")
+        report.add("TLS", "skipped", "plaintext is configured with insecure")
     elif not reached:
         report.add("TLS", "skipped", "the port cannot be reached")
     else:
@@ -212,7 +214,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
 
 
 def _check_ports(report: _Report, way: Way) -> bool:
-    """Try the chosen port, and of the real service the other one as well."""
+    """Try the configured port, and for the real service the other one too."""
     through = f" through the proxy {':'.join(map(str, way.first))}" if way.proxy else ""
     others = [port for port in _PORTS if way.host.endswith(_SERVICE) and port != way.port]
     open_ports, failure = [], None
@@ -268,12 +270,12 @@ def _check_service(
         client.connect(_CONNECT)
         with suppress(SchemaNotFoundError):
             client.get_schema(_NO_SCHEMA)
-        report.add("Pub/Sub API", "ok", "it answers, and accepts the session")
+        report.add("Pub/Sub API", "ok", "it responds and accepts the session")
         if topic is not None:
             _check_topic(report, client, topic)
             return
     if topic is not None:
-        report.skip(["topic"], "the Pub/Sub API does not serve this session")
+        report.skip(["topic"], "the Pub/Sub API does not accept this session")
 
 
 def _check_topic(report: _Report, client: PubSubClient, topic: str) -> None:
@@ -300,8 +302,8 @@ def _check_managed(
         try:
             record = tooling.show(name_or_id)
         except PermissionDeniedError as error:
-            # One may subscribe all the same.
-            report.add(name, "skipped", f"you may not look at it: {error}")
+            # Subscribing may still be allowed.
+            report.add(name, "skipped", f"you are not allowed to view it: {error}")
             return
         found = f"{record.developer_name} ({record.id}) of {record.topic_name} is in {record.state}"
         if record.state == "RUN":
@@ -312,19 +314,19 @@ def _check_managed(
 
 
 def _check_object(report: _Report, settings: Settings, sessions: CurrentSession, name: str) -> None:
-    """Try what a mirror of an object needs: every record in sight, and its changes on the bus."""
+    """Check what mirroring an object needs: access to every record, and change events."""
     http = HttpClient.from_settings(settings)
     check = f"object {name}"
     with report.trying(check):
         check_rights(OrgReader(sessions, http=http, timings=_ONE_TRY), [name])
-        report.add(check, "ok", "you see every record of it")
+        report.add(check, "ok", "you can see all its records")
     check = f"changes of {name}"
     channel = ALL_CHANGES.rpartition("/")[2]
     try:
         found = unselected(OrgClient(sessions, http), ALL_CHANGES, [name])
     except PermissionDeniedError as error:
-        # They may come all the same.
-        report.add(check, "skipped", f"you may not look at {channel}: {error}")
+        # Change events may still be delivered.
+        report.add(check, "skipped", f"you are not allowed to view {channel}: {error}")
     except SfPubSubError as error:
         report.add(check, "failed", str(error))
     else:

@@ -1,8 +1,8 @@
-"""`sfpubsub emulator`: runs the local emulator until it is stopped.
+"""``sfpubsub emulator``: run the local emulator until it is stopped.
 
-Options in, one JSON line out, signals to exit codes. What the emulator does is in
-sfpubsub.emulator, imported only when the command runs. Its commands, for one that runs already, are
-in emulator_admin and emulator_records.
+Reads options, prints one JSON line, and turns signals into exit codes. The emulator itself is in
+sfpubsub.emulator, which is imported only when the command runs. Subcommands for a running emulator
+are in emulator_admin and emulator_records.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _COMMANDS = ("clock", "faults", "publish", "records", "subscriptions", "topics")
 
 
 class _Commands(click.Group):
-    """Imports the commands when one of them is used: a start should not wait for them."""
+    """Imports subcommands only when they are used, so that they do not slow the start."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every command's name."""
+        """Return the names of all commands."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, imported now."""
+        """Import and return a command."""
         if cmd_name not in _COMMANDS:
             return None
         from sfpubsub.cli import emulator_admin, emulator_records
@@ -73,13 +73,13 @@ class _Commands(click.Group):
     type=click.Path(path_type=Path),
     default=Path(".sfpubsub-emulator"),
     show_default=True,
-    help="Where events, positions and credentials are kept; made when it is not there.",
+    help="Directory for events, positions and credentials; created if missing.",
 )
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. Other machines reach the emulator only if this says so.",
+    help="Address to listen on. Other machines can reach the emulator only if you change this.",
 )
 @click.option(
     "--tls", is_flag=True, help="Serve both ports with TLS; clients trust the ca_file printed."
@@ -89,18 +89,18 @@ class _Commands(click.Group):
     "tls_names",
     multiple=True,
     metavar="NAME",
-    help="A name or address that the certificate is good for too; can be repeated.",
+    help="Additional name or address for the certificate; can be repeated.",
 )
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Host announced to clients instead of --host: in containers, with --host 0.0.0.0."
-    " PORT is that of HTTP, if it is another outside.",
+    help="Host announced to clients instead of --host, for containers with --host 0.0.0.0."
+    " PORT is the HTTP port as seen from outside, if it differs.",
 )
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
-    help="Write the ready line to this file too, when it is ready; removed at the end.",
+    help="Also write the ready line to this file; the file is removed at exit.",
 )
 @click.option(
     "--seed",
@@ -110,7 +110,8 @@ class _Commands(click.Group):
 @click.option(
     "--until-stdin-closes",
     is_flag=True,
-    help="End when stdin does, so that it cannot outlive the program that started it.",
+    help="Exit when stdin is closed, so that the emulator cannot outlive the program that started "
+    "it.",
 )
 @click.pass_context
 def emulator(
@@ -128,11 +129,11 @@ def emulator(
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
-    Prints one JSON line when it is ready, with what a client needs to connect; client.toml in the
-    data directory has the same as a settings file, for --config. Ends cleanly on SIGTERM and
-    Ctrl-C; killed any other way it loses nothing that it has acknowledged.
+    When ready, it prints one JSON line with everything that a client needs to connect. The file
+    client.toml in the data directory contains the same as a settings file for --config. SIGTERM and
+    Ctrl-C shut it down cleanly; if it is killed in another way, nothing acknowledged is lost.
 
-    With a command it starts nothing and talks to an emulator that is running.
+    With a subcommand, it talks to a running emulator instead of starting one.
     """
     if context.invoked_subcommand is not None:
         _refuse_options(context)
@@ -144,8 +145,8 @@ def emulator(
         if error.name is None or error.name.startswith("sfpubsub"):
             raise
         _fail(f"the emulator needs the package {error.name}: pip install 'sfpubsub[emulator]'")
-    # Blocked here and waited for below: no handler runs in the middle of anything. Threads that
-    # start from now on inherit the mask, so the signals reach the wait.
+    # Signals are blocked here and awaited below, so that no handler interrupts anything. Threads
+    # started from now on inherit the mask, so only the wait receives the signals.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -174,18 +175,18 @@ def emulator(
 
 
 def _refuse_options(context: click.Context) -> None:
-    """Options in front of a command would be those of another start, and do nothing."""
+    """Reject options for starting an emulator before a subcommand, where they would do nothing."""
     for name in context.params:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(
-                f"{option} is for starting an emulator; {context.invoked_subcommand} is for one"
-                " that runs: say which by --url behind it"
+                f"{option} starts an emulator, but {context.invoked_subcommand} talks to"
+                " a running one: name it with --url after the subcommand"
             )
 
 
 def _end_with_stdin() -> None:
-    with contextlib.suppress(OSError):  # it was closed from the first
+    with contextlib.suppress(OSError):  # it was closed from the start
         while os.read(0, 4096):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -193,7 +194,7 @@ def _end_with_stdin() -> None:
 
 @contextlib.contextmanager
 def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
-    """Keep the ready line in a file; the file appears complete."""
+    """Keep the ready line in a file while the block runs. The file is written atomically."""
     if ready_file is None:
         yield
         return
@@ -205,7 +206,7 @@ def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """Write a secret to a file that only its owner can read; the file appears complete."""
+    """Write a secret to a file that only its owner can read. The file is written atomically."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -213,11 +214,13 @@ def _write_privately(path: Path, text: str) -> None:
             file.write(text)
         beside.replace(path)
     except OSError as error:
-        _fail(f"{path} cannot be written ({error.strerror}): choose another place for it")
+        _fail(f"{path} cannot be written ({error.strerror}): choose another path")
 
 
 def _client_settings(server: EmulatorServer) -> str:
-    """Return a settings file of a client: it signs in with the default app, if the org has it."""
+    """Return a settings file for a client, which signs in with the default app if the org
+    has it.
+    """
     from sfpubsub.emulator.org.accounts import DEFAULT_APP
 
     settings = {"endpoint": server.grpc_target}
@@ -234,11 +237,13 @@ def _client_settings(server: EmulatorServer) -> str:
         settings |= {"auth": "token", "access_token": server.access_token}
         settings |= {"instance_url": server.instance_url, "tenant_id": server.tenant_id}
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-    return "\n".join(["# Of an emulator, which writes it at each start.", *lines, ""])
+    return "\n".join(
+        ["# Settings for a local emulator, which rewrites this file at each start.", *lines, ""]
+    )
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:
-    """What a client needs to connect."""
+    """Return what a client needs to connect."""
     ready = {
         "grpc": server.grpc_target,
         "http": server.http_url,

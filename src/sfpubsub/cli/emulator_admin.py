@@ -1,6 +1,6 @@
-"""``sfpubsub emulator publish`` and its neighbours: what one does to an emulator that runs already.
+"""``sfpubsub emulator publish`` and other subcommands that control a running emulator.
 
-Thin over its admin endpoint. Each prints JSON lines.
+Thin wrappers around its admin endpoint. Each prints JSON lines.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from sfpubsub.emulator.remote import DEFAULT_URL, RemoteEmulator
 
 _EVENTS = 200
 _BYTES = 128 * 1024
-"""Events of one request, and the bytes after which it is sent; the endpoint takes twice as many
-bytes."""
+"""Most events per request, and the size in bytes at which a request is sent; the endpoint accepts
+twice that size.
+"""
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Duration(click.types.FloatParamType):
-    """Seconds, or a number with one of s, m, h, d."""
+    """A duration in seconds, or with a unit: s, m, h or d."""
 
     name = "duration"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return *value* in seconds."""
+        """Return the duration in seconds."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
         if found is None:
-            self.fail(f"{value!r} is not a duration: write 90, 90s, 5m, 73h or 3d", param, ctx)
+            self.fail(f"{value!r} is not a duration such as 90, 90s, 5m, 73h or 3d", param, ctx)
         return float(found[1]) * _UNITS_S[found[2]]
 
 
 def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say which emulator; the command gets it as its first argument."""
+    """Add the options that select the emulator, which is passed to the command as its first
+    argument.
+    """
 
     @click.option(
         "--url",
@@ -50,15 +53,15 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
         show_envvar=True,
         default=DEFAULT_URL,
         show_default=True,
-        help="Its HTTP port, `http` of the ready line.",
+        help="URL of the emulator's HTTP port: `http` in the ready line.",
     )
     @click.option(
         "--ca-file",
         envvar="SFPUBSUB_EMULATOR_CA_FILE",
         show_envvar=True,
-        help="The authority to trust, `ca_file` of the ready line; for one with --tls.",
+        help="Certificate authority to trust: `ca_file` in the ready line. Only with --tls.",
     )
-    # A secret is no option, because other users of a machine see command lines.
+    # Secrets are not options, because other users of a machine can see command lines.
     @click.option("--token", envvar="SFPUBSUB_EMULATOR_TOKEN", hidden=True, default="")
     @functools.wraps(command)
     def run(url: str, ca_file: str | None, token: str, **options: Any) -> None:
@@ -77,15 +80,15 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="JSON lines; stdin when left out.",
+    help="File with JSON lines.  [default: stdin]",
 )
 @of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
-    """Publish an event for every JSON line, as the org itself.
+    """Publish one event per JSON line, on behalf of the org itself.
 
-    A line has the fields of the topic's schema; CreatedDate, CreatedById and the members of a
-    ChangeEventHeader may be left out. So change events can be published, which `sfpubsub publish`
-    may not. Prints event_id and replay_id of each.
+    Each line contains the fields of the topic's schema; CreatedDate, CreatedById and the members of
+    a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this can publish change events.
+    Prints event_id and replay_id of each event.
     """
     for where, events in _parts(file):
         try:
@@ -99,7 +102,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
 @click.command()
 @of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
-    """List topics, with what was published, delivered, and who reads."""
+    """List topics, with counts of published and delivered events, and their readers."""
     _show_named(emulator.health()["topics"])
 
 
@@ -111,10 +114,10 @@ def subscriptions(emulator: RemoteEmulator) -> None:
 
 
 class ListFirst(click.Group):
-    """Without a command it is `list`."""
+    """A group whose default subcommand is `list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as every group does, with `list` in front of options of its own."""
+        """Parse the arguments, inserting `list` if no subcommand is given."""
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -122,13 +125,13 @@ class ListFirst(click.Group):
 
 @click.group(cls=ListFirst)
 def faults() -> None:
-    """List the faults that were added, add one, or switch one off."""
+    """List, add and disable faults."""
 
 
 @faults.command("list")
 @of_an_emulator
 def list_faults(emulator: RemoteEmulator) -> None:
-    """List the faults that were added, and how often each has happened."""
+    """List the added faults, and how often each has happened."""
     for number, fault in enumerate(emulator.faults()):
         show({"number": number, **fault})
 
@@ -138,10 +141,10 @@ def list_faults(emulator: RemoteEmulator) -> None:
 @click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
 @of_an_emulator
 def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> None:
-    """Add a fault: it happens at its next occasion, or at once.
+    """Add a fault. It happens at the next opportunity, or at once.
 
-    Parameters are times, rpc, target, and what the KIND takes, such as after_responses=3; see
-    `sfpubsub emulator faults kinds`. Prints its number.
+    Parameters are times, rpc, target, and those of the KIND, such as after_responses=3; see
+    `sfpubsub emulator faults kinds`. Prints the fault's number.
     """
     show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
 
@@ -150,9 +153,9 @@ def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> Non
 @click.argument("number", type=click.IntRange(min=0))
 @of_an_emulator
 def off(emulator: RemoteEmulator, number: int) -> None:
-    """Switch a fault off: it happens no more. What was done at once stays done.
+    """Disable a fault, so that it no longer happens. Effects that it already had remain.
 
-    NUMBER is what `add` printed, and what the list has.
+    NUMBER is the fault's number, as printed by `add` and `list`.
     """
     emulator.switch_off_fault(number)
     show({"number": number, **emulator.faults()[number]})
@@ -160,7 +163,7 @@ def off(emulator: RemoteEmulator, number: int) -> None:
 
 @faults.command()
 def kinds() -> None:
-    """List the kinds of faults: where each can happen, what it takes, what it does."""
+    """List the kinds of faults: where each can happen, its parameters, and its effect."""
     from sfpubsub.emulator.faults.kinds import KINDS
 
     for name, kind in KINDS.items():
@@ -169,13 +172,16 @@ def kinds() -> None:
 
 @click.command()
 @click.option(
-    "--jump", type=Duration(), metavar="DURATION", help="Move it on: 90, 90s, 5m, 73h or 3d."
+    "--jump",
+    type=Duration(),
+    metavar="DURATION",
+    help="Advance the clock, by 90, 90s, 5m, 73h or 3d.",
 )
 @of_an_emulator
 def clock(emulator: RemoteEmulator, jump: float | None) -> None:
-    """Show the emulator's clock, or move it on.
+    """Show the emulator's clock, or advance it.
 
-    A jump makes everything due that the time would have made due: keepalives, deadlines, retention.
+    A jump triggers everything that becomes due in that time: keepalives, deadlines, retention.
     """
     now = emulator.now() if jump is None else emulator.jump(jump)
     shown = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat(timespec="seconds")
@@ -193,7 +199,7 @@ def _show_named(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the events of one request, and which lines they are."""
+    """Yield the events of each request, and a description of their lines."""
     part: list[dict[str, Any]] = []
     size = first = last = 0
 

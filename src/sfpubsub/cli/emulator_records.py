@@ -1,6 +1,6 @@
-"""``sfpubsub emulator records``: looks at the records of an emulator, and changes them.
+"""``sfpubsub emulator records``: view and change the records of an emulator.
 
-Thin over its REST API, as any client of it. Each prints JSON lines.
+Thin wrappers around its REST API. Each prints JSON lines.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _values = click.argument("values", nargs=-1, metavar="FIELD=VALUE...", required=
 
 @click.group(cls=ListFirst)
 def records() -> None:
-    """List the objects of the org; see, make, change and delete records.
+    """List the org's objects; view, create, update and delete records.
 
-    Every change makes its change event.
+    Every change publishes a change event.
     """
 
 
 @records.command("list")
 @of_an_emulator
 def list_(emulator: RemoteEmulator) -> None:
-    """List the objects of the org."""
+    """List the org's objects."""
     for item in emulator.call("GET", f"{_REST}/sobjects")["sobjects"]:
         show({"name": item["name"], "label": item["label"]})
 
@@ -61,7 +61,7 @@ def show_(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
 @_values
 @of_an_emulator
 def create(emulator: RemoteEmulator, object_: str, values: tuple[str, ...]) -> None:
-    """Make a record; prints its id."""
+    """Create a record and print its id."""
     answer = emulator.call("POST", _path(object_), _given(values))
     show({"id": answer["id"]})
 
@@ -72,7 +72,7 @@ def create(emulator: RemoteEmulator, object_: str, values: tuple[str, ...]) -> N
 @_values
 @of_an_emulator
 def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple[str, ...]) -> None:
-    """Change fields of a record; a blank value empties a field."""
+    """Update fields of a record. An empty value clears a field."""
     emulator.call("PATCH", _path(object_, record_id), _given(values))
     show({"id": record_id})
 
@@ -82,7 +82,7 @@ def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple
 @click.argument("record_id", metavar="ID")
 @of_an_emulator
 def delete(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
-    """Put a record into the Recycle Bin."""
+    """Move a record to the Recycle Bin."""
     emulator.call("DELETE", _path(object_, record_id))
     show({"id": record_id})
 
@@ -96,11 +96,11 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _given(values: tuple[str, ...]) -> dict[str, str | None]:
-    """Fields and values; the org reads numbers and dates from text."""
+    """Return the fields and values; the org parses numbers and dates from text."""
     given = {}
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"{text!r} is not a value: write FIELD=VALUE")
+            raise click.UsageError(f"{text!r} is not valid: use FIELD=VALUE")
         given[name] = value or None
     return given

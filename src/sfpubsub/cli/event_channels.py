@@ -1,4 +1,6 @@
-"""``sfpubsub topics``, ``sfpubsub channel`` and ``sfpubsub usage``: what an org has to offer."""
+"""``sfpubsub topics``, ``sfpubsub channel`` and ``sfpubsub usage``: topics, channels and event
+usage.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 @click.command()
 @service_options
 def topics(**service: str | None) -> None:
-    """List all that one can subscribe to.
+    """List all topics that you can subscribe to.
 
-    Prints a JSON line for each: custom platform events, the change events of the objects that are
-    selected, and channels with the names of their members. Standard platform events are left out,
-    for an org does not say which of them it publishes. Needs View Setup and Configuration.
+    Prints a JSON line per topic: custom platform events, change events of the selected objects, and
+    channels with the names of their members. Standard platform events are missing, because an org
+    does not report which of them it publishes. Requires the permission View Setup and
+    Configuration.
     """
     for topic in EventChannels(_org(service), API_VERSION).topics():
         _print(topic)
@@ -36,10 +39,10 @@ def topics(**service: str | None) -> None:
 
 @click.group()
 def channel() -> None:
-    """Administer channels: several events under one topic.
+    """Administer event channels, which combine several events under one topic.
 
-    Changes need the permission Customize Application, looking needs View Setup and Configuration.
-    They take some minutes to reach open streams.
+    Changing them requires the permission Customize Application, viewing them requires View Setup
+    and Configuration. Changes take some minutes to reach open streams.
     """
 
 
@@ -50,14 +53,14 @@ def channel() -> None:
     "channel_type",
     type=click.Choice(CHANNEL_TYPES),
     required=True,
-    help="Of platform events, or of change events (data).",
+    help="Channel for platform events (event) or change events (data).",
 )
 @click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
 @service_options
 def create(name: str, channel_type: str, label: str | None, **service: str | None) -> None:
     """Create a channel without members.
 
-    Prints it as a JSON line. The suffix __chn of NAME may be left out; neither name nor type can
+    Prints the channel as a JSON line. The suffix __chn of NAME can be omitted. Name and type cannot
     be changed later.
     """
     _print(_channels(service).create(name, channel_type, label=label))
@@ -67,7 +70,7 @@ def create(name: str, channel_type: str, label: str | None, **service: str | Non
 @click.argument("name")
 @service_options
 def show(name: str, **service: str | None) -> None:
-    """Show a channel and its members as a JSON line; ChangeEvents is the standard one."""
+    """Show a channel and its members as a JSON line; ChangeEvents is the standard channel."""
     _print(_channels(service).show(name))
 
 
@@ -78,7 +81,7 @@ def show(name: str, **service: str | None) -> None:
     "--filter",
     "filter_expression",
     metavar="SOQL",
-    help="Only events that it is true of, such as \"City__c = 'Rome'\".  [default: all]",
+    help="Only events that match this condition, such as \"City__c = 'Rome'\".  [default: all]",
 )
 @click.option(
     "--enrich",
@@ -95,10 +98,10 @@ def add(
     enriched_fields: tuple[str, ...],
     **service: str | None,
 ) -> None:
-    """Select the event ENTITY for a channel.
+    """Add the event ENTITY to a channel.
 
-    Prints the channel as a JSON line. On a channel of change events ENTITY may be an object, such
-    as Account; on ChangeEvents this turns its change events on.
+    Prints the channel as a JSON line. For a channel of change events, ENTITY may be an object such
+    as Account; adding it to ChangeEvents turns its change events on.
     """
     _print(
         _channels(service).add(
@@ -113,14 +116,14 @@ def add(
 @_yes_option
 @service_options
 def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
-    """Take the event ENTITY off a channel.
+    """Remove the event ENTITY from a channel.
 
-    Prints the channel as a JSON line. Its subscribers get no more of these events; taken off
-    ChangeEvents, the object has no change events at all.
+    Prints the channel as a JSON line. Its subscribers no longer receive these events; removing an
+    object from ChangeEvents turns its change events off.
     """
     channels = _channels(service)
     found = channels.show(name)
-    _confirm(f"subscribers of {found.topic} will miss {entity} from now on. Remove it?", yes)
+    _confirm(f"subscribers of {found.topic} will no longer receive {entity}. Remove it?", yes)
     _print(channels.remove(name, entity))
 
 
@@ -129,25 +132,27 @@ def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
 @_yes_option
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
-    """Delete a channel with its members.
+    """Delete a channel and its members.
 
-    Prints what it was as a JSON line. Its subscribers are ended; the events stay on their own
-    topics.
+    Prints the deleted channel as a JSON line. Its subscribers are disconnected; the events remain
+    available on their own topics.
     """
     channels = _channels(service)
     found = channels.show(name)
     if found.name != STANDARD:
-        _confirm(f"subscribers of {found.topic} are ended. Delete it?", yes)
+        _confirm(f"subscribers of {found.topic} will be disconnected. Delete it?", yes)
     _print(channels.delete(name))
 
 
 @click.command()
-@click.option("--by-event", is_flag=True, help="A line for each event of the last 24 hours too.")
+@click.option(
+    "--by-event", is_flag=True, help="Also print a line per event, for the last 24 hours."
+)
 @service_options
 def usage(by_event: bool, **service: str | None) -> None:
-    """Show what of the org's allocation of events is used, by the org's own figures.
+    """Show how much of the org's event allocations is used, as reported by the org.
 
-    Prints a JSON line for each limit. The figures are some minutes old. --by-event needs Enhanced
+    Prints a JSON line per limit. The figures lag by some minutes. --by-event requires Enhanced
     Usage Metrics in the org and the permission View All Data.
     """
     usages = Usages(_org(service), API_VERSION)
@@ -158,7 +163,7 @@ def usage(by_event: bool, **service: str | None) -> None:
     rows = usages.by_event()
     if rows is None:
         raise click.ClickException(
-            "the org tells no usage by event: turn on Enhanced Usage Metrics "
+            "the org does not report usage by event: turn on Enhanced Usage Metrics "
             "(PlatformEventSettings, enableEnhancedUsageMetrics)"
         )
     for row in rows:
@@ -183,6 +188,6 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("there is nobody to ask: give --yes")
+        raise click.UsageError("there is no terminal to confirm this: use --yes")
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")

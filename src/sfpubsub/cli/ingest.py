@@ -72,8 +72,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--staging",
     metavar="DIR",
-    help="With parquet: where to make .NAME.sfpubsub, which holds what is being written and the "
-    "tables beside the table.  [default: the directory that the table is in]",
+    help="With parquet: where to create .NAME.sfpubsub, which holds unfinished writes and the "
+    "side tables.  [default: the directory that the table is in]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
@@ -83,24 +83,24 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     callback=pairs,
     metavar="KEY=VALUE",
     multiple=True,
-    help="With delta and iceberg: a property that the table gets when it is made; can be repeated.",
+    help="With delta and iceberg: property to set when the table is created; can be repeated.",
 )
 @click.option(
     "--max-events",
     type=click.IntRange(min=1),
     metavar="N",
-    help="End after N events received of each source, those written before included.",
+    help="Stop after receiving N events from each source, including those already written.",
 )
 @click.option(
     "--idle-timeout",
     type=Seconds(min=0, min_open=True),
     metavar="S",
-    help="End after S seconds without an event on an open stream.  [default with --once: 30]",
+    help="Stop after S seconds without an event on an open stream.  [default with --once: 30]",
 )
 @click.option(
     "--once",
     is_flag=True,
-    help="End when there is nothing left to read: when idle, or when the service says so.",
+    help="Stop when there is nothing left to read: when idle, or when the service says so.",
 )
 @click.option(
     "--batch-events",
@@ -124,13 +124,13 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--window-keys",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Dedupe keys to keep of each table, in memory (1.1 bytes each) and on disk (24 bytes "
-    "each); older events are looked up in the table.  [default: 300000000]",
+    help="Dedupe keys to keep per table, in memory (1.1 bytes each) and on disk (24 bytes each); "
+    "older events are looked up in the table.  [default: 300000000]",
 )
 @click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
-    help="With --topic or --channel: what to do when the service refuses the table's position.  "
+    help="With --topic or --channel: what to do if the service rejects the table's position.  "
     "[default: stop]",
 )
 @click.option(
@@ -138,15 +138,15 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=click.Choice(["stop", "continue"]),
     default="stop",
     show_default=True,
-    help="When a source fails: end the others in order, or let them continue without it.",
+    help="If a source fails: stop the others cleanly, or let them continue without it.",
 )
 @click.option(
     "--on-undecodable",
     type=click.Choice(["quarantine", "keep", "skip", "fail"]),
     default="quarantine",
     show_default=True,
-    help="An event that cannot be decoded: into the quarantine beside the table; a row without "
-    "JSON; only counted; end the job.",
+    help="What to do with an event that cannot be decoded: quarantine it with the table, write a "
+    "row without JSON, only count it, or stop the job.",
 )
 @http_option
 @service_options
@@ -174,28 +174,30 @@ def ingest(
     http: Address | None,
     **service: str | None,
 ) -> None:
-    """Write events into a raw Spark table, each event once.
+    """Write events to a raw Spark table, each event exactly once.
 
-    An event is acknowledged only after it is durable in the table, so the job can be killed at any
-    moment and started again: nothing is lost and nothing is written twice. Ctrl-C and SIGTERM write
-    what was received, commit, and end. Tables of schemas, gaps, commits and events that cannot be
-    decoded are kept beside it.
+    An event is acked only after it is durable in the table, so the job can be killed at any moment
+    and restarted: nothing is lost and nothing is written twice. Ctrl-C and SIGTERM write what was
+    received, commit, and exit. Side tables hold schemas, gaps, commits and events that cannot be
+    decoded.
 
-    Several sources share the table, its writes and one dedupe window.
+    Several sources can share the table, its writes and one dedupe window.
     """
     if fallback is not None and not topic and not channel:
         raise click.UsageError(
-            "--fallback goes with --topic or --channel; --managed resumes where its settings say"
+            "--fallback requires --topic or --channel; a managed subscription has its own setting"
         )
     if staging is not None and format_ != "parquet":
-        raise click.UsageError(f"--staging goes with --format parquet; {format_} has none")
+        raise click.UsageError(
+            f"--staging requires --format parquet; {format_} has no staging directory"
+        )
     if table_properties and format_ == "parquet":
-        raise click.UsageError("--table-property goes with --format delta and iceberg")
+        raise click.UsageError("--table-property requires --format delta or iceberg")
     _require_spark()
     # Imported here: they load pyspark, pyarrow and grpc, which no other command needs together.
     from sfpubsub.spark.ingest import job as jobs
 
-    # Refused before Spark starts, which takes seconds.
+    # Checked before Spark starts, which takes seconds.
     sources = _sources(managed, topic, channel)
     table = _table(sources, to, format_, staging)
     settings = Settings.load(service)
@@ -226,7 +228,7 @@ def ingest(
         with stop.installed():
             run.all(master, service, stop, http)
     finally:
-        # After the drains: what the summary says is committed.
+        # After the drains, so that the summary reports what was committed.
         for stream in run.streams:
             click.echo(summary_line(stream, table))
     if stop.interrupted:
@@ -242,26 +244,26 @@ def _require_spark() -> None:
 def _sources(
     managed: tuple[str, ...], topic: tuple[str, ...], channel: tuple[str, ...]
 ) -> tuple[Source, ...]:
-    """Return what to read.
+    """Return the sources to read.
 
     Raises:
-        UsageError: There is nothing, or something is given twice.
+        UsageError: No source is given, or one is given twice.
     """
     from sfpubsub.spark.raw.sources import Source
 
     names = (*managed, *topic, *channel)
     if not names or not all(names):
-        raise click.UsageError("give --managed, --topic or --channel, once or more often")
+        raise click.UsageError("--managed, --topic or --channel is required at least once")
     if len({name.casefold() for name in names}) < len(names):
-        raise click.UsageError("a source is given twice, or under names that differ in case only")
+        raise click.UsageError("a source is given twice, or two names differ only in case")
     return Source.several(managed, topic, channel)
 
 
 def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | None) -> Destination:
-    """Return the table.
+    """Return the destination table.
 
     Raises:
-        ConfigurationError: It cannot be what it is to be.
+        ConfigurationError: The destination is not valid.
     """
     from sfpubsub.spark.raw.destination import Destination
 
@@ -269,7 +271,7 @@ def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | No
     for above in table.local.parents if table.local is not None else ():
         if any(next(above.glob(mark), None) is not None for mark in _MARKS):
             raise ConfigurationError(
-                f"{table} would be in {above}, which is a table itself: name another directory"
+                f"{table} would be inside {above}, which is a table: choose another directory"
             )
     table.check(sources)
     return table

@@ -1,4 +1,6 @@
-"""What ``sfpubsub ingest`` says: progress and words on stderr, a JSON line a source on stdout."""
+"""Output of ``sfpubsub ingest``: progress and messages on stderr, a JSON line per source
+on stdout.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """Words and figures of all sources of one run. Thread-safe.
+    """Messages and progress of all sources of one run. Thread-safe.
 
     Args:
-        sources: Whose run it is; with several of them each line names its own.
+        sources: The sources of the run. If there are several, each message names its source.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -35,19 +37,19 @@ class Report:
         echo(f"{source}: {text}" if self._several and source else text)
 
     def progress(self, source: Source, progress: Progress) -> None:
-        """Take what a source has done so far."""
+        """Record a source's progress so far."""
         with self._lock:
             self._progress[source] = progress
 
     def text(self) -> str:
-        """Return what all sources have done so far; blank before the first write."""
+        """Return the progress of all sources; empty before the first write."""
         with self._lock:
             all_progress = list(self._progress.values())
         return _progress_text(all_progress) if all_progress else ""
 
 
 def summary_line(stream: Stream, destination: Destination) -> str:
-    """Return what one source did, as JSON; docs/how-to/ingest.md explains the keys."""
+    """Return a JSON summary of one source; docs/how-to/ingest.md explains the keys."""
     progress, source = stream.job.progress, stream.source
     health = stream.subscription.health()
     record: dict[str, Any] = {
@@ -74,7 +76,7 @@ def summary_line(stream: Stream, destination: Destination) -> str:
 def _position_text(source: Source, position: ReplayId | None) -> str | None:
     if position is None:
         return None
-    # The Streaming API's ids are numbers, and our positions their digits.
+    # The Streaming API's ids are numbers, and our positions contain their digits.
     return bytes(position).decode() if source.kind == "channel" else position.hex()
 
 
@@ -86,5 +88,5 @@ def _progress_text(all_progress: Sequence[Progress]) -> str:
     text = f"{counted(rows, 'row')} in {counted(batches, 'batch')}, "
     text += f"{counted(duplicates, 'duplicate')} dropped"
     conflicts = sum(progress.conflicts for progress in all_progress)
-    text += f", {counted(conflicts, 'conflict')} kept aside" if conflicts else ""
+    text += f", {counted(conflicts, 'conflict')} set aside" if conflicts else ""
     return f"{text}, {undecodable} not decoded" if undecodable else text

@@ -1,4 +1,4 @@
-"""One run of ``sfpubsub ingest``: everything opened in order, and closed in the other order."""
+"""One run of ``sfpubsub ingest``: opens everything in order, and closes it in reverse."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Open:
-    """The table, ready to be written, and what reads into it."""
+    """The opened table, and what its sources share."""
 
     sidecars: Sidecars
     together: Together
     sessions: CurrentSession
     client: PubSubClient | None
-    """For managed subscriptions and topics; None without any."""
+    """Client for managed subscriptions and topics; None if there are only channels."""
 
 
 class Run:
-    """Sources, their table, and what becomes of them.
+    """The sources, their table, and the jobs that connect them.
 
-    Spark comes first (its JVM is started by a fork, which must not happen beside gRPC's threads),
-    the client second (a topic that is not there must not leave a table behind), the table third
-    (its positions say where to subscribe), the subscriptions last, so that they are drained while
-    the table is still leased.
+    Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
+    The client comes second, so that a missing topic does not leave a table behind; the table third,
+    because its positions say where to subscribe. The subscriptions come last, so that they are
+    drained while the table is still leased.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Run:
             schemas.store = table.sidecars.schemas
             self.streams += [self._stream(table, source) for source in self._sources]
             jobs = Streams(self.streams, self._on_source_failure)
-            opened.callback(jobs.join)  # before what they use is closed
+            opened.callback(jobs.join)  # before closing what they use
             stop.tell(lambda: self._stop(jobs))
-            # What is there by now stays, and the collector need not go through it again and again:
-            # a tenth of the time.
+            # Existing objects are permanent; exempting them from garbage collection saves a tenth
+            # of the time.
             gc.freeze()
             try:
                 jobs.run()
-            except KeyboardInterrupt:  # the second Ctrl-C: not even a drain
+            except KeyboardInterrupt:  # the second Ctrl-C skips even the drain
                 if client is not None:
                     client.close()
                 raise
@@ -158,9 +158,9 @@ class Run:
         return spark
 
     def _check_names(self, client: PubSubClient) -> None:
-        """Ask for the topics, so that a wrong name leaves no table behind.
+        """Look up the topics, so that a wrong name does not leave a table behind.
 
-        Of a managed subscription nothing can be asked but its events, and of a channel neither.
+        Managed subscriptions and channels cannot be looked up in this way.
         """
         failures: list[SfPubSubError] = []
         for source in self._sources:
@@ -169,9 +169,9 @@ class Run:
             try:
                 client.get_topic(source.name)
             except SfPubSubError as error:
-                if not error.retryable:  # else its subscription will try again
+                if not error.retryable:  # otherwise its subscription retries
                     failures.append(error)
-        # One that fails is left out, where that is asked for; its subscription will say the same.
+        # With "continue", ignore a single failure here; its subscription will report it.
         if failures and (self._on_source_failure == "stop" or len(failures) == len(self._sources)):
             raise failures[0]
 
@@ -215,8 +215,8 @@ class Run:
         return [source.name for source in self._sources if source.kind == kind]
 
     def _close(self, writer: EventWriter, sidecars: Sidecars) -> None:
-        # After a second Ctrl-C a write may still be under way, and a lease must outlive its writes:
-        # then it ends with this process.
+        # After a second Ctrl-C a write may still be in progress. The lease must outlive it, so it
+        # ends with the process.
         if not any(stream.is_running for stream in self.streams):
             try:
                 sidecars.close()
@@ -279,7 +279,7 @@ class Run:
         from sfpubsub.spark.ingest.positions import TableReplayStore
 
         batch = int(self._job_settings["batch_events"])
-        # A batch is acked as a whole, and the next one comes in while Spark writes this one.
+        # A batch is acked as a whole, and the next one is received while Spark writes it.
         unacked = max(Limits.max_unacked, 2 * batch + WINDOW)
         if source.kind == "channel":
             from sfpubsub.spark.ingest.channels import ChannelSubscription
@@ -292,7 +292,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("there is a client for every source but channels")
+            raise AssertionError("every source except channels has a client")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
@@ -304,7 +304,7 @@ class Run:
         )
 
     def _streaming_client(self, sessions: CurrentSession) -> Callable[..., StreamingClient]:
-        """Return what makes a client of the Streaming API with the session of all sources."""
+        """Return a factory for Streaming API clients that share the session of all sources."""
         from sfpubsub.streaming import StreamingClient
 
         settings = self._settings
@@ -327,9 +327,10 @@ def _block(subscription: Subscription | ChannelSubscription, status: StatusFile)
 
 
 class _Schemas(SchemaStore):
-    """What the client may look up before it asks the service: the schemas beside the table.
+    """Schemas that the client looks up before asking the service: those of the table's schema
+    store.
 
-    It keeps none by itself: each job does, before it writes a row.
+    It does not store schemas itself; each job does so before it writes a row.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""``sfpubsub lag``: how far running commands have got, from the status files that they keep."""
+"""``sfpubsub lag``: show the progress of running commands, from their status files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DECIMALS = 1
     "--managed",
     type=ManagedName(),
     metavar="NAME_OR_ID",
-    help="Only of this one, as it was given there.",
+    help="Only this managed subscription, named as in that command.",
 )
-@click.option("--topic", type=Topic(), metavar="TOPIC", help="Only of this topic.")
-@click.option("--channel", type=Channel(), metavar="CHANNEL", help="Only of this channel.")
-@click.option("--endpoint", metavar="HOST:PORT", help="Only of this service.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each.")
+@click.option("--topic", type=Topic(), metavar="TOPIC", help="Only this topic.")
+@click.option("--channel", type=Channel(), metavar="CHANNEL", help="Only this channel.")
+@click.option("--endpoint", metavar="HOST:PORT", help="Only this service.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line per run.")
 def lag(
     managed: str | None,
     topic: str | None,
@@ -36,16 +36,16 @@ def lag(
     endpoint: str | None,
     as_json: bool,
 ) -> None:
-    """Show how far `subscribe`, `ingest` and `mirror run` have got on this machine.
+    """Show the progress of `subscribe`, `ingest` and `mirror run` on this machine.
 
-    Each run keeps a small file about itself, until a later run of the same replaces it; this reads
-    those files and asks the service nothing. The newest comes first. Nothing on file is exit
-    code 1.
+    Each run keeps a small status file, until a later run of the same command replaces it. This
+    command reads those files and does not contact the service. The newest run comes first. The exit
+    code is 1 if there are none.
     """
     given = {"managed": managed, "topic": topic, "channel": channel}
     meant = {kind: name for kind, name in given.items() if name is not None}
     if len(meant) > 1:
-        raise click.UsageError("give one of --managed, --topic and --channel")
+        raise click.UsageError("use only one of --managed, --topic and --channel")
     directory = state_dir()
     found, unreadable = read_all(directory)
     for sentence in unreadable:
@@ -58,8 +58,8 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"no subscribe, ingest or mirror of {what} has run here, going by {directory}: run "
-            f"this on the machine and as the user that runs it"
+            f"{directory} has no status of a subscribe, ingest or mirror of {what}: run this on "
+            f"the same machine and as the same user as that command"
         )
     now = time.time()
     records = [_record(status, now) for status in chosen]
@@ -147,16 +147,16 @@ def _process(record: dict[str, Any]) -> str:
         return f"{who} on {record['host']}, updated {_ago(record['updated_s'])}"
     if record["alive"]:
         return f"{who}, running, updated {_ago(record['updated_s'])}"
-    return f"{who}, died without an orderly end, {_ago(record['updated_s'])} or later"
+    return f"{who}, died without a clean exit, {_ago(record['updated_s'])} or later"
 
 
 def _last_acked(record: dict[str, Any]) -> str:
     if record["acked_position"] is None:
         return "none"
     if record["last_acked_event_s"] is None:
-        return "does not say when it happened"
+        return "has no event time"
     delay = span(record["last_acked_delay_s"])
-    return f"happened {_ago(record['last_acked_event_s'])}, acked {delay} later"
+    return f"occurred {_ago(record['last_acked_event_s'])}, acked {delay} later"
 
 
 def _ago(seconds: float | None) -> str:

@@ -1,6 +1,7 @@
-"""What a long-running command prints: messages, and a line that shows its progress.
+"""Output of long-running commands: messages, and a status line.
 
-On a terminal the line is one, and is updated. Elsewhere it is a new line every `EVERY` seconds.
+On a terminal, the status line is updated in place. Elsewhere, a new line is printed every `EVERY`
+seconds.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from collections.abc import Callable
 
 import click
 
-# Seconds between two lines where stderr is not a terminal: a log of a day is 2,880 lines.
+# Seconds between lines if stderr is not a terminal: 2,880 lines per day.
 EVERY = 30.0
 
 _CLEAR = "\r\033[K"
 
 
 class LiveLine:
-    """The line of one command. Thread-safe; a context manager, within which `echo` knows of it.
+    """The status line of one command. Thread-safe. A context manager; within its block, `echo`
+    cooperates with the line.
 
     Args:
-        text: Makes the line.
-        ends: Whether the line is said once more at the end.
-        is_terminal: Whether the line is updated.
-        clock: Steady seconds.
+        text: Returns the text of the line.
+        ends: Whether to print the line once more at the end.
+        is_terminal: Whether to update the line in place.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -42,13 +44,13 @@ class LiveLine:
         self._updates = sys.stderr.isatty() if is_terminal is None else is_terminal
         self._clock = clock
         self._due = clock() + (0.0 if self._updates else EVERY)
-        # Guards what follows and keeps lines whole. A signal handler may speak while its own thread
-        # does.
+        # Guards the fields below and keeps lines intact. Reentrant, because a signal handler may
+        # print while its thread is printing.
         self._lock = threading.RLock()
         self._is_shown = False
 
     def look(self) -> None:
-        """Show how it goes, if it is time to."""
+        """Update the line if it is due."""
         with self._lock:
             if self._clock() < self._due:
                 return
@@ -60,14 +62,14 @@ class LiveLine:
         text = self._text()
         if self._updates and text:
             columns = shutil.get_terminal_size().columns
-            # A line that is broken into two could not be cleared.
+            # A line that wraps could not be cleared.
             click.echo(_CLEAR + text[: columns - 1], err=True, nl=False)
             self._is_shown = True
         elif text:
             click.echo(text, err=True)
 
     def say(self, text: str) -> None:
-        """Print words, in a line of their own."""
+        """Print a message on a line of its own."""
         with self._lock:
             if self._is_shown:
                 click.echo(_CLEAR, err=True, nl=False)
@@ -86,7 +88,7 @@ class LiveLine:
             self._due = float("inf")
             if self._is_shown or self._ends:
                 self._show()
-            if self._is_shown:  # the last one stays
+            if self._is_shown:  # leave the last one standing
                 click.echo(err=True)
                 self._is_shown = False
 

@@ -1,4 +1,4 @@
-"""Our log on stderr: as text or as JSON lines, with what repeats limited."""
+"""Log to stderr as text or JSON lines, limiting repetitions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from sfpubsub.errors import SfPubSubError
 
 LogFormat = Literal["text", "json"]
 
-# Lines of one kind within this many seconds before the rest of them are left out, and counted: what
-# fails again and again must not bury what fails once.
+# Most lines of one kind within this many seconds; further ones are only counted. A repeated failure
+# must not bury one that happens once.
 LINES = 5
 WITHIN = 60.0
 
-# Kinds that are remembered; beyond that they start over.
+# Most kinds remembered; beyond that, all are forgotten.
 _KINDS = 1000
 
-# The service's id of a call, as our messages have it; and what else differs between two of a kind.
+# The service's id of a call, as it appears in our messages; and everything in which messages of one
+# kind may differ.
 _RPC_ID = re.compile(r"rpc id ([^\s,;)]+)")
 _DIFFERS = re.compile(r"rpc id [^\s,;)]+|\d+(?:\.\d+)?")
 
@@ -34,14 +35,14 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
     """Log to stderr.
 
     Args:
-        verbose: 0 for warnings and errors, 1 for what happens, 2 for all.
-        log_format: With ``json`` all that goes to stderr is JSON lines.
+        verbose: 0 for warnings and errors, 1 for info, 2 for debug.
+        log_format: With ``json``, everything on stderr is JSON lines.
     """
-    # On our own logger: what other libraries log beside an error must not bury the line about it.
+    # Only for our own logger: other libraries' logging must not bury our error message.
     logger = logging.getLogger("sfpubsub")
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
     for handler in [each for each in logger.handlers if isinstance(each, _ToStderr)]:
-        logger.removeHandler(handler)  # of an earlier run in this process
+        logger.removeHandler(handler)  # left from an earlier run in this process
     handler = _ToStderr()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
@@ -53,7 +54,7 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
 
 
 class _ToStderr(logging.Handler):
-    """Writes where stderr is at the time."""
+    """Writes to the current stderr."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,10 +67,12 @@ class _ToStderr(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object a record: time, level, logger, message, and the rpc id where there is one."""
+    """Formats records as JSON objects: time, level, logger, message, and the RPC id if there is
+    one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
+        """Return a record as one line."""
         message = record.getMessage()
         values: dict[str, Any] = {
             "time": _iso(record.created),
@@ -86,19 +89,19 @@ class JsonFormatter(logging.Formatter):
 
 
 class Limit:
-    """Lets `LINES` warnings or errors of a kind pass within `WITHIN` seconds.
+    """Limits warnings and errors to `LINES` of a kind within `WITHIN` seconds.
 
-    For a handler, which calls it with its own lock held.
+    Not thread-safe; the handler calls it with its own lock held.
 
-    Of one kind are those that differ in numbers and rpc ids alone. The next one that passes says
-    how many were left out.
+    Messages that differ only in numbers and RPC ids are of the same kind. The next message that is
+    shown says how many were suppressed.
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # since when, how many
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # start time and count
 
     def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
-        """Return what to write; None for nothing."""
+        """Return the record to write, or None to suppress it."""
         if record.levelno < logging.WARNING:
             return record
         kind = record.name, _DIFFERS.sub("#", record.getMessage())
@@ -115,16 +118,17 @@ class Limit:
         if not left_out:
             return record
         told = copy.copy(record)
-        told.msg = f"{record.getMessage()} ({left_out} more of these were left out)"
+        told.msg = f"{record.getMessage()} ({left_out} similar messages suppressed)"
         told.args = ()
         return told
 
 
 class JsonStderr(io.TextIOBase):
-    """Makes a JSON line of every line that is not one. Thread-safe, and for signal handlers.
+    """Converts every line that is not JSON to a JSON line. Thread-safe and reentrant for signal
+    handlers.
 
     Args:
-        out: Where it goes.
+        out: Stream to write to.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -134,24 +138,24 @@ class JsonStderr(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # click asks for it
-        """That of what is behind."""
+        """Attribute of the underlying stream."""
         return self._out.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]  # click asks for it
-        """Those of what is behind."""
+        """Attribute of the underlying stream."""
         return self._out.errors
 
     def fileno(self) -> int:
-        """That of what is behind."""
+        """Attribute of the underlying stream."""
         return self._out.fileno()
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
-        """Write whole lines; the rest waits for its end."""
+        """Write complete lines, and buffer an incomplete one."""
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:
@@ -160,7 +164,7 @@ class JsonStderr(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush what is behind."""
+        """Flush the underlying stream."""
         self._out.flush()
 
 
@@ -175,7 +179,7 @@ def _wrapped(line: str) -> str:
 
 
 def _rpc_id(record: logging.LogRecord, message: str) -> str | None:
-    """Return the service's id of the call that a record is about."""
+    """Return the RPC id in a record, if any."""
     args = record.args if isinstance(record.args, tuple) else ()
     error = record.exc_info[1] if record.exc_info else None
     for each in (error, *args):

@@ -1,4 +1,4 @@
-"""``sfpubsub topic`` and ``sfpubsub schema``: what the service says."""
+"""``sfpubsub topic`` and ``sfpubsub schema``: show a topic or a schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sfpubsub.cli.render import json_line
 from sfpubsub.cli.service import connected_client, service_options
 from sfpubsub.errors import SchemaNotFoundError
 
-# What names of events and channels end with, and ids of schemas do not.
+# Suffixes of event and channel names, which schema ids do not have.
 _EVENT = re.compile(r"__e$|__chn$|ChangeEvents?$")
 
 
@@ -37,7 +37,7 @@ def schema(id_or_topic: str, **service: str | None) -> None:
             schema_id = client.get_topic(id_or_topic).schema_id
             if not schema_id:
                 raise SchemaNotFoundError(
-                    f"{id_or_topic} carries several event types; ask for the topic of one, or by "
+                    f"{id_or_topic} carries several event types: use the topic of one of them, or "
                     f"the schema id of an event"
                 )
         try:

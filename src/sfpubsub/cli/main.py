@@ -1,4 +1,5 @@
-"""The command ``sfpubsub``: finds commands, and turns errors into one line and an exit code.
+"""The ``sfpubsub`` command: dispatches to subcommands, and turns errors into one line and an exit
+code.
 
 Results go to stdout, messages to stderr. A command's module is imported only when
 the command is used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
@@ -34,23 +35,26 @@ COMMANDS = {
     "completion": ("sfpubsub.cli.completion", "Complete commands and options by Tab."),
     "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
     "upgrade": ("sfpubsub.cli.upgrade", "Give an older raw table the columns of a new one."),
-    "derive": ("sfpubsub.cli.tables", "Another name of tables."),
+    "derive": ("sfpubsub.cli.tables", "An alias of tables."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
     "lag": ("sfpubsub.cli.lag", "Show how far running commands have got on this machine."),
-    "mirror": ("sfpubsub.cli.mirror", "Keep tables that equal objects of the org, with PySpark."),
+    "mirror": ("sfpubsub.cli.mirror", "Keep tables in sync with objects of the org, with PySpark."),
     "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
     "push": ("sfpubsub.cli.pushtopic", "Push an event to a generic channel."),
     "pushtopic": ("sfpubsub.cli.pushtopic", "Administer PushTopics."),
-    "quarantine": ("sfpubsub.cli.quarantine", "See and redrive events that were not decoded."),
-    "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by its id or its topic."),
+    "quarantine": ("sfpubsub.cli.quarantine", "List and redrive events that could not be decoded."),
+    "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by id or topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
     "tables": ("sfpubsub.cli.tables", "Decode a raw table into tables for queries, with PySpark."),
-    "topic": ("sfpubsub.cli.lookup", "Show what the service says of a topic."),
-    "topics": ("sfpubsub.cli.event_channels", "List all that one can subscribe to."),
-    "usage": ("sfpubsub.cli.event_channels", "Show what of the org's allocation is used."),
+    "topic": ("sfpubsub.cli.lookup", "Show a topic."),
+    "topics": ("sfpubsub.cli.event_channels", "List all topics that you can subscribe to."),
+    "usage": (
+        "sfpubsub.cli.event_channels",
+        "Show how much of the org's event allocations is used.",
+    ),
 }
 
 
@@ -76,20 +80,20 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sfpubsub")
-@click.option("-v", "--verbose", count=True, help="Log to stderr what happens; twice for more.")
+@click.option("-v", "--verbose", count=True, help="Log more to stderr; repeat for even more.")
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="With json all that goes to stderr is JSON lines.",
+    help="Format of messages on stderr; with json, every line is a JSON object.",
 )
 def cli(verbose: int, log_format: LogFormat) -> None:
     """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and a local emulator.
 
     Commands that call the service take each setting from an option (--login-url), else the
-    environment (SFPUBSUB_LOGIN_URL), else a TOML file (--config); `sfpubsub doctor` shows which
-    holds. Secrets are not options: SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
+    environment (SFPUBSUB_LOGIN_URL), else a TOML file (--config); `sfpubsub doctor` shows the
+    effective ones. Secrets are not options: SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
     SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN.
     """
     set_up(verbose, log_format)
@@ -104,17 +108,17 @@ def run(args: list[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        args: Instead of the process's own arguments.
+        args: Arguments to use instead of the process's own.
 
     Returns:
         The exit code.
     """
-    # gRPC's core writes its own lines beside ours, for instance about each failed handshake.
+    # Otherwise gRPC's core prints lines of its own, for instance about each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = cli.main(args, prog_name="sfpubsub", standalone_mode=False)
     except click.UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # of click 8.2 and later
+        if type(error).__name__ == "NoArgsIsHelpError":  # in click 8.2 and later
             click.echo(error.format_message(), err=True)
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "sfpubsub"
@@ -129,17 +133,17 @@ def run(args: list[str] | None = None) -> int:
         click.echo(f"error: {_one_line(error)}", err=True)
         return exit_code(error)
     except BrokenPipeError:
-        # The reader of our output has gone. Python would complain once more when it flushes.
+        # The reader of our output is gone. Without this, Python would complain again when flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (OSError, UnicodeError) as error:  # a full disk, text that is not text
+    except (OSError, UnicodeError) as error:  # such as a full disk, or text that cannot be encoded
         click.echo(f"error: {_one_line(error)}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0
 
 
 def exit_code(error: SfPubSubError) -> int:
-    """Return the exit code that tells scripts what kind of failure it was."""
+    """Return the exit code for an error."""
     if isinstance(error, (AuthenticationError, PermissionDeniedError)):
         return NOT_ALLOWED
     if isinstance(error, ReplayIdRejectedError):

@@ -1,7 +1,7 @@
-"""``sfpubsub managed``: the records of managed subscriptions, and the wait until a change works.
+"""``sfpubsub managed``: administer managed subscriptions, and wait until a change takes effect.
 
-Whether a change has reached the Pub/Sub API shows only when one subscribes: so `create` and `start`
-do, for a moment, and ack nothing.
+Only subscribing shows whether a change has reached the Pub/Sub API. So `create` and `start`
+subscribe for a moment, without acking anything.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sfpubsub.tooling import (
 )
 from sfpubsub.tooling.records import PRESETS
 
-# Seconds without a refusal after which a subscription counts as known. Refusals come within one or
-# two; an acceptance shows only with the first event or keepalive, which may take minutes.
+# Seconds without a refusal after which a subscription counts as accepted. Refusals arrive within a
+# second or two; acceptance shows only with the first event or keepalive, which may take minutes.
 ACCEPTED = 4.0
 
 _POLL = 0.1
@@ -41,16 +41,17 @@ _shown = "|".join(PRESETS)
 _wait_option = click.option(
     "--wait/--no-wait",
     default=True,
-    help="Wait until one can subscribe, by subscribing for a moment.  [default: wait]",
+    help="Wait until the subscription works, by subscribing for a moment.  [default: wait]",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group()
 def managed() -> None:
-    """Administer managed subscriptions: the org's records of who reads which topic.
+    """Administer the org's managed subscriptions.
 
-    Changes need the permission Customize Application, looking needs View Setup and Configuration.
+    Changing them requires the permission Customize Application, viewing them requires View Setup
+    and Configuration.
     """
 
 
@@ -59,7 +60,7 @@ def managed() -> None:
 def list_(**service: str | None) -> None:
     """List the org's managed subscriptions.
 
-    Prints a JSON line for each.
+    Prints a JSON line per subscription.
     """
     tooling = Tooling.from_env(service)
     for record in tooling.list():
@@ -72,8 +73,8 @@ def list_(**service: str | None) -> None:
 def show(name_or_id: str, **service: str | None) -> None:
     """Show one managed subscription.
 
-    Prints a JSON line. The position is not in it: the API does not tell it. `sfpubsub lag` does, on
-    the machine that reads the subscription.
+    Prints a JSON line. It does not contain the position, because the API does not expose it;
+    `sfpubsub lag` shows it on the machine that reads the subscription.
     """
     tooling = Tooling.from_env(service)
     _show(tooling.show(name_or_id))
@@ -82,7 +83,11 @@ def show(name_or_id: str, **service: str | None) -> None:
 @managed.command()
 @click.argument("name")
 @click.option(
-    "--topic", type=Topic(), metavar="TOPIC", required=True, help="What it reads, for good."
+    "--topic",
+    type=Topic(),
+    metavar="TOPIC",
+    required=True,
+    help="Topic to read; cannot be changed later.",
 )
 @click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
 @click.option(
@@ -91,7 +96,7 @@ def show(name_or_id: str, **service: str | None) -> None:
     metavar=_shown,
     default="EARLIEST",
     show_default=True,
-    help="Where it starts while nothing is committed.",
+    help="Where to start if no position is committed.",
 )
 @click.option(
     "--error-recovery-replay",
@@ -99,7 +104,7 @@ def show(name_or_id: str, **service: str | None) -> None:
     metavar=_shown,
     default="EARLIEST",
     show_default=True,
-    help="Where it continues when its position has expired.",
+    help="Where to continue if the position has expired.",
 )
 @_wait_option
 @service_options
@@ -114,10 +119,10 @@ def create(
 ) -> None:
     """Create a managed subscription.
 
-    It is in state RUN; its record is printed as a JSON line. NAME and TOPIC cannot be changed
-    later. EARLIEST starts with the oldest event that the service still has, 72 hours back at most;
-    these deliveries count for the org's allocation. With LATEST the service remembers nothing
-    before the first confirmed commit: a crash before it loses events.
+    Creates it in state RUN, and prints the record as a JSON line. NAME and TOPIC cannot be changed
+    later. EARLIEST starts with the oldest event that the service still retains, at most 72 hours
+    back; these deliveries count against the org's allocation. With LATEST the service remembers no
+    position before the first confirmed commit, so a crash before that loses events.
     """
     tooling = Tooling.from_env(service)
     record = tooling.create(
@@ -132,7 +137,7 @@ def create(
         _say("with LATEST, a crash before the first confirmed commit loses events")
     else:
         _say(
-            "starts with the oldest event retained (EARLIEST), so that a crash before the first "
+            "starting with the oldest retained event (EARLIEST), so that a crash before the first "
             "confirmed commit loses nothing"
         )
     if wait:
@@ -146,13 +151,13 @@ def create(
     "--default-replay",
     type=_preset,
     metavar=_shown,
-    help="Where it starts while nothing is committed.",
+    help="Where to start if no position is committed.",
 )
 @click.option(
     "--error-recovery-replay",
     type=_preset,
     metavar=_shown,
-    help="Where it continues when its position has expired.",
+    help="Where to continue if the position has expired.",
 )
 @service_options
 def update(
@@ -162,14 +167,14 @@ def update(
     error_recovery_replay: str | None,
     **service: str | None,
 ) -> None:
-    """Change the label or a preset.
+    """Change the label or a replay preset.
 
-    Prints the record as a JSON line. Name and topic cannot be changed: create another one. A preset
-    is looked at when a stream starts without a valid position; it may take some minutes to be
-    known.
+    Prints the record as a JSON line. Name and topic cannot be changed; create another subscription
+    instead. A preset matters only when a stream starts without a valid position. The change may
+    take some minutes to take effect.
     """
     if label is None and default_replay is None and error_recovery_replay is None:
-        raise click.UsageError("give --label, --default-replay or --error-recovery-replay")
+        raise click.UsageError("use --label, --default-replay or --error-recovery-replay")
     tooling = Tooling.from_env(service)
     record = tooling.update(
         name_or_id,
@@ -185,10 +190,10 @@ def update(
 @_wait_option
 @service_options
 def start(name_or_id: str, wait: bool, **service: str | None) -> None:
-    """Let it run again.
+    """Start a stopped managed subscription.
 
     Sets the state to RUN, and prints the record as a JSON line. After a stop it begins at its
-    default replay: the stop has deleted its position.
+    default replay, because stopping deleted its position.
     """
     tooling = Tooling.from_env(service)
     record = tooling.start(name_or_id)
@@ -202,10 +207,10 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
 @_yes_option
 @service_options
 def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
-    """Stop it; its position is deleted.
+    """Stop a managed subscription and delete its position.
 
-    Sets the state to STOP, and prints the record as a JSON line. This ends a client that reads it,
-    and deletes its committed position. To end a client and keep the position, end the client.
+    Sets the state to STOP, and prints the record as a JSON line. This disconnects a client that
+    reads it, and deletes its committed position. To keep the position, stop the client instead.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
@@ -220,19 +225,19 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
 @_yes_option
 @service_options
 def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
-    """Delete it, with its position.
+    """Delete a managed subscription and its position.
 
-    Prints what it was as a JSON line. This ends a client that reads it, and deletes its committed
-    position. Its name should not be used again soon.
+    Prints the deleted record as a JSON line. This disconnects a client that reads it, and deletes
+    its committed position. Do not reuse the name soon.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
-    _confirm(f"the committed position of {_what(record)} is deleted with it. Delete it?", yes)
+    _confirm(f"this also deletes the committed position of {_what(record)}. Delete it?", yes)
     record = tooling.delete(record.id)
     _show(record)
     _say(
-        f"do not use the name {record.developer_name} again soon: for some minutes the service may "
-        f"still know the old one by it"
+        f"do not reuse the name {record.developer_name} soon: for some minutes the service may "
+        f"still associate it with the old record"
     )
 
 
@@ -250,18 +255,23 @@ def _what(record: ManagedEventSubscription) -> str:
 
 def _forgets(record: ManagedEventSubscription) -> str:
     begins = (
-        "with events published from then on, and those before are lost"
+        "with new events, and earlier ones are lost"
         if record.default_replay == "LATEST"
-        else "with the oldest event retained, so that up to 72 hours come again"
+        else "with the oldest retained event, so that up to 72 hours of events are redelivered"
     )
-    return f"the committed position of {_what(record)} is deleted; started again it begins {begins}"
+    return (
+        f"the committed position of {_what(record)} will be deleted; after a restart it begins "
+        f"{begins}"
+    )
 
 
 def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("this deletes a position and there is nobody to ask: give --yes")
+        raise click.UsageError(
+            "this deletes a position, and there is no terminal to confirm it: use --yes"
+        )
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")
 
@@ -274,7 +284,7 @@ def _wait_until_served(
 ) -> None:
     name = record.developer_name
     with connected_client(None, tooling.sessions, **service) as client:
-        _say(f"waiting until {name} is known to the Pub/Sub API, which takes some minutes")
+        _say(f"waiting until the Pub/Sub API knows {name}, which takes some minutes")
         wait_until(
             f"{name} is known",
             lambda: _is_served(client, name),
@@ -295,8 +305,8 @@ def _is_served(client: PubSubClient, name: str) -> bool:
                 health, now = subscription.health(), time.monotonic()
                 if health.state == "streaming":
                     return True
-                # With a reason: held by another, or the network is down. The second one is given
-                # up within the connection timeout, which the first one does not count for.
+                # There is a reason if another client holds it or the network is down. A network
+                # failure ends within the connection timeout, so wait a little longer than that.
                 if now >= (deadline if health.reason is None else deadline + ACCEPTED):
                     return True
                 subscription.next_batch(_POLL)

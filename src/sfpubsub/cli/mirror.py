@@ -1,6 +1,6 @@
-"""``sfpubsub mirror``: objects of an org as tables that equal it.
+"""``sfpubsub mirror``: keep tables in sync with objects of an org.
 
-Puts the parts together, reads options and prints messages; decides nothing about records.
+Parses options, wires up the parts and prints messages. It makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.types.StringParamType):
-    """Seconds, as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``; 0 stands for never."""
+    """A duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``; 0 means never."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return seconds."""
+        """Return the duration in seconds."""
         if isinstance(value, (int, float)):
             return float(value)
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
@@ -45,7 +45,7 @@ class Duration(click.types.StringParamType):
 
 @click.group("mirror")
 def mirror() -> None:
-    """Keep tables of objects, complete from the first row on, and live."""
+    """Keep complete, live tables of an org's objects."""
 
 
 @mirror.command("run")
@@ -62,16 +62,16 @@ def mirror() -> None:
     type=click.Choice(["earliest", "latest"]),
     default="latest",
     show_default=True,
-    help="With --topic: where a new raw table begins.",
+    help="With --topic: where to start with a new raw table.",
 )
 @mirror_tools.margin_option
-@click.option("--once", is_flag=True, help="End when the tables equal the org.")
+@click.option("--once", is_flag=True, help="Stop when the tables match the org.")
 @click.option(
     "--deletes",
     type=click.Choice(["mark", "remove"]),
     default="mark",
     show_default=True,
-    help="What becomes of the row of a deleted record.",
+    help="What to do with the row of a deleted record.",
 )
 @click.option(
     "--bulk-from",
@@ -79,7 +79,7 @@ def mirror() -> None:
     metavar="N",
     default=DEFAULT_BULK_FROM,
     show_default=True,
-    help="Read objects with at least N records in bulk.",
+    help="Use the Bulk API for objects with at least N records.",
 )
 @click.option(
     "--piece-rows",
@@ -87,33 +87,33 @@ def mirror() -> None:
     metavar="N",
     default=DEFAULT_PIECE_ROWS,
     show_default=True,
-    help="Rows that are read and merged at a time.",
+    help="Rows to read and merge at a time.",
 )
 @click.option(
     "--api-calls-per-day",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most calls of the org's allowance to use in 24 hours.",
+    help="Most API calls to use in 24 hours.",
 )
 @click.option(
     "--refresh-formulas",
     type=Duration(),
     default="24h",
     show_default=True,
-    help="Read objects with formula fields again after so long; 0 for never.",
+    help="How often to reread objects with formula fields; 0 means never.",
 )
 @click.option(
     "--sweep",
     type=Duration(),
     default="7d",
     show_default=True,
-    help="Look for records purged without an event after so long; 0 for never.",
+    help="How often to look for records that were purged without an event; 0 means never.",
 )
 @click.option(
     "--batch-seconds",
     type=Seconds(min=0),
     metavar="S",
-    help="Write events at the latest after S seconds.  [default: 10]",
+    help="Write events after S seconds at the latest.  [default: 10]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
@@ -142,13 +142,13 @@ def run(
     http: Address | None,
     **service: str | None,
 ) -> None:
-    """Keep a table of each OBJECT that equals the org, until Ctrl-C.
+    """Keep a table of each OBJECT in sync with the org, until Ctrl-C.
 
-    The stream is opened first; then each object is read, and the events are laid over what was
-    read. The job can be killed at any moment and started again: it continues where it was.
+    First the stream is opened; then each object is read, and events are applied on top. The job can
+    be killed at any moment and restarted: it resumes where it stopped.
     """
     if managed is not None and topic is not None:
-        raise click.UsageError("give --managed or --topic, and not both")
+        raise click.UsageError("use only one of --managed and --topic")
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("sfpubsub mirror", "spark")

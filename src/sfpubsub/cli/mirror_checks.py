@@ -1,4 +1,4 @@
-"""Whether changes of an object come on the channel that a mirror reads."""
+"""Check whether the channel of a mirror delivers an object's change events."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from sfpubsub.auth.rest import OrgClient
 from sfpubsub.tooling import API_VERSION
 from sfpubsub.tooling.event_channels import EventChannels
 
-# The channel of all objects that are selected for change data capture.
+# The channel for all objects selected for change data capture.
 ALL_CHANGES = "/data/ChangeEvents"
 
 
 def unselected(org: OrgClient, topic: str, objects: Sequence[str]) -> list[str]:
-    """Return which objects have no change events on a channel.
+    """Return the objects that have no change events on a channel.
 
     Args:
-        org: Is asked.
-        topic: The channel's, such as ``/data/ChangeEvents``.
-        objects: API names.
+        org: Makes the requests.
+        topic: Topic of the channel, such as ``/data/ChangeEvents``.
+        objects: API names of the objects.
 
     Raises:
-        SfPubSubError: It is not known.
+        SfPubSubError: The channel's members could not be determined.
     """
     found = EventChannels(org, API_VERSION).show(topic.rpartition("/")[2])
     members = {member.entity.lower() for member in found.members}

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from sfpubsub.stores.schema_store import SchemaStore
     from sfpubsub.types import Health
 
-# The raw table of a target, unless another one is named.
+# Name of a target's raw table, unless another one is given.
 RAW_NAME = "_raw"
 
 
 class MirrorRun:
-    """The stream, the tables, and what reads the org.
+    """The stream, the tables, and the reader of the org.
 
-    Spark comes first (its JVM is started by a fork, which must not happen beside gRPC's threads),
-    then the stream with the raw table, then the tables that are made of it.
+    Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
+    Then come the stream with the raw table, and the tables derived from it.
 
     Raises:
         ConfigurationError: A setting is missing or wrong.
@@ -142,7 +142,7 @@ class MirrorRun:
                     self._source,
                     self._connected,
                     start=start,
-                    # What is lost is read from the org.
+                    # Lost changes are read from the org.
                     fallback="earliest",
                     org_id=org_id_of(self._sessions.get().tenant_id),
                     job_settings=self._job_settings,
@@ -179,12 +179,14 @@ class MirrorRun:
                 stream.stop()
 
     def _text(self) -> str:
-        """Return what was done, for display; blank before anything was."""
+        """Return the progress for display; empty if nothing was done yet."""
         if self._mirror is None:
             return ""
         report, queued = self._mirror.report, sum(self._mirror.queued().values())
-        text = f"{counted(report.events, 'event')} laid, {counted(report.records, 'record')} read"
-        return f"{text}, {queued} to be read again" if queued else text
+        text = (
+            f"{counted(report.events, 'event')} applied, {counted(report.records, 'record')} read"
+        )
+        return f"{text}, {queued} to be reread" if queued else text
 
     def _samples(self) -> list[Sample]:
         if self._mirror is None:
@@ -203,7 +205,7 @@ class MirrorRun:
         return found
 
     def summary(self) -> dict[str, object]:
-        """Return what was done, for scripts."""
+        """Return a summary for scripts."""
         report = self._report
         return {
             "to": self._target,
@@ -213,21 +215,21 @@ class MirrorRun:
         }
 
     def _tell_unselected(self, http: HttpClient) -> None:
-        """Say which objects have no change events on the channel that is read."""
+        """Warn about objects that have no change events on the channel."""
         channel = self._source.name.rpartition("/")[2]
         if not self._source.keeps_position or not self._source.name.startswith("/data/"):
             return
         if channel.endswith("ChangeEvent"):
-            return  # of one object, which the service has or refuses
+            return  # the topic of one object, which the service accepts or refuses
         try:
             found = unselected(OrgClient(self._sessions, http), self._source.name, self._objects)
         except SfPubSubError as error:
-            say(f"which objects {self._source.name} has is not known: {error}")
+            say(f"cannot check which objects are selected for {self._source.name}: {error}")
             return
         for name in found:
             say(
-                f"{name} is not selected for change data capture on {channel}, so its changes "
-                f"do not come: sfpubsub channel add {channel} {name}"
+                f"{name} is not selected for change data capture on {channel}, so its changes are "
+                f"not received: run sfpubsub channel add {channel} {name}"
             )
 
     def _connected(self, schemas: SchemaStore) -> PubSubClient:
@@ -241,5 +243,5 @@ class MirrorRun:
 
 
 def say(text: str) -> None:
-    """Print what happens."""
+    """Print a message."""
     echo(text)

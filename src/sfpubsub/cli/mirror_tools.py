@@ -1,4 +1,4 @@
-"""``sfpubsub mirror signal`` and ``sfpubsub mirror verify``: beside a mirror that runs."""
+"""``sfpubsub mirror signal`` and ``sfpubsub mirror verify``: for use with a running mirror."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ margin_option = click.option(
     metavar="S",
     default=DEFAULT_MARGIN,
     show_default=True,
-    help="Seconds by which answers of the org may lag behind its events.",
+    help="Seconds by which the org's responses may lag behind its events.",
 )
 
 
@@ -54,10 +54,12 @@ margin_option = click.option(
 @target_option
 @format_option
 @click.option("--reread", metavar="OBJECT", help="Read records of OBJECT from the org again.")
-@click.option("--where", metavar="SOQL", help="With --reread: only those for which this is true.")
+@click.option(
+    "--where", metavar="SOQL", help="With --reread: only records that match this condition."
+)
 @click.option("--add", metavar="OBJECT", help="Mirror OBJECT as well.")
-@click.option("--pause", is_flag=True, help="Merge and read nothing until --resume.")
-@click.option("--resume", is_flag=True, help="Go on after --pause.")
+@click.option("--pause", is_flag=True, help="Pause merging and reading until --resume.")
+@click.option("--resume", is_flag=True, help="Resume after --pause.")
 @spark_options
 def signal(
     target: str,
@@ -70,9 +72,9 @@ def signal(
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
 ) -> None:
-    """Tell a mirror that runs, or is to run again, to do something.
+    """Send a signal to a mirror, whether or not it is running.
 
-    The signal is kept in the target, durably, until the mirror has done it.
+    The signal is stored durably in the target until the mirror has processed it.
     """
     asked: list[tuple[Kind, str | None]] = []
     if reread is not None:
@@ -84,9 +86,9 @@ def signal(
     if resume:
         asked.append(("resume", None))
     if len(asked) != 1:
-        raise click.UsageError("give one of --reread, --add, --pause and --resume")
+        raise click.UsageError("use exactly one of --reread, --add, --pause and --resume")
     if where is not None and reread is None:
-        raise click.UsageError("--where goes with --reread")
+        raise click.UsageError("--where requires --reread")
     _check_spark("sfpubsub mirror signal")
     # Imported here: they load pyspark and pyarrow.
     from sfpubsub.rest.asking import check_name
@@ -129,11 +131,11 @@ def verify(
     packages: tuple[str, ...],
     **service: str | None,
 ) -> None:
-    """Read OBJECT from the org again, and compare its table row by row.
+    """Compare the table of OBJECT with the org, row by row.
 
-    Prints a JSON line for each record on which they do not agree, with why that can be: it is
-    queued to be read again, it has changed just now, only fields differ that no event tells of, or
-    it was purged. The last line counts. Ends with 1 if a difference has no such reason.
+    Prints a JSON line for each record that differs, with a possible reason: it is queued for a
+    reread, it has just changed, only fields that cause no events differ, or it was purged. The last
+    line has the counts. The exit code is 1 if a difference has no such reason.
     """
     _check_spark("sfpubsub mirror verify")
     # Imported here: they load pyspark and pyarrow.
@@ -147,12 +149,12 @@ def verify(
     Place.parse(target, format_)
     settings = Settings.load(service)
     reader = OrgReader(session_provider(settings), http=HttpClient.from_settings(settings))
-    reader.describe(entity)  # an unknown object fails before Spark starts
+    reader.describe(entity)  # fail early for an unknown object, before Spark starts
     sees_all = reader.can_view_all(entity)
     if not sees_all:
         click.echo(
-            f"it is not known that the user sees all records of {entity}: those that the org does "
-            f"not return may be hidden and not gone",
+            f"the user may not be able to see all records of {entity}: records that the org does "
+            f"not return may be hidden rather than deleted",
             err=True,
         )
     with _session("verify", format_, conf, packages) as spark:
@@ -177,7 +179,7 @@ def verify(
     click.echo(
         f"{counted(verification.compared, 'record')} compared, "
         f"{counted(sum(verification.differing.values()), 'difference')}, "
-        f"{unexplained} without a reason",
+        f"{unexplained} unexplained",
         err=True,
     )
     if unexplained:

@@ -1,8 +1,8 @@
-"""Our stdout as its reader leaves it: what was taken, and whether anybody still reads.
+"""Stdout, with knowledge of how much its reader has consumed and whether it is still there.
 
-A pipe holds what was written and not yet read, 64 KiB on Linux, and loses it with its reader. So
-what counts as taken is what has left the pipe. What the reader does with it, and what it keeps in a
-buffer of its own, nobody can see from here: `head -1` reads a block and shows a line of it.
+A pipe buffers what was written and not yet read (64 KiB on Linux), and loses it if the reader
+exits. So output counts as taken once it has left the pipe. What the reader does with it is not
+visible: `head -1` reads a block and prints only its first line.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sfpubsub.errors import ConfigurationError
 
 
 class Output:
-    """Writes to a stream and watches the one who reads it. Not thread-safe.
+    """Writes to a stream and watches its reader. Not thread-safe.
 
-    A file or a terminal takes everything at once. So does a pipe where the system does not tell how
-    much of it is unread: only Linux is known to tell the one who writes.
+    For a file or a terminal, everything counts as taken at once. So does a pipe if the system does
+    not tell the writer how much is unread; only Linux is known to do so.
 
     Args:
-        out: Usually stdout. Nothing else is to write to it from now on.
+        out: Usually stdout. Nothing else may write to it from now on.
 
     Raises:
         ConfigurationError: The process was started without a stdout.
@@ -35,7 +35,7 @@ class Output:
 
     def __init__(self, out: TextIO | None) -> None:
         if out is None:
-            raise ConfigurationError("there is no stdout to print to: it was closed before")
+            raise ConfigurationError("there is no stdout to print to: it was closed")
         out.flush()
         self._out = out
         self._written = 0  # bytes
@@ -46,17 +46,18 @@ class Output:
         if self._descriptor is not None:
             is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
             self._counts_unread = is_pipe and sys.platform == "linux"
-            self._poll.register(self._descriptor, 0)  # errors and hang-ups are always told
+            self._poll.register(self._descriptor, 0)  # errors and hang-ups are always reported
 
     def encoded(self, text: str) -> bytes:
-        """Return *text* as it is written."""
+        """Return *text* encoded for the stream."""
         return text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
 
     def write(self, data: bytes) -> None:
-        """Write *data*; waits while a pipe is full. Without a reader the rest goes nowhere.
+        """Write *data*, blocking while a pipe is full. If the reader is gone, the rest is
+        discarded.
 
         Raises:
-            OSError: It cannot be written, for instance because the disk is full.
+            OSError: The data cannot be written, for instance because the disk is full.
         """
         rest = memoryview(data)
         try:
@@ -78,19 +79,19 @@ class Output:
         return self._written
 
     def taken(self) -> int:
-        """Return how many of the written bytes are not in our hands any more."""
+        """Return how many of the written bytes the reader has taken."""
         if not self._counts_unread or self._descriptor is None:
             return self._written
-        # What others wrote into the same pipe counts as unread too: that errs on the safe side.
+        # Data that others wrote to the same pipe counts as unread too, which errs on the safe side.
         unread = array.array("i", [0])
         fcntl.ioctl(self._descriptor, termios.FIONREAD, unread)
         return self._written - unread[0]
 
     def is_gone(self, wait: float = 0.0) -> bool:
-        """Return whether nobody can read any more.
+        """Return whether the reader is gone.
 
         Args:
-            wait: Seconds to wait for that.
+            wait: Seconds to wait for it to go.
         """
         if self._broken:
             return True

@@ -1,4 +1,4 @@
-"""Kinds of option values that several commands share, and help for names that were slips."""
+"""Option types shared by several commands, with suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANNELS = ("/topic/", "/u/")
 
 
 class Seconds(click.FloatRange):
-    """A finite number of seconds. Click's own range lets ``nan`` pass, which no time reaches."""
+    """A finite number of seconds. Click's own range accepts ``nan``, a time that never comes."""
 
     name = "seconds"
 
@@ -28,12 +28,12 @@ class Seconds(click.FloatRange):
 
 
 class Topic(click.types.StringParamType):
-    """The full name of a topic. A name without its first part is asked back with it."""
+    """The full name of a topic. For a short name, the error suggests the full one."""
 
     name = "topic"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which begins with a slash."""
+        """Return *value*, which must begin with a slash."""
         topic = str(value)
         if topic and not topic.startswith("/"):
             full = " or ".join(full_names(topic))
@@ -44,12 +44,14 @@ class Topic(click.types.StringParamType):
 
 
 class ManagedName(click.types.StringParamType):
-    """The name or id of a managed subscription. A topic is asked back with its own option."""
+    """The name or id of a managed subscription. For a topic, the error suggests the
+    right option.
+    """
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which does not begin with a slash."""
+        """Return *value*, which must not begin with a slash."""
         if str(value).startswith("/"):
             self.fail(
                 f"{value} is not the name of a managed subscription: did you mean "
@@ -61,12 +63,12 @@ class ManagedName(click.types.StringParamType):
 
 
 class Channel(click.types.StringParamType):
-    """A channel of the Streaming API, perhaps with a filter."""
+    """A channel of the Streaming API, optionally with a filter."""
 
     name = "channel"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which begins with a slash."""
+        """Return *value*, which must begin with a slash."""
         channel = str(value)
         if channel and not channel.startswith("/"):
             self.fail(
@@ -78,28 +80,28 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """A command that takes what it reads as options, and says so if they are missing."""
+    """A command whose source is given by options; suggests the option if it is missing."""
 
-    allow_extra_args = True  # to be refused here, in better words than click's
+    allow_extra_args = True  # rejected here, with a better message than click's
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as every command does, and refuse what stands without an option."""
+        """Parse the arguments, and reject positional ones with a suggestion."""
         rest = super().parse_args(ctx, args)
         if ctx.args:
             name = ctx.args[0]
-            ctx.fail(f"{name} stands without an option: did you mean {meant(name)}?")
+            ctx.fail(f"{name} is not an option: did you mean {meant(name)}?")
         return rest
 
 
 def meant(name: str) -> str:
-    """Return what a name of this form is given with."""
+    """Return the option that a name of this form belongs to."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"
 
 
 def full_names(name: str) -> list[str]:
-    """Return the topics that *name*, which does not begin with a slash, may stand for."""
+    """Return the topics that *name*, which does not begin with a slash, may refer to."""
     if name.startswith(("event/", "data/")):
         return [f"/{name}"]
     if re.search(r"ChangeEvents?$", name):

@@ -1,7 +1,7 @@
-"""What can be tried on the way to the service, one step at a time, each bounded in time.
+"""Probe the connection to the service step by step, each with a timeout.
 
-gRPC says of all of this only that it could not connect. Nothing here sends a secret, but for the
-proxy's own password to the proxy.
+gRPC itself reports only that it could not connect. The probes send no secrets, except the proxy's
+password to the proxy.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sfpubsub.config import Settings, network
 
 T = TypeVar("T")
 
-# Seconds that one step may take. A refused one is refused at once; a swallowed one never answers.
+# Timeout of a step, in seconds. A refusal arrives at once; a dropped packet is never answered.
 STEP = 5.0
 
-# Bytes of a proxy's answer that are looked at; the first line is enough.
+# Bytes to read of a proxy's response; the first line is enough.
 _ANSWER = 4096
 
 
 class ProbeError(Exception):
-    """A step failed; the message says how, and what to do.
+    """A step failed.
 
     Args:
-        message: How.
+        message: What failed.
         cure: What to do.
     """
 
@@ -42,16 +42,16 @@ class ProbeError(Exception):
 
 
 class Way(NamedTuple):
-    """How to get to one port of the service."""
+    """The route to one port of the service."""
 
     host: str
     port: int
     proxy: str
-    """URL of the proxy that it goes through; empty if it goes straight."""
+    """URL of the proxy; empty for a direct connection."""
 
     @property
     def first(self) -> tuple[str, int]:
-        """Where a connection is made to."""
+        """Host and port to connect to first."""
         if not self.proxy:
             return self.host, self.port
         parts = urlsplit(self.proxy)
@@ -59,10 +59,10 @@ class Way(NamedTuple):
 
 
 def way_to(settings: Settings) -> Way:
-    """Return the way that the settings choose.
+    """Return the route that the settings define.
 
     Raises:
-        ConfigurationError: The endpoint is no ``host:port``, or the proxy none.
+        ConfigurationError: The endpoint or the proxy is not valid.
     """
     host, port = network.split_endpoint(settings.endpoint)
     proxy = "" if is_plaintext(settings) else network.proxy_to(host, settings.proxy)
@@ -70,7 +70,7 @@ def way_to(settings: Settings) -> Way:
 
 
 def is_plaintext(settings: Settings) -> bool:
-    """Whether the endpoint is spoken to without TLS."""
+    """Return whether the endpoint is used without TLS."""
     host = settings.endpoint.rpartition(":")[0]
     return settings.insecure == "force" or (settings.insecure == "1" and network.is_loopback(host))
 
@@ -79,21 +79,21 @@ def resolve(host: str) -> list[str]:
     """Return the addresses of *host*.
 
     Raises:
-        ProbeError: It has no address.
+        ProbeError: It cannot be resolved.
     """
     cure = "check the name, and the DNS and VPN of this machine"
     try:
-        # In a thread: the system's own patience has no bound that can be set.
+        # In a thread, because the system's resolver has no timeout that could be set.
         found = _within(STEP, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except TimeoutError:
-        raise ProbeError(f"no answer about {host} within {STEP:g} s", cure) from None
+        raise ProbeError(f"no DNS response for {host} within {STEP:g} s", cure) from None
     except (OSError, UnicodeError) as error:
-        raise ProbeError(f"{host} is not known: {_words(error)}", cure) from None
+        raise ProbeError(f"{host} cannot be resolved: {_words(error)}", cure) from None
     return sorted({str(address[4][0]) for address in found})
 
 
 def connect(way: Way) -> socket.socket:
-    """Return a connection to the service's port, through the proxy if there is one.
+    """Connect to the service's port, through the proxy if there is one.
 
     Raises:
         ProbeError: The port cannot be reached.
@@ -102,11 +102,11 @@ def connect(way: Way) -> socket.socket:
     try:
         connection = socket.create_connection((host, port), timeout=STEP)
     except OSError as error:
-        what, cure = f"{host}:{port}", "let the firewall pass it, or set SFPUBSUB_PROXY to a proxy"
+        what, cure = f"{host}:{port}", "allow it in the firewall, or set SFPUBSUB_PROXY to a proxy"
         if way.proxy:
             what, cure = f"the proxy {what}", "check SFPUBSUB_PROXY or https_proxy"
         elif network.is_loopback(host):
-            cure = "start what should listen there, or check the port"
+            cure = "start the server that should listen there, or check the port"
         raise ProbeError(f"{what} cannot be reached: {_words(error)}", cure) from None
     if way.proxy:
         try:
@@ -118,10 +118,10 @@ def connect(way: Way) -> socket.socket:
 
 
 def handshake(way: Way, ca_file: str) -> str:
-    """Make a TLS connection, and return what was agreed on and with whom.
+    """Make a TLS handshake; return the TLS version and a description of the certificate.
 
     Raises:
-        ProbeError: The other end does not speak TLS, or its certificate is refused.
+        ProbeError: The server does not speak TLS, or its certificate is rejected.
         ConfigurationError: *ca_file* cannot be read.
     """
     trusting = ssl.create_default_context(cafile=str(network.trusted_roots(ca_file)))
@@ -135,23 +135,23 @@ def handshake(way: Way, ca_file: str) -> str:
             return f"{secured.version()}, certificate {described}"
     except ssl.SSLCertVerificationError as error:
         raise ProbeError(
-            f"the certificate is refused: {error.verify_message}; it is {_seen(way)}",
-            "if it is of a proxy or of a test server, name its authority with SFPUBSUB_CA_FILE",
+            f"the certificate is rejected: {error.verify_message}; it is {_seen(way)}",
+            "if it belongs to a proxy or a test server, set SFPUBSUB_CA_FILE to its authority",
         ) from None
     except ssl.SSLError as error:
         raise ProbeError(
-            f"no TLS: {error.reason or 'the connection broke'}",
+            f"no TLS: {error.reason or 'the connection was lost'}",
             "check the port; for an emulator without TLS set SFPUBSUB_INSECURE=1",
         ) from None
     except OSError as error:
         raise ProbeError(
-            f"the connection broke while TLS began: {_words(error)}",
-            "look for a firewall in between that lets no TLS pass",
+            f"the connection was lost during the TLS handshake: {_words(error)}",
+            "look for a firewall that blocks TLS",
         ) from None
 
 
 def _seen(way: Way) -> str:
-    # Only looked at: nothing is sent over it.
+    # Only inspected: nothing is sent over this connection.
     looking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     looking.check_hostname = False
     looking.verify_mode = ssl.CERT_NONE
@@ -163,7 +163,7 @@ def _seen(way: Way) -> str:
         ):
             return _described(secured.getpeercert(binary_form=True))
     except (ProbeError, OSError):
-        return "not shown a second time"
+        return "unavailable, as the second connection failed"
 
 
 def _described(der: bytes | None) -> str:
@@ -184,13 +184,15 @@ def _through_proxy(connection: socket.socket, way: Way) -> None:
         connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         answer = connection.recv(_ANSWER)
     except OSError as error:
-        raise ProbeError(f"the proxy broke off: {_words(error)}", "check the proxy") from None
+        raise ProbeError(
+            f"the proxy closed the connection: {_words(error)}", "check the proxy"
+        ) from None
     status = answer.split(b" ", 2)[1:2]
     if not answer.startswith(b"HTTP/1.") or status != [b"200"]:
         said = status[0][:3].decode("ascii", "replace") if status else "nothing"
         raise ProbeError(
-            f"the proxy answered {said} and does not pass {target}:{way.port}",
-            "let the proxy pass it, and check the user name and password in SFPUBSUB_PROXY",
+            f"the proxy answered {said} and refuses connections to {target}:{way.port}",
+            "allow it in the proxy, and check the username and password in SFPUBSUB_PROXY",
         )
 
 
@@ -201,10 +203,10 @@ def _words(error: Exception) -> str:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """Return what *work* returns; leaves it behind when it takes longer.
+    """Run *work* in a thread and return its result; abandon it on timeout.
 
     Raises:
-        TimeoutError: It took longer.
+        TimeoutError: It took too long.
     """
     future: Future[T] = Future()
 

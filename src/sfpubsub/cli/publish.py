@@ -1,4 +1,4 @@
-"""``sfpubsub publish``: JSON lines to events."""
+"""``sfpubsub publish``: publish JSON lines as events."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from sfpubsub.types import PublishResult
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# The member of a line that is about the event, and not a field: fields begin with a letter.
+# Member of a line that describes the event itself and is not a field; field names begin with a
+# letter.
 ABOUT = "_event"
 
 INTERRUPTED = 130
 
-# Results that wait to be printed: some requests' worth, so that a reader who pauses stops the
-# publishing instead of filling the memory.
+# Most results waiting to be printed: a few requests' worth, so that a slow reader stops publishing
+# instead of filling memory.
 MAX_UNPRINTED = 10_000
 
-# Events a second that can be asked for: far more than an org takes, and no infinity.
+# Highest rate that can be requested, in events per second: far more than an org accepts, but
+# finite.
 MAX_RATE = 1_000_000
 
 
@@ -44,24 +46,24 @@ T = TypeVar("T")
 
 
 class Rate(Seconds):
-    """Finite events a second, as ``100`` or ``100/s``."""
+    """Events per second, such as ``100`` or ``100/s``; finite."""
 
     name = "rate"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number."""
+        """Return the rate."""
         plain: Any = value.removesuffix("/s") if isinstance(value, str) else value
         return float(super().convert(plain, param, ctx))
 
 
 class Pace:
-    """When the next event may go.
+    """Paces events at a fixed rate.
 
     Args:
-        rate: Events a second.
-        clock: Steady time in seconds.
+        rate: Events per second.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +73,7 @@ class Pace:
         self._count = 0
 
     def next(self) -> float:
-        """Return the seconds to wait before the next event, which is counted."""
+        """Count the next event, and return the seconds to wait before it."""
         now = self._clock()
         if self._begun is None:
             self._begun = now
@@ -87,27 +89,29 @@ class Pace:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="JSON lines; stdin when left out.",
+    help="File with JSON lines.  [default: stdin]",
 )
 @click.option(
     "--created-by",
     metavar="USER_ID",
-    help="Fill CreatedById with this, and CreatedDate with the present time, where they are left "
-    "out.",
+    help="Set CreatedById to this, and CreatedDate to the current time, if a line omits them.",
 )
-@click.option("--stream", is_flag=True, help="Publish by PublishStream, several requests at once.")
+@click.option(
+    "--stream", is_flag=True, help="Publish with PublishStream, with several requests in flight."
+)
 @click.option(
     "--rate",
     type=Rate(0, MAX_RATE, min_open=True),
     metavar="N/s",
-    help="Publish at most so many events a second.",
+    help="Publish at most this many events per second.",
 )
 @click.option(
     "--timeout",
     type=Seconds(min=0, min_open=True),
     metavar="S",
     default=DEFAULT_TIMEOUT,
-    help=f"Seconds until an event without a result has failed.  [default: {DEFAULT_TIMEOUT:g}]",
+    help=f"Seconds after which an event without a result counts as failed.  [default: "
+    f"{DEFAULT_TIMEOUT:g}]",
 )
 @service_options
 def publish(
@@ -119,17 +123,16 @@ def publish(
     timeout: float,
     **service: str | None,
 ) -> int | None:
-    """Publish an event for every JSON line, and print a result for every event.
+    """Publish one event per JSON line, and print a result for each.
 
-    A line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
-    CreatedDate (milliseconds since 1970 UTC) and CreatedById have to be among them, or be asked for
-    with --created-by. A member "_event" is not a field: {"_event": {"id": "…", "headers": {"a":
-    "b"}}} sets the event's id, which it keeps however often it is sent, and its headers.
+    Each line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`. It
+    must contain CreatedDate (milliseconds since 1970 UTC) and CreatedById, unless --created-by is
+    used. The member "_event" is not a field: {"_event": {"id": "…", "headers": {"a": "b"}}} sets
+    the event's headers and its id, which stays the same if the event is resent.
 
-    Events go out in the order of the lines, with one request at a time; with --stream several are
-    on their way, which the service may publish in any order. What is not answered is sent again
-    under the same id. A line that is not an event ends the reading; Ctrl-C does, too, and a second
-    one ends at once.
+    Events are sent in the order of the lines, one request at a time. With --stream several requests
+    are in flight, and the service may publish them in any order. Unanswered events are resent with
+    the same id. An invalid line stops reading, as does Ctrl-C; a second Ctrl-C exits at once.
     """
     stop = StopRequest()
     with (
@@ -150,13 +153,13 @@ def publish(
 
 
 def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> int:
-    """Send every line, print results in the order of the lines; return how many failed."""
-    # A second Ctrl-C ends the publisher at once, and what has no result then is printed, too.
+    """Send every line, and print results in the same order; return the number of failures."""
+    # A second Ctrl-C stops the publisher at once; events without a result are printed as well.
     with Printer(PublishProgress(sys.stderr, publisher)) as printer, publisher:
         try:
             _send(publisher, lines, printer)
         except Exception:
-            _flush(publisher)  # the lines before it are published all the same
+            _flush(publisher)  # the lines before it are still published
             raise
         _flush(publisher)
     return printer.failed
@@ -172,10 +175,11 @@ def _send(publisher: Publisher, lines: Iterator[tuple[str, str]], printer: Print
 
 
 class Printer:
-    """Prints results in the order of their events, in a thread: also while no line comes.
+    """Prints results in the order of their events, in a thread, so that results appear even while
+    no input arrives.
 
     Args:
-        progress: Looked at with each result.
+        progress: Updated with each result.
     """
 
     def __init__(self, progress: PublishProgress) -> None:
@@ -187,9 +191,9 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Have the result of *receipt* printed; raises what became of an earlier one's printing.
+        """Queue a result for printing. Raises the error if printing an earlier one failed.
 
-        Waits while too many are not printed.
+        Blocks while too many are waiting.
         """
         self._receipts.put(receipt)
         self._raise_broken()
@@ -198,7 +202,7 @@ class Printer:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Wait until all is printed; every result comes in the publisher's own time."""
+        """Wait until everything is printed. The publisher's timeout bounds the wait."""
         self._receipts.put(None)
         self._thread.join()
         self._raise_broken()
@@ -209,7 +213,7 @@ class Printer:
 
     def _run(self) -> None:
         while (receipt := self._receipts.get()) is not None:
-            if self._broken is None:  # else it is taken only, so that nobody waits for room
+            if self._broken is None:  # otherwise only drain the queue, so that `put` does not block
                 self._print(receipt.result())
         self._progress.end()
 
@@ -223,19 +227,19 @@ class Printer:
 
 
 def _flush(publisher: Publisher) -> None:
-    # Failures are printed, one by one: the publisher need not raise them once more.
+    # Failures are printed one by one, so the publisher need not raise them again.
     try:
         publisher.flush()
     except PublishError:
         return
 
 
-class _Enough(Exception):  # noqa: N818  # no error: it ends a wait
-    """A signal came while a line, or its time, was waited for."""
+class _Enough(Exception):  # noqa: N818  # not an error: it ends a wait
+    """A signal arrived while waiting for a line or for the pace."""
 
 
 def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple[str, str]]:
-    """Yield lines with their place, at their pace, until a signal comes."""
+    """Yield lines with their location, at the given pace, until a signal arrives."""
     is_waiting = False
 
     def interrupt() -> None:
@@ -258,22 +262,22 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
         try:
             line = wait_for(file.readline, "")
         except UnicodeDecodeError as error:
-            # Files are decoded some lines ahead.
+            # The file is decoded some lines ahead.
             raise ConfigurationError(
-                f"{file.name} is not UTF-8, at line {number} or behind it"
+                f"{file.name} is not UTF-8, at line {number} or after it"
             ) from error
         if not line:
             if stop.requested:
-                logger.info("no more lines are read; results are waited for, until a second Ctrl-C")
+                logger.info("stopped reading; waiting for results, until a second Ctrl-C")
             return
         if line.strip():
-            if pace is not None:  # what was read when the signal comes goes out at once
+            if pace is not None:  # after a signal, lines already read are sent without pacing
                 wait_for(lambda: time.sleep(pace.next()), None)
             yield f"line {number} of {file.name}", line
 
 
 def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a line's values, and what it says about the event."""
+    """Return a line's field values, and the event's id and headers."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -282,8 +286,8 @@ def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ConfigurationError(f"{where} is not a JSON object")
     about = value.pop(ABOUT, {})
     if not isinstance(about, dict) or not about.keys() <= {"id", "headers"}:
-        raise ConfigurationError(f"{where}: {ABOUT} is an object with id, headers, or both")
+        raise ConfigurationError(f"{where}: {ABOUT} must be an object with id, headers, or both")
     headers = about.get("headers") or {}
     if not isinstance(headers, dict):
-        raise ConfigurationError(f"{where}: headers is an object of texts")
+        raise ConfigurationError(f"{where}: headers must be an object with string values")
     return value, {"event_id": about.get("id"), "headers": headers}

@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far publishing has got."""
+"""A progress line for publishing, on a terminal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TextIO
 
 from sfpubsub.client.publisher import Publisher
 
-# Seconds between two looks: smooth to the eye, and nothing beside what an event costs.
+# Seconds between updates: smooth to the eye, and negligible compared to the cost of an event.
 EVERY = 0.2
 
 _CLEAR = "\r\x1b[K"
 
 
 class PublishProgress:
-    """Writes over its own line; silent where there is no terminal. Not thread-safe.
+    """Updates its line in place; silent if there is no terminal. Not thread-safe.
 
     Args:
         out: The terminal's stream.
-        publisher: Has the counts.
+        publisher: Supplies the counts.
         clock: Steady time in seconds.
     """
 
@@ -33,7 +33,7 @@ class PublishProgress:
         self._due = self._begun
 
     def look(self) -> None:
-        """Write the progress, if it is due."""
+        """Update the line if it is due."""
         now = self._clock()
         if self._out is not None and now >= self._due:
             self._due = now + EVERY

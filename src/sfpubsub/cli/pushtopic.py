@@ -1,4 +1,4 @@
-"""``sfpubsub pushtopic`` and ``sfpubsub push``: the objects of the Streaming API."""
+"""``sfpubsub pushtopic`` and ``sfpubsub push``: PushTopics and generic channels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPERATIONS = ("create", "update", "delete", "undelete")
 
 @click.group()
 def pushtopic() -> None:
-    """Administer PushTopics: queries whose results' changes are events of /topic/NAME."""
+    """Administer PushTopics: queries whose result changes are published on /topic/NAME."""
 
 
 @pushtopic.command()
@@ -33,14 +33,14 @@ def pushtopic() -> None:
     "operations",
     type=click.Choice(_OPERATIONS),
     multiple=True,
-    help="What makes events; can be repeated.  [default: all of them]",
+    help="Operation that causes events; can be repeated.  [default: all]",
 )
 @click.option(
     "--notify-for-fields",
     type=click.Choice(["Referenced", "All", "Select", "Where"]),
     default="Referenced",
     show_default=True,
-    help="Changes of which fields make events.",
+    help="Which fields cause events when changed.",
 )
 @service_options
 def create(
@@ -50,7 +50,7 @@ def create(
     notify_for_fields: str,
     **service: str | None,
 ) -> None:
-    """Create a PushTopic of a SOQL query, and print it as a JSON line."""
+    """Create a PushTopic from a SOQL query, and print it as a JSON line."""
     topics, _ = _objects(service)
     made = topics.create(
         name, query, operations=operations or _OPERATIONS, notify_for_fields=notify_for_fields
@@ -61,7 +61,7 @@ def create(
 @pushtopic.command("list")
 @service_options
 def list_(**service: str | None) -> None:
-    """List the org's PushTopics, a JSON line for each."""
+    """List the org's PushTopics, one JSON line each."""
     for topic in _objects(service)[0].list():
         _show(topic)
 
@@ -79,7 +79,7 @@ def show(name: str, **service: str | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
-    """Delete a PushTopic and print what it was. Its subscribers hear nothing any more."""
+    """Delete a PushTopic and print it. Its subscribers no longer receive events."""
     topics, _ = _objects(service)
     if not yes:
         click.confirm(f"delete {topics.show(name).name}?", abort=True, err=True)
@@ -89,14 +89,16 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
 @click.command()
 @click.argument("channel")
 @click.argument("payload", required=False)
-@click.option("--to", "user_ids", multiple=True, metavar="ID", help="A user; can be repeated.")
+@click.option(
+    "--to", "user_ids", multiple=True, metavar="ID", help="Id of a receiving user; can be repeated."
+)
 @service_options
 def push(
     channel: str, payload: str | None, user_ids: tuple[str, ...], **service: str | None
 ) -> None:
-    """Push an event to a generic channel such as /u/News: PAYLOAD, or else what stdin has.
+    """Push an event with PAYLOAD (default: stdin) to a generic channel such as /u/News.
 
-    Prints a JSON line with the number of users who got it, -1 for a broadcast.
+    Prints a JSON line with the number of users who received it, or -1 for a broadcast.
     """
     text = sys.stdin.read() if payload is None else payload
     count = _objects(service)[1].push(channel, text, user_ids)

@@ -1,4 +1,4 @@
-"""``sfpubsub quarantine``: see events that could not be decoded or handled, and decode them."""
+"""``sfpubsub quarantine``: list events that could not be decoded or handled, and redrive them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sfpubsub.stores.schema_store import FileSchemaStore
 if TYPE_CHECKING:
     from sfpubsub.spark.raw.sources import Source
 
-# What `ingest` calls a table's quarantine, and the schema store next to it.
+# Directory names of a table's quarantine and of the schema store next to it.
 _OF_A_TABLE = "_quarantine"
 _SCHEMAS_BESIDE = "_schemas"
 
-# What a quarantine calls an event, and what else it holds: locks, drafts, marks of removed ones.
+# File names of entries, and of everything else in a quarantine: locks, drafts, marks.
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 _LEFT = re.compile(r"^\.|\.tmp$|\.done$")
 
@@ -41,20 +41,21 @@ _dir_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     required=True,
-    help="The quarantine; that of a Parquet table DIR/NAME is DIR/.NAME.sfpubsub/_quarantine.",
+    help="Directory of the quarantine; for a Parquet table DIR/NAME it is "
+    "DIR/.NAME.sfpubsub/_quarantine.",
 )
 
 
 @click.group()
 def quarantine() -> None:
-    """See events that could not be decoded or handled, and decode them after all."""
+    """List events that could not be decoded or handled, and redrive them."""
 
 
 @quarantine.command("list")
 @_dir_option
-@click.option("--all", "all_", is_flag=True, help="Also those that were redriven.")
+@click.option("--all", "all_", is_flag=True, help="Include redriven events.")
 def list_(directory: Path, all_: bool) -> None:
-    """Print a JSON line for each event, in order of arrival."""
+    """Print a JSON line per event, in order of arrival."""
     kept = _quarantine_at(directory)
     shown = left_out = 0
     for entry in kept.entries():
@@ -64,8 +65,8 @@ def list_(directory: Path, all_: bool) -> None:
             shown += 1
         else:
             left_out += 1
-    if not shown:  # silence would look the same as a wrong directory
-        more = f" but {left_out} that --all shows: redriven" if left_out else ""
+    if not shown:  # no output would look like a wrong directory
+        more = f" except {left_out} redriven, which --all shows" if left_out else ""
         click.echo(f"no event in {directory}{more}", err=True)
 
 
@@ -73,7 +74,7 @@ def list_(directory: Path, all_: bool) -> None:
 @_dir_option
 @click.argument("key")
 def show(directory: Path, key: str) -> None:
-    """Print all that is kept of the event KEY, as one JSON line."""
+    """Print everything stored about the event KEY, as one JSON line."""
     kept = _quarantine_at(directory)
     entry = _entry(kept, key)
     raw = entry.raw
@@ -94,8 +95,8 @@ def show(directory: Path, key: str) -> None:
     "--to",
     "to",
     metavar="TABLE",
-    help="Write them into this raw table, each once, and not to stdout. Its position stays; no "
-    "other writer may have it open.",
+    help="Write events to this raw table, each once, instead of stdout. The table's position "
+    "stays unchanged. No other writer may have it open.",
 )
 @click.option(
     "--format",
@@ -110,10 +111,10 @@ def show(directory: Path, key: str) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     multiple=True,
-    help="A schema store to look in.  [default: _schemas next to the quarantine]",
+    help="Schema store to search.  [default: _schemas next to the quarantine]",
 )
 @click.option("--fetch", is_flag=True, help="Ask the service for schemas that are missing locally.")
-@click.option("--again", is_flag=True, help="Also those that were redriven before.")
+@click.option("--again", is_flag=True, help="Include events that were already redriven.")
 @service_options
 def redrive(
     directory: Path,
@@ -128,14 +129,13 @@ def redrive(
     again: bool,
     **service: str | None,
 ) -> None:
-    """Decode events and print them as subscribe would, all of them or those named.
+    """Decode events, all or those named, and print them as `subscribe` does.
 
-    An event is marked as redriven after its line is written out, or after its row is in the table,
-    and is left out next time. Those that still cannot be decoded stay, with a word on stderr; then
-    the exit code is 1.
+    An event is marked as redriven after its line or its row is written, and is skipped next time.
+    Events that still cannot be decoded stay, with a message on stderr, and the exit code is 1.
     """
     if to is None and (format_ or master or conf or packages):
-        raise click.UsageError("--format, --master, --conf and --packages go with --to")
+        raise click.UsageError("--format, --master, --conf and --packages require --to")
     kept = _quarantine_at(directory)
     beside = [place for place in [directory.parent / _SCHEMAS_BESIDE] if place.is_dir()]
     with ExitStack() as opened:
@@ -148,7 +148,7 @@ def redrive(
                 click.echo("0 redriven, 0 left", err=True)
                 return
             entries = chain([first], entries)
-            # Before the client: Spark forks.
+            # Before the client, because Spark forks.
             spark = spark_settings(conf, packages)
             sink = _open_table(opened, to, format_ or "parquet", master, spark, source_of(first))
         sources: list[Callable[[str], str | None]] = [
@@ -158,7 +158,7 @@ def redrive(
             client = opened.enter_context(connected_client(None, **service))
             sources.append(lambda schema_id: _asked(client.get_schema, schema_id))
         done, left = run_redrive(kept, entries, Decoder(sources), sink)
-    had = f" ({sink.duplicates} in the table before)" if isinstance(sink, Table) else ""
+    had = f" ({sink.duplicates} already in the table)" if isinstance(sink, Table) else ""
     click.echo(f"{done} redriven{had}, {left} left", err=True)
     if left:
         click.get_current_context().exit(1)
@@ -168,7 +168,7 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
     """Return the quarantine there, which may be empty.
 
     Raises:
-        ConfigurationError: The directory holds something else.
+        ConfigurationError: The directory contains something else.
         OSError: It cannot be read.
     """
     names = sorted(place.name for place in directory.iterdir())
@@ -178,7 +178,7 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
 
         of_a_table = [place for place in local_sidecars(directory, _OF_A_TABLE) if place.is_dir()]
         raise ConfigurationError(
-            f"{directory} is not a quarantine (it holds {foreign[0]!r}): name "
+            f"{directory} is not a quarantine (it contains {foreign[0]!r}): use "
             f"{of_a_table[0] if of_a_table else 'another directory'}"
         )
     return FileQuarantine(directory)

@@ -1,8 +1,8 @@
-"""Decodes what a quarantine holds, and writes it out: as lines, or into a raw table.
+"""Decode the events of a quarantine, and write them as lines or to a raw table.
 
-The order is the promise: decode, write out durably, and only then mark as redriven. So an event
-that was marked is somewhere, and one that was written and not marked is written again, which a
-table notices and a reader of lines has to.
+The order matters: decode, write durably, and only then mark as redriven. So a marked event is never
+lost, and an event that was written but not marked is written again. A table drops that duplicate; a
+reader of lines has to do so itself.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ if TYPE_CHECKING:
     from sfpubsub.spark.raw.rows import Row
     from sfpubsub.spark.raw.sources import Source
 
-# Lines that are written out before they are marked: a killed run writes no more than these again.
+# Lines written before they are marked: a run that is killed repeats at most this many.
 _LINES = 100
 
-# A write to a table takes a second or so, whatever its size: many events at once, but no more than
-# memory holds easily. Both as `ingest` has them.
+# A write to a table takes about a second, whatever its size: write many events at once, but no more
+# than fit easily in memory. Both values are those of `ingest`.
 _ROWS = 10_000
 _ROW_BYTES = 32 * 2**20
 
-# What fsync says of a pipe or a terminal, whose reader has the line by then; None is of no
+# Errors of fsync for a pipe or a terminal, whose reader already has the line; None if there is no
 # descriptor at all.
 _NOT_A_FILE = {errno.EINVAL, errno.ENOTSUP, None}
 
 
 class Sink(Protocol):
-    """Where redriven events go."""
+    """Destination of redriven events."""
 
     @property
     def name(self) -> str:
-        """A description; written into the marks."""
+        """Description of the destination; stored in the marks."""
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return why an entry cannot go there, or None."""
+        """Return why an entry cannot be written there, or None."""
         ...
 
     def add(self, event: Event, received_at: float) -> bool:
-        """Take an event, and say whether it is time to write.
+        """Add an event; return whether it is time to write.
 
         Raises:
-            DecodeError: Its payload does not fit its schema; it was not taken.
+            DecodeError: Its payload does not fit its schema; it was not added.
         """
         ...
 
     def write(self) -> None:
-        """Write out what was added since the last time; durable when this returns.
+        """Write the added events durably.
 
         Raises:
-            WriteError: It could not be; none of it may be marked.
+            WriteError: The write failed; none of the events may be marked.
         """
         ...
 
 
 class Lines:
-    """The lines that ``subscribe`` would have printed, on stdout."""
+    """Writes the lines that ``subscribe`` would have printed to stdout."""
 
     name = "stdout"
 
@@ -110,10 +110,10 @@ def _sync(descriptor: Callable[[], int]) -> None:
 
 
 class Table:
-    """The raw table that the events would have come into; its position stays where it is.
+    """Writes to the raw table that the events belong to. Its position stays unchanged.
 
     Args:
-        writer: Of the table.
+        writer: Writer of the table.
     """
 
     def __init__(self, writer: EventWriter) -> None:
@@ -123,7 +123,7 @@ class Table:
         self._schemas: dict[str, str] = {}
         self._bytes = 0
         self.duplicates: int = 0
-        """Events that the table had already."""
+        """Number of events that the table already had."""
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ class Table:
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))
-        return f"it is of {entry.subscription}, and the table takes events of {owners}"
+        return f"it belongs to {entry.subscription}, but the table contains events of {owners}"
 
     def add(self, event: Event, received_at: float) -> bool:
         """See `Sink`."""
@@ -150,9 +150,9 @@ class Table:
         return len(self._rows) >= _ROWS or self._bytes >= _ROW_BYTES
 
     def write(self) -> None:
-        """See `Sink`. What the table has is not written again, however long ago it was.
+        """See `Sink`. Events that the table already has are not written again, however old.
 
-        The schemas are durable beside the table before the rows.
+        Schemas are stored durably before the rows.
         """
         from sfpubsub.spark.raw.rows import arrow_table
 
@@ -163,7 +163,7 @@ class Table:
 
 
 def source_of(entry: QuarantinedEvent) -> Source:
-    """Return what delivered an entry: topics begin with a slash, managed subscriptions do not."""
+    """Return the source of an entry: topics begin with a slash, managed subscriptions do not."""
     from sfpubsub.spark.raw.sources import Source
 
     name = entry.subscription
@@ -176,11 +176,11 @@ def redrive(
     """Decode entries, write them out, and mark them.
 
     Returns:
-        How many were written out, and how many stay because they cannot be.
+        The number of entries written, and the number left because they could not be.
 
     Raises:
-        WriteError: They could not be written out or marked.
-        ConfigurationError: Entries are damaged; all others are done with.
+        WriteError: Entries could not be written or marked.
+        ConfigurationError: Some entries are damaged. Raised after all others were processed.
     """
     done = left = 0
     keys: list[str] = []
@@ -194,7 +194,7 @@ def redrive(
     def next_entry() -> QuarantinedEvent | None:
         try:
             return next(entries, None)
-        except ConfigurationError:  # damaged entries: the others are done with first
+        except ConfigurationError:  # damaged entries: process the others first
             write_out()
             raise
 
@@ -218,10 +218,10 @@ def redrive(
 
 
 class Decoder:
-    """Finds the schema of an entry: the one that it holds, or else the one of its schema id.
+    """Finds the schema of an entry: the stored one, or else by schema id.
 
     Args:
-        sources: Looked into in order, each once for an id.
+        sources: Searched in order, each once per id.
     """
 
     def __init__(self, sources: list[Callable[[str], str | None]]) -> None:
@@ -229,10 +229,10 @@ class Decoder:
         self._found: dict[str, Codec | None] = {}
 
     def event(self, entry: QuarantinedEvent) -> Event:
-        """Return the event; its value is decoded when it is read.
+        """Return the event; its value is decoded on access.
 
         Raises:
-            SchemaNotFoundError: There is no schema of it.
+            SchemaNotFoundError: Its schema is not available.
         """
         schema_id = entry.raw.schema_id
         codec = _codec(schema_id, entry.schema_json)
@@ -242,7 +242,7 @@ class Decoder:
         codec = codec or self._found[schema_id]
         if codec is None:
             raise SchemaNotFoundError(
-                f"schema {schema_id} is missing: name a store with --schemas, or --fetch"
+                f"schema {schema_id} is missing: name a store with --schemas, or use --fetch"
             )
         batch = EventBatch(
             subscription=entry.subscription,
@@ -261,5 +261,5 @@ def _codec(schema_id: str, text: str | None) -> Codec | None:
     try:
         return None if text is None else Codec(schema_id, text)
     except SchemaError as error:
-        click.echo(f"passed over: {error}", err=True)
+        click.echo(f"skipped: {error}", err=True)
         return None

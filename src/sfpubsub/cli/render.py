@@ -1,4 +1,4 @@
-"""How things look as JSON lines."""
+"""Render values as JSON lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sfpubsub.types import PublishResult
 
 
 def json_line(value: Any) -> str:
-    """Return *value* as one line of JSON, with its line end."""
+    """Return *value* as one line of JSON, including the line end."""
     return _compact(value) + "\n"
 
 
@@ -23,21 +23,21 @@ def _compact(value: Any) -> str:
 
 
 class EventLines:
-    """Events as lines of JSON, each with its line end. Not thread-safe.
+    """Renders events as JSON lines, including the line end. Not thread-safe.
 
-    What the events of a schema have in common is made once.
+    The parts that all events of a schema share are cached.
 
     Args:
-        raw: Show payloads as base64 of their Avro bytes, not decoded.
+        raw: Whether to show payloads as base64 of their Avro bytes instead of decoding them.
     """
 
     def __init__(self, *, raw: bool) -> None:
         self._raw = raw
-        # What is before an event's id, and between its position and its payload.
+        # The text before an event's id, and the text between its position and its payload.
         self._common: dict[tuple[Codec, str, str], tuple[str, str]] = {}
 
     def line(self, event: Event) -> str:
-        """Return an event as a line.
+        """Render an event as a line.
 
         Raises:
             DecodeError: The payload does not fit its schema.
@@ -56,7 +56,7 @@ class EventLines:
         before = _compact({"topic": topic, "subscription": subscription, "event_id": ""})
         between = _compact({"schema_id": codec.schema_id, "event_name": codec.name, "payload": ""})
         common = before.removesuffix('""}'), f",{between[1:]}".removesuffix('""}')
-        # One a schema; but one that is not available is another object for every response.
+        # One per schema, but an unavailable schema is a new object for every response.
         if len(self._common) >= MAX_SCHEMAS:
             self._common.clear()
         self._common[key] = common
@@ -64,7 +64,7 @@ class EventLines:
 
 
 def publish_line(result: PublishResult) -> str:
-    """Return a publish result as one line of JSON, with its line end."""
+    """Return a publish result as one line of JSON, including the line end."""
     replay_id = None if result.replay_id is None else result.replay_id.hex()
     return json_line(
         {"event_id": result.correlation_key, "replay_id": replay_id, "error": result.error}

@@ -1,4 +1,4 @@
-"""What the commands that call the service share: its options, the client, and signals."""
+"""Shared by the commands that call the service: options, the client, and signals."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ import click
 from sfpubsub.config import DEFAULT_ENDPOINT, Settings
 from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL, STREAMING_API_VERSION
 
-if TYPE_CHECKING:  # what takes long to import is imported where it is used, which no --help does
+if TYPE_CHECKING:  # slow imports happen where they are used, so that --help stays fast
     from sfpubsub.auth.session import CurrentSession
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.stores.schema_store import SchemaStore
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# How long a command waits for the service to be reached, in seconds: several attempts of a
-# connection, and short enough for a person.
+# How long a command waits to reach the service, in seconds: several connection attempts, and short
+# enough for a person.
 CONNECT_TIMEOUT = 10.0
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-# Settings that may be given on a command line, with what their help says. Secrets are not among
-# them: other users of a machine see command lines.
+# Settings that can be given on the command line, with their help. Secrets are excluded, because
+# other users of a machine can see command lines.
 OPTIONS: dict[str, tuple[str, str]] = {
     "config": ("FILE", "TOML file with settings."),
-    "profile": ("NAME", "The [profile.NAME] of that file."),
+    "profile": ("NAME", "The [profile.NAME] table of that file."),
     "endpoint": ("HOST:PORT", f"The service.  [default: {DEFAULT_ENDPOINT}]"),
     "insecure": ("1|force", "Plaintext: 1 to loopback only, force to anywhere."),
     "ca_file": ("PEM", "Certificate authorities to trust instead of the system's."),
-    "proxy": ("URL", "HTTP proxy; without it https_proxy and no_proxy hold."),
-    "ping_interval": ("S", "Seconds between pings; 0 for none.  [default: 30]"),
+    "proxy": ("URL", "HTTP proxy; if omitted, https_proxy and no_proxy apply."),
+    "ping_interval": ("S", "Seconds between pings; 0 disables them.  [default: 30]"),
     "ping_timeout": ("S", "Seconds until a ping counts as lost.  [default: 10]"),
     "auth": ("WAY", f"How to sign in: {', '.join(AUTH_WAYS)}.  [default: token]"),
     "instance_url": ("URL", "The org: scheme and host."),
     "tenant_id": ("ID", "Organisation id."),
     "login_url": ("URL", f"Where to sign in.  [default: {DEFAULT_LOGIN_URL}]"),
     "client_id": ("KEY", "Consumer key of the connected app."),
-    "username": ("USER", "The user to sign in; with sf-cli the org's user name or alias."),
+    "username": ("USER", "User to sign in as; with sf-cli, the org's username or alias."),
     "private_key_file": ("PEM", "Private key of the JWT flow."),
-    "audience": ("URL", "Audience of the JWT flow; made of the login URL otherwise."),
+    "audience": ("URL", "Audience of the JWT flow.  [default: from the login URL]"),
     "streaming_api_version": (
         "N.0",
-        f"Of the Streaming API.  [default: {STREAMING_API_VERSION}]",
+        f"Version of the Streaming API.  [default: {STREAMING_API_VERSION}]",
     ),
 }
 
@@ -56,7 +56,7 @@ CHOICES = {"insecure": ("1", "force"), "auth": tuple(AUTH_WAYS)}
 
 
 def service_options(command: Command) -> Command:
-    """Add the options that say which service to call, and as whom.
+    """Add the options that select the service and the way to sign in.
 
     The command gets them as ``**service``, a mapping for `connected_client` and `Settings.load`.
     """
@@ -75,17 +75,17 @@ def connected_client(
     /,
     **options: str | None,
 ) -> Iterator[PubSubClient]:
-    """Yield a client whose service can be reached, and that is signed in.
+    """Yield a client that has reached the service and is signed in.
 
     Args:
-        schema_store: Where schemas are kept.
-        sessions: Where the session comes from, instead of a sign-in as the options say.
-        options: What `service_options` gave.
+        schema_store: Store for schemas.
+        sessions: Supplies the session, instead of signing in with the options.
+        options: Values of `service_options`.
 
     Raises:
         ConfigurationError: A setting is missing or wrong.
         AuthenticationError: The sign-in was refused.
-        StreamUnavailableError: The service, or the host to sign in at, cannot be reached.
+        StreamUnavailableError: The service or the login host cannot be reached.
     """
     from sfpubsub.auth.oauth import session_provider
     from sfpubsub.auth.session import CurrentSession
@@ -94,7 +94,7 @@ def connected_client(
     sessions = sessions or CurrentSession(session_provider(settings))
     with client_of(settings, sessions, schema_store) as client:
         client.connect(CONNECT_TIMEOUT)
-        session = sessions.get()  # a wrong login host is an error now, and not a silent wait
+        session = sessions.get()  # fail now on a wrong login host, instead of waiting silently
         logger.info("signed in at %s, org %s", session.instance_url, session.tenant_id)
         yield client
 
@@ -102,7 +102,7 @@ def connected_client(
 def client_of(
     settings: Settings, sessions: CurrentSession, schema_store: SchemaStore | None = None
 ) -> PubSubClient:
-    """Return a client for the service that the settings name.
+    """Return a client for the configured service.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -121,9 +121,10 @@ def client_of(
 
 
 class StopRequest:
-    """Turns SIGTERM and the first Ctrl-C into a flag; a second Ctrl-C raises KeyboardInterrupt.
+    """Turns SIGTERM and the first Ctrl-C into a flag. A second Ctrl-C raises KeyboardInterrupt.
 
-    A flag, not an exception, so that no event is caught between being written and being acked.
+    It uses a flag instead of an exception, so that no event is interrupted between being written
+    and being acked.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[StopRequest]:
-        """Handle both signals in the block, the drain at its end included. For the main thread."""
+        """Handle both signals within the block. Only for the main thread."""
         previous = {
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -145,7 +146,9 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def tell(self, callback: Callable[[], None]) -> None:
-        """Call *callback* when the request comes, in a signal handler; at once if it has come."""
+        """Call *callback* in the signal handler when a stop is requested, or at once if it already
+        was.
+        """
         self._tell = callback
         if self.requested:
             callback()

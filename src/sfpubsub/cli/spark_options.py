@@ -1,4 +1,4 @@
-"""Options of the commands that start Spark: the configuration of its session, and its jars."""
+"""Options of the commands that start Spark: session configuration and jars."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 def pairs(
     _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Return options of the form ``KEY=VALUE`` in two parts. A callback of click.
+    """Split options of the form ``KEY=VALUE``. A click callback.
 
-    The value may be a secret, and without the sign there is no telling where the key ends: so no
-    error repeats what was given.
+    Errors do not quote the option: the value may be a secret, and without the ``=`` it is unclear
+    where the key ends.
     """
     found = []
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key.strip():
-            raise click.BadParameter("it takes KEY=VALUE", param=parameter)
+            raise click.BadParameter("use KEY=VALUE", param=parameter)
         found.append((key.strip(), text))
     return tuple(found)
 
 
 def spark_options(command: F) -> F:
-    """Add ``--conf`` and ``--packages``; they come as ``conf`` and ``packages``.
+    """Add the options ``--conf`` and ``--packages``, passed as ``conf`` and ``packages``.
 
     See `spark_settings`.
     """
@@ -37,16 +37,16 @@ def spark_options(command: F) -> F:
             "--packages",
             metavar="COORDINATES",
             multiple=True,
-            help="Jars that Spark gets from Maven Central, as GROUP:ARTIFACT:VERSION, several with "
-            "commas; can be repeated.",
+            help="Jars for Spark to fetch from Maven Central, as GROUP:ARTIFACT:VERSION, "
+            "separated by commas; can be repeated.",
         ),
         click.option(
             "--conf",
             callback=pairs,
             metavar="KEY=VALUE",
             multiple=True,
-            help="A setting of Spark, such as a catalog's; can be repeated. For secrets use a file "
-            "of Spark's own (spark-defaults.conf): a command line is seen by others.",
+            help="Spark setting, for instance for a catalog; can be repeated. Put secrets into "
+            "spark-defaults.conf instead: other users can see command lines.",
         ),
     ):
         command = option(command)
@@ -54,7 +54,7 @@ def spark_options(command: F) -> F:
 
 
 def spark_settings(conf: tuple[tuple[str, str], ...], packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the settings of a session from the options that `spark_options` adds."""
+    """Return the Spark session settings for the options that `spark_options` adds."""
     settings = dict(conf)
     coordinates = [settings.get("spark.jars.packages", ""), *packages]
     wanted = ",".join(text for text in coordinates if text)

@@ -1,4 +1,4 @@
-"""Starts Spark for a command, so that Ctrl-C and SIGTERM do no harm meanwhile."""
+"""Start Spark for a command, so that Ctrl-C and SIGTERM are safe meanwhile."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sfpubsub.cli.service import StopRequest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Seconds between checks of Spark while it starts. A signal wakes the main thread by itself.
+# Seconds between checks of Spark while it starts. A signal wakes the main thread anyway.
 _POLL = 0.2
 
 
 def start_spark(session: AbstractContextManager[SparkSession], stop: StopRequest) -> SparkSession:
-    """Enter *session* in a thread of its own, and return what it yields. The caller leaves it.
+    """Enter *session* in a separate thread and return its value. The caller must exit it.
 
-    In the main thread PySpark would put its own signal handler in place of ours, and Ctrl-C would
-    break a start half-way: the command was seen to hang then.
+    In the main thread, PySpark would replace our signal handler, and Ctrl-C would interrupt a start
+    halfway, after which the command has been seen to hang.
     """
     started: list[SparkSession | BaseException] = []
 

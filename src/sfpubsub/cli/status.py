@@ -1,4 +1,4 @@
-"""What a status file says, and reading it: any bytes are a status, or a sentence about them."""
+"""Status files: their contents, and reading them safely."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sfpubsub.spark.runtime.process import Process
 
 Kind = Literal["managed", "topic", "channel"]
 
-# Hours that deliveries are counted for: the service's allocation is of a rolling 24 hours.
+# Hours for which deliveries are counted: the service's allocation covers a rolling 24 hours.
 HOURS = 24
 
 # Seconds of an hour.
 HOUR = 3600
 
-# End of the file names. Others may have files in the same directory, which are not ours.
+# Suffix of the file names. The directory may contain unrelated files.
 SUFFIX = ".status.json"
 
-# Largest number of a status, far above any time in seconds and any count of events.
+# Largest number accepted, far above any time in seconds and any count of events.
 _MOST = 1e13
 
 # Version of the file format; files of another version are not read.
@@ -33,38 +33,41 @@ FORMAT = 2
 
 @dataclass
 class Status:
-    """What the file says. Times are seconds since 1970 UTC, positions hexadecimal."""
+    """Contents of a status file. Times are in seconds since 1970 UTC, positions in hexadecimal."""
 
     command: str
     """``subscribe`` or ``ingest``."""
     kind: Kind
     name: str
-    """Topic, or name or id of the managed subscription."""
+    """The topic, or the managed subscription's name or id."""
     endpoint: str
     """``host:port`` of the service."""
     org: str
-    """Which org, as far as the settings tell: tenant id, instance URL, or where and as whom one
-    signs in. Orgs share an endpoint."""
+    """The org, as far as the settings reveal it: tenant id, instance URL, or login host and user.
+    Orgs share an endpoint.
+    """
     pid: int
     process: str
-    """When that process began, as its system tells it; tells it from later ones with its pid."""
+    """When the process started, according to its system; distinguishes it from later processes with
+    the same pid.
+    """
     host: str
     """The machine that it runs on."""
     run: str
-    """Tells this run from every other one of the same subscription."""
+    """Identifies this run among all runs of the same subscription."""
     started_at: float
     updated_at: float
     into: str | None = None
-    """Where the events go, if they go to a table."""
+    """The table that events are written to, if any."""
     connected: bool = False
     """Whether the service has accepted the subscription in this run."""
     ended_at: float | None = None
-    """When the command ended in order; None while it runs, and if it was killed."""
+    """When the command exited cleanly; None while it runs or if it was killed."""
     state: str = "new"
-    """Of the subscription: `Health.state`."""
+    """`Health.state` of the subscription."""
     reason: str | None = None
     acked_position: str | None = None
-    """Of the last event that was printed or written."""
+    """Position of the last event that was printed or written."""
     received_position: str | None = None
     committed_position: str | None = None
     last_message_at: float | None = None
@@ -72,24 +75,24 @@ class Status:
     last_commit_at: float | None = None
     """When the last commit was confirmed."""
     acked_event_at: float | None = None
-    """When the last acked event happened, where it says so."""
+    """When the last acked event occurred, if it has a timestamp."""
     acked_at: float | None = None
     """When that event was acked."""
     delivered: int = 0
-    """Events of this run."""
+    """Events delivered in this run."""
     pending: int = 0
     unacked: int = 0
     gaps: int = 0
     quarantined: int = 0
     hours: dict[str, int] = field(default_factory=dict)
-    """Events delivered, by hour since 1970; as the service counts them, with those sent again."""
+    """Events delivered, by hour since 1970. Includes redeliveries, as the service counts them."""
 
     def delivered_lately(self, now: float) -> int:
-        """Events of the last 24 h, and of the rest of the hour in which these began."""
+        """Return the events delivered in the last 24 h, rounded up to full hours."""
         return sum(recent(self.hours, now).values())
 
     def is_alive(self) -> bool | None:
-        """Whether the process still runs; None when it is of another machine."""
+        """Return whether the process is still running; None if it is on another machine."""
         if self.ended_at is not None:
             return False
         if self.host != socket.gethostname():
@@ -97,24 +100,26 @@ class Status:
         return Process(self.pid, self.process).alive()
 
     def is_shown(self) -> bool:
-        """Whether it says anything: a run that was killed before it was accepted does not."""
+        """Return whether it is worth showing: a run that was killed before it was accepted
+        is not.
+        """
         return self.connected or self.is_alive() is not False
 
 
 def state_dir() -> Path:
-    """Return the directory of the status files; ``SFPUBSUB_STATE_DIR`` goes before the default."""
+    """Return the directory of the status files; ``SFPUBSUB_STATE_DIR`` overrides the default."""
     given = os.environ.get("SFPUBSUB_STATE_DIR")
     return Path(given) if given else Path(platformdirs.user_state_path("sfpubsub", False))
 
 
 def read_all(directory: Path) -> tuple[list[Status], list[str]]:
-    """Return what the runs on file say, and a sentence for each file that cannot be read."""
+    """Return all statuses, and an error message for each file that cannot be read."""
     found, unreadable = [], []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
             status = read(path)
         except FileNotFoundError:
-            continue  # pruned by another command just now
+            continue  # just pruned by another command
         except (OSError, ValueError) as error:
             unreadable.append(f"{path} cannot be read: {error}")
         else:
@@ -129,10 +134,10 @@ def recent(hours: dict[str, int], now: float) -> dict[str, int]:
 
 
 def read(path: Path) -> Status:
-    """Return what a file says.
+    """Read a status file.
 
     Raises:
-        FileNotFoundError: It is gone.
+        FileNotFoundError: The file no longer exists.
         OSError: The system could not read it.
         ValueError: It is damaged, or of another version.
     """
@@ -144,13 +149,13 @@ def read(path: Path) -> Status:
         raise ValueError("it is not a status file of this version")
     for name, kind in _FIELDS.items():
         if name not in values or not isinstance(values[name], kind):
-            raise ValueError(f"its {name} is missing or of a wrong kind")
+            raise ValueError(f"its {name} is missing or has a wrong type")
         if isinstance(values[name], str):
-            values[name].encode()  # or it could not be printed
+            values[name].encode()  # otherwise it could not be printed
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
             raise ValueError(f"its {name} is not a valid number")
     if values["kind"] not in get_args(Kind):
-        raise ValueError(f"it is of neither {' nor '.join(get_args(Kind))}")
+        raise ValueError(f"its kind is not one of {', '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
         raise ValueError("its hours are not counts")
     return Status(**{name: values[name] for name in _FIELDS})
@@ -167,7 +172,7 @@ def _is_count(hour: str, events: Any) -> bool:
 _STR, _INT, _TIME = (str,), (int,), (int, float)
 _OPTIONAL_STR, _OPTIONAL_TIME = (str, type(None)), (int, float, type(None))
 
-# What each value of the file may be.
+# Types allowed for each value.
 _FIELDS: dict[str, tuple[type, ...]] = {
     "command": _STR,
     "kind": _STR,

@@ -1,14 +1,13 @@
-"""A small file that says how far a running command has got, for people and for ``sfpubsub lag``.
+"""Write a small status file with the progress of a running command, for ``sfpubsub lag``.
 
-`subscribe` and `ingest` keep one each, in the thread that iterates, about once a second; reading it
-costs the service nothing. It is informative: no decision is made from it, it is not flushed to the
-disk, and a file that cannot be written ends nothing. It holds no secret and no content of an event.
+`subscribe` and `ingest` each update one in the iterating thread, about once a second; reading it
+does not involve the service. It is informative only: no decision depends on it, it is not flushed
+to disk, and failing to write it stops nothing. It contains no secrets and no event contents.
 
-Each run has a file of its own and says nothing of another. Once the service has sent it something,
-it replaces the files of earlier runs that have ended, and takes over only what is counted over all
-runs: the events of the last hours. A run that ends in order and was sent nothing replaces only such
-as were sent nothing either. One that was never accepted, because the name was misspelt or nobody
-could sign in, removes its file at its end.
+Each run has its own file. Once the service has sent it something, it replaces the files of earlier
+runs that have ended, and keeps only their hourly event counts. A run that exits cleanly without
+having received anything replaces only files of runs that received nothing either. A run that was
+never accepted, because the name was misspelt or the sign-in failed, removes its file when it exits.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# Seconds between two writes: as often as a person looks, and nothing beside what an event costs.
+# Seconds between writes: often enough for a person, and negligible compared to the cost of events.
 EVERY = 1.0
 
-# Seconds after which the file of a dead process is removed: long past every retention.
+# Age in seconds at which the file of a dead process is removed: far beyond any retention.
 _KEPT = 30 * 86_400.0
 
-# End of the name of a file that is being written.
+# Suffix of a file that is being written.
 _DRAFT = ".status.tmp"
 
 
 class StatusFile:
-    """Keeps one status file. Use it as a context manager, in the thread that iterates.
+    """Maintains one status file. Use it as a context manager, in the iterating thread.
 
     ::
 
@@ -66,9 +65,9 @@ class StatusFile:
     Args:
         command: ``subscribe`` or ``ingest``.
         kind: Whether *name* is a managed subscription, a topic or a channel.
-        name: What is read.
-        settings: Which service is read, and as whom.
-        into: The table that is written.
+        name: Name of the source.
+        settings: Settings of the run; they identify the service and the user.
+        into: The table that is written, if any.
         clock: Seconds since 1970 UTC.
     """
 
@@ -83,11 +82,11 @@ class StatusFile:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._path: Path | None = None  # None once it could not be written
+        self._path: Path | None = None  # None after a failed write
         org = _org(settings)
         self._key = _key(kind, name, settings.endpoint, org)
         self.observation = Observation(kind, name, clock=clock)
-        """What the file is written from."""
+        """The observation that the file is written from."""
         self._seen = NEW
         self._is_followed = False
         self._due = 0.0
@@ -102,7 +101,7 @@ class StatusFile:
             pid=os.getpid(),
             process=own.started if own else "",
             host=socket.gethostname(),
-            run=secrets.token_hex(4),  # in one directory, of one subscription: enough
+            run=secrets.token_hex(4),  # unique enough within one subscription
             started_at=now,
             updated_at=now,
             into=into,
@@ -129,7 +128,8 @@ class StatusFile:
             self.observation.failed(exc)
         health = self.observation.look().health
         is_orderly = exc_type is None and self._is_followed
-        if is_orderly and (health.responses or not health.reason):  # or before anything could come
+        # Or it ended before anything could arrive.
+        if is_orderly and (health.responses or not health.reason):
             self._accepted(health)
         self.status.ended_at = self._clock()
         self._update()
@@ -138,17 +138,17 @@ class StatusFile:
             self._guarded(lambda: path.unlink(missing_ok=True))
 
     def follow(self, subscription: Watched) -> None:
-        """Watch *subscription* from now on."""
+        """Start watching *subscription*."""
         self.observation.follow(subscription)
         self._is_followed = True
         self._due = 0.0
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
-        """Note that the first *events* of *batch* were acked; all of them when None. Cheap."""
+        """Record that the first *events* of *batch* were acked (None: all of them). Cheap."""
         self.observation.acked(batch, events)
 
     def look(self) -> None:
-        """Write the file if it is due; to be called on every turn of the loop."""
+        """Write the file if it is due. Call this in every iteration of the loop."""
         if time.monotonic() >= self._due:
             self._update()
 
@@ -198,9 +198,9 @@ class StatusFile:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except OSError as error:  # a full disk or a read-only home must not end the subscription
+        except OSError as error:  # a full disk or a read-only home must not stop the subscription
             self._path = None
-            logger.warning("no status file for sfpubsub lag from here on: %s", error)
+            logger.warning("no longer writing a status file for sfpubsub lag: %s", error)
 
 
 def _org(settings: Settings) -> str:
@@ -218,24 +218,25 @@ def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
 
 
 def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[str, int]]:
-    """Remove the files of a subscription's runs that have ended; yield what each has counted.
+    """Remove the files of a subscription's ended runs; yield the hourly counts of each.
 
     Args:
-        directory: Of the files.
-        key: Of the subscription.
-        silent: Only those that were sent nothing.
+        directory: Directory of the files.
+        key: Key of the subscription.
+        silent: Whether to remove only files of runs that received nothing.
     """
     for path in directory.glob(f"{key}-*{SUFFIX}"):
-        with suppress(FileNotFoundError, ValueError):  # removed just now; damaged, and so nobody's
+        # Just removed, or damaged and so of no known owner.
+        with suppress(FileNotFoundError, ValueError):
             status = read(path)
             if status.is_alive() is False and not (silent and status.last_message_at):
-                path.unlink()  # of two that try, the one that succeeds takes the counts over
+                path.unlink()  # if two processes try, the one that succeeds takes over the counts
                 yield status.hours
 
 
 def _prune(directory: Path, now: float) -> None:
     for path in [*directory.glob(f"*{SUFFIX}"), *directory.glob(f"*{_DRAFT}")]:
-        with suppress(FileNotFoundError):  # removed by another command just now
+        with suppress(FileNotFoundError):  # just removed by another command
             if path.stat().st_mtime < now - _KEPT or _says_nothing(path):
                 path.unlink()
 

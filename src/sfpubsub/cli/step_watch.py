@@ -1,4 +1,4 @@
-"""What the monitor learns of the steps that make tables: counts, durations, how long one takes."""
+"""Report the steps that build tables to the monitor: counts and durations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ _STEP = "table step"
 
 
 class Engine(Protocol):
-    """What does the steps."""
+    """The engine that runs the steps."""
 
     on_step: Callable[[StepReport], None] | None
 
     def step_seconds(self) -> float | None:
-        """Return how long the step under way has taken."""
+        """Return how long the current step has been running, in seconds."""
         ...
 
 
 class StepWatch:
-    """Adds up the steps of one engine. `on_step` is for its thread, the rest for any."""
+    """Sums up the steps of one engine. `on_step` is called in the engine's thread; the rest is
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._monitor: Monitor | None = None
@@ -37,13 +39,13 @@ class StepWatch:
 
     @property
     def total(self) -> StepReport:
-        """What all steps did."""
+        """Sum of all steps."""
         from sfpubsub.spark.tables.engine import StepReport  # which loads pyspark
 
         return self._total or StepReport()
 
     def follow(self, engine: Engine, monitor: Monitor) -> None:
-        """Watch *engine* from now on."""
+        """Start watching *engine*."""
         self._monitor = monitor
         engine.on_step = self._on_step
         monitor.follow_step(_STEP, engine.step_seconds)
@@ -51,12 +53,10 @@ class StepWatch:
         monitor.history.follow(
             Series("Rows into tables", "rows/s", lambda _: float(self._rows), is_rate=True)
         )
-        monitor.history.follow(
-            Series("Step under way", "s", lambda _: engine.step_seconds() or 0.0)
-        )
+        monitor.history.follow(Series("Current step", "s", lambda _: engine.step_seconds() or 0.0))
 
     def text(self) -> str:
-        """Return what all steps did, for display; blank before the first one."""
+        """Return a summary of all steps for display; empty before the first one."""
         total = self._total
         return "" if total is None else _text(total)
 
@@ -79,7 +79,7 @@ class StepWatch:
 
 
 def _text(report: StepReport) -> str:
-    if not report.batches:  # of a mirror: a read that was merged, or a note
-        return "beside the raw table"
+    if not report.batches:  # of a mirror: a merged read, or a note
+        return "no batches of the raw table"
     rows = counted(sum(report.rows.values()), "row")
     return f"{counted(report.batches, 'batch')}, {rows}, {report.undecodable} not decoded"

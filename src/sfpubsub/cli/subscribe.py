@@ -1,4 +1,4 @@
-"""``sfpubsub subscribe``: events as JSON lines, acked once they are read."""
+"""``sfpubsub subscribe``: print events as JSON lines, and ack them once they are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sfpubsub.cli.words import counted
 from sfpubsub.config import Settings
 from sfpubsub.types import start_position
 
-if TYPE_CHECKING:  # what takes long to import is imported where it is used, which no --help does
+if TYPE_CHECKING:  # slow imports happen where they are used, so that --help stays fast
     from sfpubsub.client.batch import EventBatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
@@ -34,18 +34,18 @@ if TYPE_CHECKING:  # what takes long to import is imported where it is used, whi
     from sfpubsub.stores.file_quarantine import FileQuarantine
     from sfpubsub.stores.file_replay_store import FileReplayStore
 
-# How often to look whether a signal has asked to stop, in seconds: soon enough for a person.
+# How often to check whether a signal requested a stop, in seconds; fast enough for a person.
 # A signal sets a flag and cannot wake a waiting thread.
 _POLL = 0.2
 
-# Bytes that are written before we look what was read: what a pipe holds on Linux.
+# Bytes to write before checking what was read: the size of a pipe on Linux.
 _PIECE = 65_536
 
-# Seconds between two looks whether the last lines were read: nothing can be waited on.
+# Seconds between checks whether the last lines were read; this has to be polled.
 _LOOK = 0.02
 
-# Seconds that the last lines have to be read, once a signal has asked to stop: a reader that lives
-# takes what is in a pipe in milliseconds, one that has stopped never does.
+# Seconds to wait for the last lines to be read after a stop request: a live reader empties a pipe
+# within milliseconds, a stopped one never does.
 _GRACE = 3.0
 
 
@@ -57,7 +57,7 @@ _GRACE = 3.0
 @click.option(
     "--channel",
     metavar="CHANNEL",
-    help="A channel of the Streaming API: /topic/NAME of a PushTopic, or /u/NAME.",
+    help="A channel of the Streaming API: /topic/NAME for a PushTopic, or /u/NAME.",
 )
 @click.option("--max-events", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @click.option(
@@ -76,18 +76,19 @@ _GRACE = 3.0
     "--replay-store",
     "store_file",
     metavar="FILE",
-    help="With --topic or --channel: keep the position here; --replay is then for the first run.",
+    help="With --topic or --channel: file to keep the position in; --replay then applies to the "
+    "first run only.",
 )
 @click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
-    help="With --topic or --channel: what to do when the position is refused.  [default: stop]",
+    help="With --topic or --channel: what to do if the position is rejected.  [default: stop]",
 )
 @click.option(
     "--quarantine",
     "quarantine_dir",
     metavar="DIR",
-    help="Keep events that cannot be decoded here and continue.  [default: stop at the first]",
+    help="Directory for events that cannot be decoded.  [default: stop at the first such event]",
 )
 @http_option
 @service_options
@@ -110,16 +111,16 @@ def subscribe(
 ) -> None:
     """Print events as JSON lines on stdout.
 
-    With --managed the service keeps the position, with --replay-store a file does: an event is
-    acked once its line was written, into a pipe once it was read there, and the next run continues
-    after it. Ctrl-C ends in order, and so does a reader that has enough, such as `head`; a second
-    Ctrl-C ends at once.
+    With --managed the service keeps the position, with --replay-store a file does. An event is
+    acked once its line is written or, for a pipe, once the reader has taken it, and the next run
+    continues after it. Ctrl-C exits cleanly, and so does a reader that closes the pipe, such as
+    `head`; a second Ctrl-C exits at once.
     """
     if [managed, topic, channel].count(None) != 2:
-        raise click.UsageError("give either --managed, --topic or --channel")
+        raise click.UsageError("use exactly one of --managed, --topic and --channel")
     if channel is not None:
         if raw or quarantine_dir is not None or http is not None:
-            raise click.UsageError("--raw, --quarantine and --http do not go with --channel")
+            raise click.UsageError("--raw, --quarantine and --http cannot be used with --channel")
         from sfpubsub.cli import channel as streaming
 
         streaming.run(
@@ -135,8 +136,8 @@ def subscribe(
         return
     if managed is not None and not (replay is None and store_file is None and fallback is None):
         raise click.UsageError(
-            "--replay, --replay-store and --fallback go with --topic; the service keeps the "
-            "position of --managed"
+            "--replay, --replay-store and --fallback require --topic; with --managed the service "
+            "keeps the position"
         )
     _check_replay(replay)
     from sfpubsub.stores.file_quarantine import FileQuarantine
@@ -174,7 +175,8 @@ def subscribe(
     said = counted(printer.count, "event")
     if printer.unread:
         said += f", {printer.unread} more not read"
-    quarantined = read_from.health().quarantined  # after the drain, whose commit has a span too
+    # After the drain, so that its commit gets a span too.
+    quarantined = read_from.health().quarantined
     click.echo(f"{said}, {quarantined} quarantined" if quarantined else said, err=True)
     if stop.interrupted:
         ctx.exit(INTERRUPTED)
@@ -206,7 +208,7 @@ def _open(
         return client.subscribe_managed(
             str(managed), ack="manual", on_undecodable=policy, quarantine=kept
         )
-    client.get_topic(topic)  # a wrong name is an error now, and not a silent wait
+    client.get_topic(topic)  # fail now on a wrong name, instead of waiting silently
     go_on = None if fallback == "stop" else fallback
     return client.subscribe(
         topic,
@@ -219,7 +221,7 @@ def _open(
 
 
 class _Printer:
-    """Writes events as lines, and acks those that were read."""
+    """Prints events as lines, and acks those that were read."""
 
     def __init__(
         self,
@@ -236,14 +238,14 @@ class _Printer:
         self._line = EventLines(raw=raw).line
         self._max = max_events
         self._written = 0
-        # Of each line that is not known to be read: where it ends in the output, and its event.
+        # For each line not known to be read: its end offset in the output, and its event.
         self._unread: deque[tuple[int, EventBatch, int]] = deque()
         self.count = 0
-        """Events that were read and acked."""
+        """Number of events that were read and acked."""
 
     @property
     def unread(self) -> int:
-        """Events that were printed, at least in part, and are not known to be read."""
+        """Number of events that were printed, at least in part, and are not known to be read."""
         return len(self._unread)
 
     @property
@@ -251,11 +253,11 @@ class _Printer:
         return self._max is not None and self._written >= self._max
 
     def write(self, batch: EventBatch) -> None:
-        # One by one, so that few values live at a time: the garbage collector looks at all of them.
+        # One by one, so that few values are alive at a time, which saves garbage collection.
         events = islice(batch, None if self._max is None else self._max - self._written)
         lines: list[bytes] = []
         try:
-            # An event that cannot be decoded ends this; those before it are printed and acked.
+            # An event that cannot be decoded stops this; those before it are printed and acked.
             lines.extend(self.out.encoded(self._line(event)) for event in events)
         finally:
             end = self.out.written
@@ -325,7 +327,7 @@ def _print(
 
 
 def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
-    """Wait until what was written is read, as long as there is anyone to read it."""
+    """Wait until everything written was read, or the reader is gone."""
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):
         printer.ack_read()

@@ -1,4 +1,4 @@
-"""One line about how subscriptions go."""
+"""A one-line summary of subscriptions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sfpubsub.cli.words import counted
 from sfpubsub.monitoring.observation import Facts
 from sfpubsub.monitoring.words import span
 
-# Seconds that a rate is taken over: long enough not to flicker, short enough to follow.
+# Seconds over which a rate is averaged: long enough not to flicker, short enough to be current.
 _RATE_OVER = 10.0
 
 
 class Summary:
-    """Says how some subscriptions go: events, rate, lag, last commit, reconnects.
+    """Summarises subscriptions: events, rate, lag, last commit, reconnects.
 
     Args:
-        facts: Returns what is known of them.
+        facts: Returns the facts about them.
         clock: Seconds since 1970 UTC.
     """
 
@@ -30,7 +30,7 @@ class Summary:
         self._seen: deque[tuple[float, int]] = deque()
 
     def __call__(self) -> str:
-        """Return one line; blank where nothing is read yet."""
+        """Return the line; empty if there is no subscription yet."""
         now, all_facts = self._clock(), self._facts()
         if not all_facts:
             return ""

@@ -1,6 +1,6 @@
-"""``sfpubsub tables`` and ``sfpubsub derive``: tables for querying, made from a raw one.
+"""``sfpubsub tables`` and ``sfpubsub derive``: build tables for querying from a raw table.
 
-Puts the parts together, reads options and prints messages. Needs no service and no credentials.
+Parses options, wires up the parts and prints messages. Needs neither the service nor credentials.
 """
 
 from __future__ import annotations
@@ -50,16 +50,20 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 @click.option(
     "--from-format",
     type=_FORMATS,
-    help="Format of the raw table.  [default: what is found at RAW, else that of --format]",
+    help="Format of the raw table.  [default: detected at RAW, else the same as --format]",
 )
 @click.option(
     "--objects",
     metavar="A,B",
-    help="Make tables of these objects and event types alone, such as Account,Order_Event__e.",
+    help="Build tables only for these objects and event types, such as Account,Order_Event__e.",
 )
-@click.option("--current", is_flag=True, help="Keep a table of each object, one row a record.")
-@click.option("--history", is_flag=True, help="Keep every version of each record, too.")
-@click.option("--follow", is_flag=True, help="Go on with what is written to the raw table.")
+@click.option(
+    "--current", is_flag=True, help="Also keep a table per object, with one row per record."
+)
+@click.option("--history", is_flag=True, help="Also keep every version of each record.")
+@click.option(
+    "--follow", is_flag=True, help="Keep running, and process new batches of the raw table."
+)
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
 @http_option
@@ -78,13 +82,13 @@ def tables(
     packages: tuple[str, ...],
     http: Address | None,
 ) -> None:
-    """Decode a raw table into tables: one for each event type, a column for each field.
+    """Decode a raw table into typed tables: one per event type, with a column per field.
 
-    Every batch of the raw table is taken once, also across crashes: the job can be killed at any
-    moment and started again, and may run beside the ingest job. Events that cannot be decoded are
-    in the table _undecodable with the reason.
+    Every batch of the raw table is processed exactly once, even across crashes: the job can be
+    killed at any moment and restarted, and can run alongside the ingest job. Events that cannot be
+    decoded go to the table _undecodable, with the reason.
 
-    `sfpubsub tables rebuild` empties the tables and makes them again.
+    `sfpubsub tables rebuild` empties the tables and builds them again.
     """
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:
@@ -96,7 +100,7 @@ def tables(
     from sfpubsub.spark.tables.target import Place
 
     source_format = from_format or format_of(raw, format_)
-    # Before Spark starts, which takes seconds.
+    # Checked before Spark starts, which takes seconds.
     check_raw_table(Destination.parse(raw, source_format))
     Place.parse(target, format_)
     stop = StopRequest()
@@ -135,8 +139,8 @@ def tables(
         for report in engine.run(follow=follow, stopping=stopping):
             if report.removed:
                 echo(
-                    f"the raw table was set back: the rows of {counted(report.removed, 'batch')} "
-                    f"are removed"
+                    f"the raw table was restored to an earlier version: the rows of "
+                    f"{counted(report.removed, 'batch')} were removed"
                 )
     total = watch.total
     click.echo(json.dumps(_record(raw, target, total)))
@@ -162,8 +166,8 @@ def _say_why(total: StepReport, target: str) -> None:
     hint = ""
     if reason.endswith("is not known"):
         hint = (
-            "; the writer of the raw table keeps its schemas beside it, in _schemas: where it was "
-            "a stream, set its option schemaStore to that directory, and run this again"
+            "; the writer of the raw table stores schemas next to it, in _schemas: if it was a "
+            "streaming query, set its option schemaStore to that directory and run this again"
         )
     click.echo(
         f"none of the {counted(total.undecodable, 'event')} could be decoded, {count} of them "
@@ -172,5 +176,5 @@ def _say_why(total: StepReport, target: str) -> None:
     )
 
 
-# The same: typed tables were all that it made when it was named.
+# An alias: originally it built only typed tables.
 derive = tables

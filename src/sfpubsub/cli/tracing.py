@@ -1,4 +1,4 @@
-"""A subscription and a writer as an ingest job has them, with spans of what they do."""
+"""Wrap the subscription and the writer of an ingest job to create trace spans."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Subscription(Protocol):
-    """What a command reads."""
+    """The subscription that a command reads."""
 
     @property
     def name(self) -> str:
-        """Topic, or name or id of the managed subscription."""
+        """The topic, or the managed subscription's name or id."""
         ...
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
@@ -28,12 +28,12 @@ class Subscription(Protocol):
         ...
 
     def health(self) -> Health:
-        """Return what it is doing."""
+        """Return the current health."""
         ...
 
 
 class TracedSubscription:
-    """A subscription whose responses and commits have spans. As thread-safe as what it wraps."""
+    """A subscription with spans for responses and commits. As thread-safe as the wrapped one."""
 
     def __init__(self, subscription: Subscription, tracing: SourceTracing) -> None:
         self._subscription = subscription
@@ -41,7 +41,7 @@ class TracedSubscription:
 
     @property
     def name(self) -> str:
-        """Topic, or name or id of the managed subscription."""
+        """The topic, or the managed subscription's name or id."""
         return self._subscription.name
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
@@ -53,14 +53,14 @@ class TracedSubscription:
         return batch
 
     def health(self) -> Health:
-        """Return what it is doing."""
+        """Return the current health."""
         health = self._subscription.health()
         self._tracing.settled(health.confirmed)
         return health
 
 
 class TracedWriter:
-    """A writer whose writes have spans. As thread-safe as what it wraps."""
+    """A writer with spans for writes. As thread-safe as the wrapped one."""
 
     def __init__(self, writer: Writer, tracing: SourceTracing) -> None:
         self._writer = writer
@@ -70,10 +70,10 @@ class TracedWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether what was gathered is to be written now."""
+        """Whether the collected events should be written now."""
         return self._writer.is_wanted
 
     def write_read(self, received: EventRows) -> WriteResult:
-        """Make the events durable."""
+        """Write the events durably."""
         with self._tracing.processing(len(received)):
             return self._writer.write_read(received)

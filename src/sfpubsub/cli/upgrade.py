@@ -1,4 +1,4 @@
-"""``sfpubsub upgrade``: gives an older raw table the columns and partitions of a new one."""
+"""``sfpubsub upgrade``: upgrade an older raw table to the current columns and partitions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def upgrade(
     conf: tuple[tuple[str, str], ...],
     packages: tuple[str, ...],
 ) -> None:
-    """Give a raw table of an older version the columns and partitions of a new one.
+    """Upgrade a raw table of an older version to the current columns and partitions.
 
-    Every row is written once more. Older tables keep working without it. End the jobs that write or
-    read the table first; a run that was killed is finished by the next one.
+    Every row is rewritten. Older tables keep working without an upgrade. Stop all jobs that write
+    or read the table first. If a run is killed, the next one completes it.
     """
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:
@@ -59,4 +59,4 @@ def upgrade(
         done = upgrade_table(spark, place)
     finally:
         session.__exit__(None, None, None)
-    click.echo(f"{place} was upgraded" if done else f"{place} has the newest layout")
+    click.echo(f"{place} was upgraded" if done else f"{place} already has the newest layout")

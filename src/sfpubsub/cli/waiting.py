@@ -1,7 +1,7 @@
-"""What a person hears of a subscription that waits, and whether its silence counts as idle.
+"""Report why a subscription is waiting, and decide whether its silence counts as idle.
 
-A subscription that waits for its managed slot, for the network or for a new session is not idle:
-nothing can arrive, however much there is.
+A subscription that is waiting for its managed slot, the network or a new session is not idle:
+events may exist, but cannot arrive.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Literal
 from sfpubsub.cli.live import echo
 from sfpubsub.types import Health
 
-# Seconds that an attempt after a failure may last before silence counts as idle: gRPC tries to
-# connect for 20 s.
+# Seconds after which silence during a reconnect attempt counts as idle: gRPC tries to connect for
+# 20 s.
 ATTEMPT = 25.0
 
-# States (protocol/states.py) without a stream that could bring anything. A paused one is not told
-# of: it waits for the reader of our own output.
+# States (protocol/states.py) without a stream that could deliver anything. A paused subscription is
+# not reported: it waits for the reader of our own output.
 _WITHOUT_STREAM = frozenset({"new", "waiting", "renewing", "paused", "saving"})
 
-# Differs from attempt to attempt, and says nothing to a person who waits.
+# Differs between attempts, and is of no use to a waiting person.
 _RPC_ID = re.compile(r", rpc id [^\s,)]+")
 
 
@@ -29,10 +29,10 @@ Listening = Literal["yes", "trying", "no"]
 
 
 class Waiting:
-    """Follows one subscription. Not thread-safe.
+    """Watches one subscription. Not thread-safe.
 
     Args:
-        say: Tells a person one line.
+        say: Prints one line.
     """
 
     def __init__(self, say: Callable[[str], None] = echo) -> None:
@@ -41,15 +41,15 @@ class Waiting:
         self._attempt_since: float | None = None
 
     def look(self, health: Health, now: float) -> Listening:
-        """Say what has changed.
+        """Report a change, if there is one.
 
         Args:
-            health: The subscription's, now.
-            now: Seconds of a steady clock.
+            health: Current health of the subscription.
+            now: Time on a monotonic clock, in seconds.
 
         Returns:
-            Whether an event could have arrived. ``trying`` is not known yet: a quiet topic and a
-            network that swallows everything look the same.
+            Whether an event could have arrived. ``trying`` means not known yet: a quiet topic looks
+            the same as a network that drops everything.
         """
         retrying = health.state == "opening" and health.reason is not None
         if retrying or health.state in ("waiting", "renewing"):

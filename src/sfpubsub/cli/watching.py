@@ -1,4 +1,4 @@
-"""How a long-running command is monitored: its monitor, its HTTP server, its line on stderr."""
+"""Monitor a long-running command: the monitor, its HTTP server, and the status line on stderr."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _LOCAL = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen."""
+    """Address to listen on."""
 
     host: str
     port: int
 
 
 class Listen(click.types.StringParamType):
-    """A port of this machine alone, or an address and a port."""
+    """A port on loopback, or an address and a port."""
 
     name = "address"
 
@@ -62,17 +62,17 @@ def watching(
     also: Callable[[], str] = str,
     ends: bool = False,
 ) -> Iterator[Monitor]:
-    """Watch a command while the block runs.
+    """Monitor a command while the block runs.
 
     Args:
-        title: What runs, for display.
-        address: Where to listen; None for nowhere.
-        timings: Of the client.
-        also: Says more on the line; blank for nothing.
+        title: Name of the command, for display.
+        address: Address to serve on; None for no server.
+        timings: Timings of the client.
+        also: Returns more text for the line, or "".
         ends: Whether the line is said once more at the end.
 
     Raises:
-        ConfigurationError: It cannot listen there.
+        ConfigurationError: Cannot listen on that address.
     """
     with ExitStack() as opened:
         monitor = Monitor(title, bounds=Bounds.of(timings or Timings()))
@@ -80,7 +80,7 @@ def watching(
         line = opened.enter_context(
             LiveLine(lambda: "; ".join(filter(None, (summary(), also()))), ends=ends)
         )
-        # Events that are printed on the same terminal say enough.
+        # If events are printed on the same terminal, no status line is needed.
         if not (sys.stderr.isatty() and sys.stdout.isatty() and title.startswith("subscribe")):
             monitor.on_look(line.look)
         opened.enter_context(monitor)
@@ -92,11 +92,13 @@ def watching(
             from sfpubsub.monitoring.server import serve  # a server that most runs do not need
 
             url = opened.enter_context(serve(monitor, address.host, address.port))
-            echo(f"metrics, health and a page: {url}")
+            echo(f"metrics, health and status page: {url}")
         yield monitor
 
 
 def is_traced() -> bool:
-    """Whether somebody has set up OpenTelemetry, and it is there: its import takes a while."""
+    """Return whether OpenTelemetry is configured and installed. Checked without importing it, which
+    is slow.
+    """
     is_set_up = any(name.startswith("OTEL_") for name in os.environ)
     return is_set_up and importlib.util.find_spec("opentelemetry") is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 def counted(number: int, noun: str) -> str:
-    """Return ``1 batch``, ``2 batches``, ``0 rows``.
+    """Return a count with its noun, such as ``1 batch``, ``2 batches`` or ``0 rows``.
 
     Args:
-        number: How many.
-        noun: In the singular; one that is regular in the plural.
+        number: The count.
+        noun: A noun in the singular, with a regular plural.
     """
     if number == 1:
         return f"1 {noun}"

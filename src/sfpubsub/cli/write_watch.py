@@ -1,4 +1,4 @@
-"""What the monitor learns of the writes of an ingest job: counts, durations, how long one takes."""
+"""Report the writes of an ingest job to the monitor: counts and durations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class WriteWatch:
     """Watches the writes of one source. `wrote` is for the job's thread.
 
     Args:
-        monitor: Learns of them.
-        source: Whose events are written.
+        monitor: Receives the reports.
+        source: The source whose events are written.
     """
 
     def __init__(self, monitor: Monitor, source: Source) -> None:
@@ -33,7 +33,7 @@ class WriteWatch:
         self._seen: Progress | None = None
 
     def follow(self, job: IngestJob) -> None:
-        """Read the job's counts whenever somebody asks."""
+        """Read the job's counts whenever they are requested."""
         self._monitor.follow_step(_STEP, job.writing_seconds, self._labels, of=self._name)
         self._monitor.follow_counts(
             lambda: [
@@ -43,7 +43,7 @@ class WriteWatch:
         )
 
     def wrote(self, progress: Progress) -> None:
-        """Note a write that has ended."""
+        """Record a finished write."""
         before, self._seen = self._seen, progress
 
         def new(name: str) -> int:

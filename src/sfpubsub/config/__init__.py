@@ -1,8 +1,9 @@
-"""Settings: every number that the protocol lives by, and where a setting comes from.
+"""Settings: the numbers that the protocol depends on, and the sources of settings.
 
-`numbers` has the first, `settings` the second, `places` reads them out of environment and file, and
-`network` has what gRPC and HTTP need alike: trust, the proxy, and what counts as this machine.
-Nothing here reads the environment before it is asked to; nothing imports grpc, requests or pyspark.
+`numbers` defines the numbers and `settings` the settings. `places` reads settings from the
+environment and from files. `network` has what gRPC and HTTP share: trusted certificates, the proxy,
+and the definition of loopback. Importing it does not read the environment, and imports neither
+grpc, requests nor pyspark.
 """
 
 from sfpubsub.config.numbers import (

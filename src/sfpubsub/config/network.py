@@ -1,6 +1,7 @@
-"""What gRPC and HTTP need alike: whom to trust, which proxy, and what counts as this machine.
+"""Network rules shared by gRPC and HTTP: trusted certificates, the proxy, and loopback.
 
-The two libraries have roots and rules of their own; here both get the same.
+The two libraries have different certificates and rules of their own; this module gives both the
+same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from sfpubsub.errors import ConfigurationError
 
-# Where systems keep the authorities that they trust, as one PEM file.
+# Where operating systems keep their trusted certificate authorities, as one PEM file.
 SYSTEM_BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch, Alpine
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat, Amazon Linux
@@ -24,8 +25,8 @@ SYSTEM_BUNDLES = (
 
 
 # The URL of an org or a login host: a host of letters and digits or an IPv6 address, and a path
-# without a query. Parsers differ about what else a URL may have in it, and each other reading could
-# be another host.
+# without a query. Parsers disagree about anything else in a URL, and a different reading could mean
+# a different host.
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\])(?P<port>:[0-9]{1,5})?"
     r"(?P<path>/[0-9A-Za-z._~%/+-]*)?"
@@ -35,15 +36,15 @@ _ENDPOINT = re.compile(r"(?P<host>[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[
 
 
 def trusted_roots(ca_file: str = "") -> Path:
-    """Return the PEM file of the authorities to trust.
+    """Return the PEM file of the certificate authorities to trust.
 
     Args:
-        ca_file: The one that is set. Without it: ``SSL_CERT_FILE``, else the system's, else the one
-            of certifi.
+        ca_file: The configured file. If empty: ``SSL_CERT_FILE``, else the system's file, else
+            certifi's.
 
     Raises:
-        ConfigurationError: *ca_file*, or that of ``SSL_CERT_FILE``, cannot be read, or has no
-            certificate in it.
+        ConfigurationError: *ca_file* or ``SSL_CERT_FILE`` cannot be read, or contains no
+            certificate.
     """
     if ca_file:
         check_pem(ca_file)
@@ -61,25 +62,25 @@ def trusted_roots(ca_file: str = "") -> Path:
 
 
 def check_pem(ca_file: str) -> None:
-    """Pass only if *ca_file* holds certificates.
+    """Check that *ca_file* contains certificates.
 
     Raises:
         ConfigurationError: It does not, or cannot be read.
     """
-    # Asked here, because grpc takes any bytes and then fails each handshake without a reason.
+    # Checked here, because grpc accepts any bytes and then fails each handshake without saying why.
     try:
         ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError as error:
         raise ConfigurationError(
-            f"the CA file {ca_file} has no certificate in PEM form: set SFPUBSUB_CA_FILE to one "
-            f"that has"
+            f"the CA file {ca_file} contains no PEM certificate: set SFPUBSUB_CA_FILE to a file "
+            f"that does"
         ) from error
     except OSError as error:
         raise ConfigurationError(f"the CA file {ca_file} cannot be read: {error}") from error
 
 
 def is_loopback(host: str) -> bool:
-    """Whether *host*, a name or an address, can only be this machine."""
+    """Return whether *host*, a name or an address, can only be this machine."""
     if host == "localhost":
         return True
     try:
@@ -89,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Return host, without brackets, and port of ``host:port``.
+    """Split ``host:port`` into the host, without brackets, and the port.
 
     Raises:
         ConfigurationError: It is not of that form.
@@ -103,20 +104,21 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def proxy_to(host: str, given: str = "") -> str:
-    """Return the URL of the HTTP proxy that TLS to *host* goes through; empty if it goes straight.
+    """Return the URL of the HTTP proxy for TLS connections to *host*, or "" for a direct
+    connection.
 
-    One rule for gRPC and HTTP, whose libraries differ about which variables there are, about their
-    capitals and about what excepts a host.
+    One rule for gRPC and HTTP, whose libraries disagree about the names and case of the variables,
+    and about how hosts are excluded.
 
     Args:
         host: A name or an address.
-        given: The proxy that is set; without it ``https_proxy`` holds. ``no_proxy`` excepts hosts
+        given: The configured proxy; if empty, ``https_proxy`` applies. ``no_proxy`` excludes hosts
             from both.
 
     Raises:
         ConfigurationError: The proxy is not valid.
     """
-    # Here: not every user of the settings needs it, and it takes its time.
+    # Imported here: it is slow, and not every user of the settings needs it.
     from urllib.request import getproxies, proxy_bypass
 
     host = host.strip("[]")
@@ -130,17 +132,17 @@ def proxy_to(host: str, given: str = "") -> str:
         failure = error.with_traceback(None)
     else:
         return proxy
-    del proxy, given  # error reporters show variables, and there may be a password in these
+    del proxy, given  # error reporters show variables, and these may contain a password
     raise failure
 
 
 def proxies_for(url: str, given: str = "") -> dict[str, str]:
-    """Return the proxy of an HTTP request as the library takes it; empty if it goes straight.
+    """Return the ``proxies`` argument for requests; empty for a direct connection.
 
     Raises:
         ConfigurationError: The proxy is not valid.
     """
-    # Plaintext is for loopback, and a proxy may be anywhere.
+    # Plaintext is allowed on loopback only, and a proxy may be anywhere.
     if not url.startswith("https:"):
         return {}
     proxy = proxy_to(urlsplit(url).hostname or "", given)
@@ -160,41 +162,42 @@ def _is_in(host: str, networks: str) -> bool:
 
 
 def check_url(url: str, what: str, *, insecure: str = "", path: bool = False) -> str:
-    """Return *url* without a slash at its end, if a secret may be sent there.
+    """Check that a secret may be sent to *url*; return it without a trailing slash.
 
     Args:
-        url: Scheme and host, perhaps a port.
-        what: For the message, such as ``SFPUBSUB_LOGIN_URL``.
-        insecure: ``force`` lets plaintext pass to anywhere, not only to loopback.
+        url: Scheme, host and optionally a port.
+        what: Name of the URL in messages, such as ``SFPUBSUB_LOGIN_URL``.
+        insecure: ``force`` allows plaintext to any host, not only to loopback.
         path: Whether a path is allowed.
 
     Raises:
-        ConfigurationError: It is not such a URL, or is plaintext to a host that is not loopback.
+        ConfigurationError: The URL is not valid, or is plaintext to a host other than loopback.
     """
     if "@" in url:
-        raise ConfigurationError(f"{what} must not carry a user name or a password")
+        raise ConfigurationError(f"{what} must not contain a username or a password")
     found = _URL.fullmatch(url)
-    # Not shown: what is no URL may be anything, a secret in the wrong place included.
+    # The value is not shown: it may be anything, even a misplaced secret.
     if found is None or int((found["port"] or ":0")[1:]) > 65535:
         raise ConfigurationError(f"{what} is not a URL such as https://example.my.salesforce.com")
     host = found["host"]
     if not path and (found["path"] or "").strip("/"):
         raise ConfigurationError(
-            f"{what} has more than scheme and host: {found['scheme']}://{host}"
+            f"{what} must contain only scheme and host, such as {found['scheme']}://{host}"
         )
     if found["scheme"] == "http" and insecure != "force" and not is_loopback(host):
         raise ConfigurationError(
-            f"{what} is plaintext to {host}, which would show a secret to the network: use https "
-            f"(SFPUBSUB_INSECURE=force insists)"
+            f"{what} is plaintext to {host}, which would expose a secret on the network: use "
+            f"https (SFPUBSUB_INSECURE=force overrides this)"
         )
     return url.rstrip("/")
 
 
 def check_proxy(proxy: str, what: str) -> None:
-    """Pass only if *proxy* is the URL of an HTTP proxy.
+    """Check that *proxy* is the URL of an HTTP proxy.
 
     Raises:
-        ConfigurationError: It is not; the message does not show it, as it may hold a password.
+        ConfigurationError: It is not. The message does not show it, because it may contain a
+            password.
     """
     try:
         parts = urlsplit(proxy)
@@ -202,11 +205,11 @@ def check_proxy(proxy: str, what: str) -> None:
     except ValueError:
         complete = False
     if not complete:
-        raise ConfigurationError(f"{what} is not http://host:port of an HTTP proxy")
+        raise ConfigurationError(f"{what} is not the URL of an HTTP proxy: use http://host:port")
 
 
 def without_password(proxy: str) -> str:
-    """Return a proxy's URL as it may be shown."""
+    """Return a proxy's URL with its credentials masked."""
     parts = urlsplit(proxy)
     if "@" not in parts.netloc:
         return proxy

@@ -1,7 +1,7 @@
-"""Where settings come from besides options: the environment and a TOML file with profiles.
+"""Read settings from the environment and from a TOML file with profiles.
 
-A name that is not known is an error that suggests the near one: a setting that is spelled wrongly
-must not silently be its default.
+An unknown name is an error that suggests similar names: a misspelt setting must not silently fall
+back to its default.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ logger = logging.getLogger("sfpubsub.config")
 
 ENVIRONMENT_PREFIX = "SFPUBSUB_"
 
-# Variables that choose a file and a table in it, and are no settings themselves.
+# Variables that select a file and a table in it; they are not settings themselves.
 CONFIG, PROFILE = "config", "profile"
 
-# Variables of the project's scripts and tests, which run in the same environment, the directory of
-# status files, which is needed where there are no settings, the switch of the accelerator, and the
-# emulator that commands about one mean.
+# Variables that are not settings: those of the project's scripts and tests, which run in the same
+# environment; the directory of status files, which is needed without any settings; the switch for
+# the accelerator; and the emulator that emulator commands talk to.
 NOT_SETTINGS = (
     "VENV",
     "ICEBERG_VENV",
@@ -41,32 +41,33 @@ NOT_SETTINGS = (
 
 
 class Given(NamedTuple):
-    """A value, and where it stood."""
+    """A value and its source."""
 
     value: str
     source: str
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint for a user who wrote *name* instead of one of *known*.
+    """Return a hint for a user who wrote *name*, which is none of *known*.
 
     Args:
-        name: What was written, without the prefix.
-        known: What could have been, without the prefix.
-        prefix: Prepended to each; it must not make all of them look alike.
+        name: The unknown name, without the prefix.
+        known: The valid names, without the prefix.
+        prefix: Prepended to each name in the hint. Kept separate so that it does not make all names
+            look alike.
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:
         return f"did you mean {prefix}{close[0]}?"
-    return f"known are: {', '.join(prefix + other for other in names)}"
+    return f"the known names are: {', '.join(prefix + other for other in names)}"
 
 
 def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict[str, Given]:
-    """Return the settings that are set and not empty, by name.
+    """Return the non-empty settings in the environment, by name.
 
     Raises:
-        ConfigurationError: A variable with our prefix is not known.
+        ConfigurationError: A variable with our prefix is unknown.
     """
     known = {name.upper(): name for name in (*names, CONFIG, PROFILE)}
     found = {}
@@ -90,22 +91,22 @@ def from_file(
     secrets: Collection[str],
     files: Collection[str],
 ) -> dict[str, Given]:
-    """Return the settings of a TOML file: those at its top, and over them those of a profile.
+    """Return the settings of a TOML file: the top-level ones, overridden by those of a profile.
 
     Args:
         path: The file.
-        profile: Which ``[profile.NAME]`` table; None for the top alone.
+        profile: Name of the ``[profile.NAME]`` table; None uses only the top level.
         names: The known settings.
-        secrets: Those of them that nobody else should read.
-        files: Those of them that are paths, which are taken from the file's directory on.
+        secrets: Settings that are secrets; others should not be able to read the file.
+        files: Settings that are paths, resolved relative to the file's directory.
 
     Raises:
-        ConfigurationError: The file cannot be read, or says something that is not known.
+        ConfigurationError: The file cannot be read, or contains an unknown name.
     """
     top = _read(path)
     profiles = top.pop(PROFILE, {})
     if not isinstance(profiles, dict) or not all(isinstance(t, dict) for t in profiles.values()):
-        raise ConfigurationError(f"{path}: profiles are tables, such as [profile.production]")
+        raise ConfigurationError(f"{path}: profiles must be tables, such as [profile.production]")
     tables = [("", top)]
     for name, table in profiles.items():
         if name == profile:
@@ -129,7 +130,7 @@ def from_file(
 
 
 def profiles_in(path: Path) -> tuple[str, ...]:
-    """Return the names of the profiles of a file that `from_file` has taken."""
+    """Return the profile names in a file that `from_file` has accepted."""
     return tuple(_read(path).get(PROFILE, {}))
 
 
@@ -140,12 +141,12 @@ def _read(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"the settings file {path} cannot be read: {error}") from error
-    except (ValueError, RecursionError):  # TOML's own error, and that of bytes that are no UTF-8
+    except (ValueError, RecursionError):  # invalid TOML, or invalid UTF-8
         pass
     else:
         return found
-    # Outside the block and not chained: the parser's error has the text with it, secrets included.
-    raise ConfigurationError(f'{path} is not TOML: lines look like  endpoint = "host:7443"')
+    # Outside the block and not chained: the parser's error contains the text, including secrets.
+    raise ConfigurationError(f'{path} is not valid TOML: lines look like endpoint = "host:7443"')
 
 
 def _check_keys(path: Path, prefix: str, table: dict[str, Any], names: Collection[str]) -> None:
@@ -161,12 +162,12 @@ def _text(value: object, where: str) -> str:
 
 
 def expanded(text: str, what: str) -> Path:
-    """Return a path with its ``~`` replaced.
+    """Return a path with ``~`` expanded.
 
     Raises:
         ConfigurationError: There is no such home directory, or it is not a path.
     """
-    if "\0" not in text:  # which the system's calls refuse with a ValueError
+    if "\0" not in text:  # system calls reject it with a ValueError
         try:
             return Path(text).expanduser()
         except RuntimeError:
@@ -174,7 +175,7 @@ def expanded(text: str, what: str) -> Path:
     raise ConfigurationError(f"{what} is not a path, or its user has no home: {text!r}")
 
 
-@cache  # once: a command loads its settings more than once, a key is read at each sign-in
+@cache  # warn once: a command loads its settings more than once, and a key is read at each sign-in
 def warn_if_readable_by_others(path: Path) -> None:
     """Log a warning if anyone but its owner may read *path*, which holds a secret."""
     if os.name == "posix" and path.stat().st_mode & 0o077:

@@ -1,8 +1,8 @@
-"""The settings: which service to call, and as whom.
+"""The settings: which service to call, and how to sign in.
 
-Each is named alike as an option (``--login-url``), in the environment (``SFPUBSUB_LOGIN_URL``) and
-in a TOML file (``login_url``); the first of these that says something holds. A secret is an option
-nowhere, because other users of a machine see command lines.
+Each setting has the same name as an option (``--login-url``), in the environment
+(``SFPUBSUB_LOGIN_URL``) and in a TOML file (``login_url``), in this order of precedence. Secrets
+are never options, because other users of a machine can see command lines.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from sfpubsub.config.places import (
 )
 from sfpubsub.errors import ConfigurationError
 
-# Where the service answers everywhere; port 443 works as well (Salesforce documentation,
-# Pub/Sub endpoints).
+# The global endpoint; port 443 works as well (Salesforce documentation, Pub/Sub endpoints).
 DEFAULT_ENDPOINT = "api.pubsub.salesforce.com:7443"
 
 DEFAULT_LOGIN_URL = "https://login.salesforce.com"
 
-# The newest version of the Streaming API that is known to this package.
+# The newest version of the Streaming API known to this package.
 STREAMING_API_VERSION = "67.0"
 
-# The ways to sign in, and what each cannot do without.
+# The ways to sign in, and the settings that each requires.
 AUTH_WAYS: dict[str, tuple[str, ...]] = {
     "token": ("access_token", "instance_url"),
-    # The only flow that login.salesforce.com does not offer: the org's own host must be named.
+    # The only flow that login.salesforce.com does not offer: it needs the org's own host.
     "client-credentials": ("login_url", "client_id", "client_secret"),
     "jwt": ("client_id", "username", "private_key_file"),
     "refresh": ("client_id", "refresh_token"),
@@ -52,26 +51,26 @@ SECRETS = ("access_token", "client_secret", "password", "refresh_token")
 FILES = ("ca_file", "private_key_file")
 NUMBERS = ("ping_interval", "ping_timeout")
 
-# Fields that say something about the settings and are not settings.
+# Fields that describe the settings and are not settings themselves.
 _ABOUT = ("sources", "profiles")
 
 
 class Setting(NamedTuple):
-    """One setting as it may be shown to anyone."""
+    """One setting in a form that is safe to show."""
 
     name: str
     value: str
-    """A secret that is set is ``***``."""
+    """The value; ``***`` for a secret."""
     source: str
     """``option --x``, ``environment SFPUBSUB_X``, ``FILE: key`` or ``default``."""
 
 
 @dataclass(frozen=True, repr=False)
 class Settings:
-    """Which service to call, and as whom.
+    """Which service to call, and how to sign in.
 
     Raises:
-        ConfigurationError: A value is not what the setting takes.
+        ConfigurationError: A value is not valid.
     """
 
     endpoint: str = DEFAULT_ENDPOINT
@@ -81,16 +80,17 @@ class Settings:
     ca_file: str = ""
     """PEM file of certificate authorities to trust instead of the system's."""
     proxy: str = ""
-    """``http://[user:password@]host:port`` of an HTTP proxy for gRPC and HTTP; without it the
-    variables ``https_proxy`` and ``no_proxy`` hold."""
+    """``http://[user:password@]host:port`` of an HTTP proxy for gRPC and HTTP; if empty, the
+    variables ``https_proxy`` and ``no_proxy`` apply.
+    """
     ping_interval: float = Timings.ping_interval
-    """Seconds between HTTP/2 pings; 0 for none."""
+    """Seconds between HTTP/2 pings; 0 disables them."""
     ping_timeout: float = Timings.ping_timeout
-    """Seconds after which a ping unanswered ends the connection."""
+    """Seconds after which an unanswered ping ends the connection."""
     auth: str = "token"
     """How a session is obtained, one of `AUTH_WAYS`."""
     access_token: str = ""
-    """With ``token``: the ready one."""
+    """The access token, for ``token``."""
     instance_url: str = ""
     """Scheme and host of the org. Sign-in flows return it; if set, it must match."""
     tenant_id: str = ""
@@ -101,32 +101,34 @@ class Settings:
     """Consumer key of the connected app."""
     client_secret: str = ""
     username: str = ""
-    """With ``sf-cli``: user name or alias of the org; without it the default org."""
+    """User to sign in as. For ``sf-cli``: username or alias of the org; empty means the default
+    org.
+    """
     password: str = ""
-    """With the security token at its end, where one is asked for."""
+    """The password, followed by the security token if the org requires one."""
     private_key_file: str = ""
-    """PEM file of the key whose certificate the connected app has."""
+    """PEM file of the private key whose certificate was uploaded to the connected app."""
     refresh_token: str = ""
     audience: str = ""
-    """The ``aud`` of the JWT; made of ``login_url`` when it is empty."""
+    """The ``aud`` claim of the JWT; derived from ``login_url`` if empty."""
     streaming_api_version: str = STREAMING_API_VERSION
-    """Of the Streaming API: 37.0 or later."""
+    """Version of the Streaming API: 37.0 or later."""
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Where each setting comes from; missing is a default."""
+    """Source of each setting; settings with their default value are missing."""
     profiles: tuple[str, ...] = field(default=(), compare=False)
-    """The profiles of the settings file, if none of them was chosen."""
+    """Profiles of the settings file, if none of them was selected."""
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
             object.__setattr__(self, name, self._seconds(name))
         if self.insecure not in ("", "0", "1", "force"):
             raise ConfigurationError(
-                f"{self._naming('insecure')} is 1 or force, not {self.insecure!r}"
+                f"{self._naming('insecure')} must be 1 or force, not {self.insecure!r}"
             )
         if self.auth not in AUTH_WAYS:
             raise ConfigurationError(
-                f"{self._naming('auth')}={self.auth} is not known; the ways to sign in are: "
+                f"{self._naming('auth')}={self.auth} is not valid; the ways to sign in are: "
                 f"{', '.join(AUTH_WAYS)}"
             )
         for name, path in (("login_url", True), ("instance_url", False), ("audience", True)):
@@ -136,7 +138,7 @@ class Settings:
             object.__setattr__(self, name, url)
         for name in FILES:
             path = getattr(self, name)
-            if path:  # a shell expands ~ at the beginning of a word only
+            if path:  # a shell expands ~ only at the start of a word
                 object.__setattr__(self, name, str(expanded(path, self._naming(name))))
         if self.proxy:
             network.check_proxy(self.proxy, self._naming("proxy"))
@@ -147,20 +149,21 @@ class Settings:
         options: Mapping[str, str | None] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Settings:
-        """Take each setting from *options*, else the environment, else a file, else its default.
+        """Load each setting from *options*, the environment, a file or its default, in this order.
 
         Args:
-            options: By field name, and ``config`` and ``profile``, which choose the file and the
-                table in it; None and missing mean "not given".
-            environ: ``SFPUBSUB_…`` variables; the process's own when None.
+            options: Values by field name; ``config`` and ``profile`` select the file and a table in
+                it. None means "not given".
+            environ: ``SFPUBSUB_…`` variables; None uses the process environment.
 
         Raises:
-            ConfigurationError: A name is not known, a value is wrong, or the file cannot be read.
+            ConfigurationError: A name is unknown, a value is not valid, or the file cannot be read.
         """
         try:
             return cls._load(options or {}, os.environ if environ is None else environ)
         except ConfigurationError as error:
-            # The variables of the frames below hold secrets, and error reporters show those.
+            # Drop the traceback: local variables in its frames hold secrets, which error reporters
+            # show.
             failure = error.with_traceback(None)
         del options, environ
         raise failure
@@ -190,7 +193,7 @@ class Settings:
             unchosen = () if profile else profiles_in(file)
         elif profile is not None:
             raise ConfigurationError(
-                f"profile {profile.value} ({profile.source}) is one of a settings file: name it "
+                f"profile {profile.value} ({profile.source}) needs a settings file: name the file "
                 f"with --config or SFPUBSUB_CONFIG"
             )
         values: dict[str, Any] = {name: item.value for name, item in found.items()}
@@ -199,11 +202,11 @@ class Settings:
 
     @property
     def timings(self) -> Timings:
-        """The default times, with those that are settings."""
+        """Return the default timings with the configured ones applied."""
         return Timings(ping_interval=self.ping_interval, ping_timeout=self.ping_timeout)
 
     def describe(self) -> list[Setting]:
-        """Return every setting with its source, as it may be shown: secrets are masked."""
+        """Return every setting and its source, with secrets masked."""
         shown = []
         for name in self.__dataclass_fields__:
             if name in _ABOUT:
@@ -219,7 +222,7 @@ class Settings:
         return shown
 
     def missing(self) -> list[str]:
-        """Return the names of the settings that the way to sign in needs and that are not set."""
+        """Return the names of the required settings that are not set."""
         needed = AUTH_WAYS[self.auth]
         return [
             name
@@ -243,11 +246,15 @@ class Settings:
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds < 86_400:
-            raise ConfigurationError(f"{self._naming(name)} is a number of seconds, not {text!r}")
+            raise ConfigurationError(
+                f"{self._naming(name)} must be a number of seconds, not {text!r}"
+            )
         return seconds
 
     def __repr__(self) -> str:
         return f"Settings(endpoint={self.endpoint!r}, auth={self.auth!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("settings hold secrets and are not pickled; load them where needed")
+        raise TypeError(
+            "settings hold secrets and cannot be pickled: load them where they are needed"
+        )

@@ -1,4 +1,4 @@
-"""What a command or a program reports about itself while it runs: metrics, health, a web page."""
+"""Monitoring of a running command or program: metrics, health and a web page."""
 
 from typing import TYPE_CHECKING, Any
 

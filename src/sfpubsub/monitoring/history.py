@@ -1,4 +1,4 @@
-"""What was measured over the last hours, for the plots of the page."""
+"""Measurements of the last hours, for the plots on the web page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Seconds between two points, and how long they are kept: 1,440 points of a series.
+# Seconds between points, and seconds for which they are kept: 1,440 points per series.
 EVERY = 15.0
 KEPT = 6 * 3600.0
 
 
 class Point(NamedTuple):
-    """One measurement. A value of None is a hole in the plot."""
+    """One measurement. A value of None leaves a gap in the plot."""
 
     at: float
     value: float | None
@@ -21,18 +21,18 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """Something that is measured over time."""
+    """A quantity measured over time."""
 
     title: str
     unit: str
     read: Callable[[float], float | None]
-    """Returns the value at a time; for a rate the count so far."""
+    """Returns the value at a given time; for a rate, the count so far."""
     is_rate: bool = False
-    """Whether it is the count's growth in a second that is shown."""
+    """Whether to plot the increase per second instead of the count."""
 
 
 class History:
-    """Points of some series. For one writer and any readers."""
+    """The points of all series. Safe for one writer and any number of readers."""
 
     def __init__(self) -> None:
         self._points: dict[Series, deque[Point]] = {}
@@ -40,11 +40,11 @@ class History:
         self._due = 0.0
 
     def follow(self, series: Series) -> None:
-        """Measure *series* from now on."""
+        """Start measuring *series*."""
         self._points = {**self._points, series: deque(maxlen=int(KEPT / EVERY))}
 
     def look(self, now: float) -> None:
-        """Measure, if it is time to.
+        """Take a measurement if one is due.
 
         Args:
             now: Seconds since 1970 UTC.
@@ -62,7 +62,7 @@ class History:
             points.append(point)
 
     def points(self) -> dict[Series, list[Point]]:
-        """Return what was measured, oldest first."""
+        """Return the points of each series, oldest first."""
         return {series: list(points) for series, points in self._points.items()}
 
 

@@ -1,4 +1,4 @@
-"""HTML as a tree, so that all text is escaped when it is written."""
+"""Build HTML as a tree, so that all text is escaped on output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ def element(name: str, /, *children: Element | str, **attributes: object) -> Ele
     """Return an element.
 
     Args:
-        name: Of the element.
-        children: Elements and texts.
-        attributes: ``class_`` is class, ``aria_label`` is aria-label; None leaves one out.
+        name: Tag name.
+        children: Child elements and text.
+        attributes: Attributes, with ``class_`` for class and ``aria_label`` for aria-label. None
+            omits an attribute.
     """
     made = Element(
         name,
@@ -33,7 +34,7 @@ def element(name: str, /, *children: Element | str, **attributes: object) -> Ele
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[Element | str]]) -> Element:
-    """Return a table in a box that scrolls by itself; the first cell of a row names it."""
+    """Return a table in a scrollable box. The first cell of each row is its header."""
     head = element("tr", *(element("th", text, scope="col") for text in heads))
     made = [
         element(
@@ -50,5 +51,5 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[Element | str]]) -> Elem
 
 
 def document(root: Element) -> str:
-    """Return a whole page."""
+    """Return a complete HTML document."""
     return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html")

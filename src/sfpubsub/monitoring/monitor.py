@@ -1,7 +1,7 @@
-"""Everything that is known of a running command, in one place, and the thread that looks.
+"""The monitor: gathers everything known about a running command, in a background thread.
 
-What is read: subscriptions (`Observation`), jobs (by functions that return counts), steps. Who
-reads it: `/metrics`, `/health`, the page, OpenTelemetry, the line on a terminal.
+It reads subscriptions (`Observation`), jobs (functions that return counts) and steps. Its readers
+are `/metrics`, `/health`, the web page, OpenTelemetry and the status line on a terminal.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sfpubsub.monitoring.situations import SITUATIONS, Bounds, Problem, problems
 from sfpubsub.monitoring.sources import samples_of
 from sfpubsub.monitoring.steps import Done, Steps
 
-# Seconds between two looks: as often as a person looks.
+# Seconds between updates: often enough for a person watching.
 EVERY = 1.0
 
-# Seconds that the end waits for the thread, which looks at facts alone.
+# Seconds to wait for the thread at the end; it only reads values in memory.
 _JOIN = 5.0
 
-# Warnings and errors that the page shows.
+# Number of warnings and errors shown on the page.
 _SHOWN = 20
 
 OUR = ((SYSTEM, SYSTEM_NAME),)
@@ -35,7 +35,7 @@ OUR = ((SYSTEM, SYSTEM_NAME),)
 
 @dataclass(frozen=True)
 class Told:
-    """A warning or an error of our log."""
+    """A warning or error logged by sfpubsub."""
 
     at: float
     level: str
@@ -43,7 +43,7 @@ class Told:
 
 
 class Monitor:
-    """What a command, or a program of your own, reports about itself. Thread-safe.
+    """Collects what a command, or your own program, reports about itself. Thread-safe.
 
     ::
 
@@ -53,8 +53,8 @@ class Monitor:
                 ...
 
     Args:
-        title: What it is, for display.
-        bounds: What is too long.
+        title: Name of the command or program, for display.
+        bounds: Time limits for `problems`.
         clock: Seconds since 1970 UTC.
     """
 
@@ -81,14 +81,14 @@ class Monitor:
         self._handler = _Listener(self)
         self.registry.read(self._own_samples)
 
-    # What is followed.
+    # Sources.
 
     def follow(self, kind: SourceKind, name: str, subscription: Watched) -> Observation:
-        """Follow a subscription.
+        """Monitor a subscription.
 
         Returns:
-            What observes it: tell it of acks and of turns of your loop, for the lag and for loops
-            that hang.
+            Its observation. Report acks and loop iterations to it, so that lag and hanging loops
+            can be detected.
         """
         observation = Observation(kind, name, clock=self.clock)
         observation.follow(subscription)
@@ -96,7 +96,7 @@ class Monitor:
         return observation
 
     def observe(self, observation: Observation) -> None:
-        """Follow what is observed already."""
+        """Monitor an existing observation."""
         self._observations = [*self._observations, observation]
         self.registry.read(lambda: samples_of(observation.look(), self.clock()))
         name = observation.look().name
@@ -113,7 +113,7 @@ class Monitor:
         )
 
     def follow_counts(self, read: Reader) -> None:
-        """Ask *read* for counts whenever somebody asks for metrics, or for the page."""
+        """Call *read* for counts whenever metrics or the page are requested."""
         self._counts = [*self._counts, read]
         self.registry.read(read)
 
@@ -129,12 +129,12 @@ class Monitor:
         *,
         of: str = "",
     ) -> None:
-        """Follow steps that may hang.
+        """Monitor steps that may hang.
 
         Args:
-            kind: ``write``, ``table step``.
-            seconds: Returns how long the one under way has taken; None while there is none.
-            labels: Of the metrics.
+            kind: Kind of step, such as ``write`` or ``table step``.
+            seconds: Returns how long the current step has been running, or None if none is running.
+            labels: Labels of the metrics.
             of: What the steps process, for display.
         """
         self.steps.follow(_named(kind, of), seconds)
@@ -144,16 +144,16 @@ class Monitor:
     def step_ended(
         self, kind: str, seconds: float, text: str, labels: Labels = OUR, *, of: str = ""
     ) -> None:
-        """Note a step that has ended: what kind of, how long it took, what it did."""
+        """Record a finished step: its kind, its duration in seconds, and what it did."""
         self.steps.ended(Done(_named(kind, of), self.clock(), seconds, text))
         labels = labels_of({**dict(labels), OPERATION: kind})
         self.registry.observe(Metric.PROCESS_DURATION, seconds, labels)
 
-    # What is known.
+    # Results.
 
     @property
     def observations(self) -> list[Observation]:
-        """Whatever is followed."""
+        """Return all monitored observations."""
         return list(self._observations)
 
     def counts(self) -> list[Sample]:
@@ -161,19 +161,19 @@ class Monitor:
         return [sample for read in self._counts for sample in read()]
 
     def problems(self) -> list[Problem]:
-        """Return what is not well now; empty if all is."""
+        """Return the current problems, or an empty list."""
         facts = [observation.look() for observation in self._observations]
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def look(self) -> None:
-        """Take stock once; the monitor's thread does it by itself."""
+        """Update once. The monitor's thread does this regularly."""
         self.history.look(self.clock())
         self.steps.tell_stuck(self._running(), self.bounds.stuck)
         for look in self._on_look:
             look()
 
     def _running(self) -> dict[str, float | None]:
-        """Return for how long steps, and turns of loops, are under way."""
+        """Return how long each step and loop iteration has been running, in seconds."""
         running = self.steps.running()
         if all(seconds is None for seconds in running.values()):
             for observation in self._observations:
@@ -188,7 +188,7 @@ class Monitor:
             labels = labels_of({SYSTEM: SYSTEM_NAME, "situation": situation})
             yield Sample(Metric.FAILING, float(situation in failing), labels)
 
-    # Its life.
+    # Start and stop.
 
     def __enter__(self) -> Monitor:
         logging.getLogger("sfpubsub").addHandler(self._handler)
@@ -204,8 +204,8 @@ class Monitor:
         while not self._stopping.wait(EVERY):
             try:
                 self.look()
-            except Exception:  # what looks must not end what it looks at
-                logging.getLogger("sfpubsub.monitoring").exception("the monitor could not look")
+            except Exception:  # a failing monitor must not end the command that it monitors
+                logging.getLogger("sfpubsub.monitoring").exception("the monitor failed")
                 return
 
 
@@ -214,12 +214,13 @@ def _named(kind: str, of: str) -> str:
 
 
 class _Listener(logging.Handler):
-    """Keeps and counts warnings and errors of our loggers."""
+    """Keeps and counts warnings and errors from our loggers."""
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__(logging.WARNING)
         self._monitor = monitor
-        for level in ("warning", "error"):  # the zeros too: Prometheus sees no growth from nothing
+        # Export zeros too: Prometheus sees no increase when a series first appears.
+        for level in ("warning", "error"):
             self._count(level, 0.0)
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -1,8 +1,8 @@
-"""What is known of one subscription over time: its health, and when what has happened.
+"""Observes one subscription over time: its health, and when things last happened.
 
-A snapshot (`Health`) says how it is; when it last heard of the service, and when it last committed,
-only somebody knows who looked before. The status file, the metrics, `/health`, the page and the
-line on a terminal all read this.
+A `Health` snapshot describes the current state. To know when the service last sent something, or
+when the last commit happened, somebody has to compare snapshots over time. The status file, the
+metrics, `/health`, the page and the terminal's status line all use this.
 """
 
 from __future__ import annotations
@@ -22,65 +22,67 @@ if TYPE_CHECKING:
 
 SourceKind: TypeAlias = Literal["managed", "topic", "channel"]
 
-# Seconds after the last ack for which its delay still says how far behind we are.
+# Seconds after an ack for which its delay still counts as the current lag.
 RECENT = 60.0
 
 NEW = Health("new", None, 0, 0, 0, 0, 0, 0, 0, None, None)
 
 
 class Watched(Protocol):
-    """What is observed: a subscription."""
+    """The part of a subscription that is observed."""
 
     def health(self) -> Health:
-        """Return what it is doing. Thread-safe."""
+        """Return the current health. Thread-safe."""
         ...
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a subscription. Times are seconds since 1970 UTC."""
+    """Facts about a subscription. Times are in seconds since 1970 UTC."""
 
     kind: SourceKind
     name: str
-    """Topic, channel, or name or id of the managed subscription."""
+    """The topic, the channel, or the managed subscription's name or id."""
     since: float
-    """Since when it is observed."""
+    """When observation began."""
     health: Health = NEW
     turned_at: float | None = None
-    """When its loop last turned; None where it does not tell."""
+    """When its loop last completed an iteration; None if it does not report that."""
     last_message_at: float | None = None
     """When the service last sent something, keepalives included."""
     heard_at: float | None = None
-    """When the service last sent something, or nothing was expected of it: as it is of a paused
-    stream, of one that asks for no events, and of a channel, whose keepalives nobody sees."""
+    """When the service last sent something, or when nothing was expected from it. Nothing is
+    expected on a paused stream, on one that requests no events, and on a channel, whose keepalives
+    are not visible.
+    """
     last_commit_at: float | None = None
     """When the last commit was confirmed."""
     acked_position: str | None = None
-    """Of the last acked event, hexadecimal."""
+    """Position of the last acked event, in hexadecimal."""
     acked_event_at: float | None = None
-    """When that event happened, where it says so."""
+    """When that event occurred, if it has a timestamp."""
     acked_at: float | None = None
     """When it was acked."""
     idle_at: float | None = None
-    """When there was last known to be nothing that is not acked, here or at the service."""
+    """When all events were last known to be acked, both here and at the service."""
     schema_since: float | None = None
-    """Since when events wait for a schema; None if none do."""
+    """When events started waiting for a schema; None if none are waiting."""
     error: str | None = None
-    """What it failed with."""
+    """The error that ended it, if any."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether events were received and are not acked."""
+        """Whether received events are still unacked."""
         return self.health.pending_count + self.health.unacked > 0
 
     @property
     def position_at(self) -> float | None:
-        """Until when everything is acked, by the events' own time; None where nothing is known."""
+        """Event time up to which everything is acked; None if unknown."""
         known = [at for at in (self.acked_event_at, self.idle_at) if at is not None]
         return max(known, default=None)
 
     def lag(self, now: float) -> float | None:
-        """Return how many seconds we are behind the events; None where nothing is known."""
+        """Return the lag behind the events, in seconds; None if unknown."""
         if self.is_behind:
             return None if self.position_at is None else max(0.0, now - self.position_at)
         if self.acked_at is None or now - self.acked_at > RECENT:
@@ -90,11 +92,11 @@ class Facts:
 
 
 class Observation:
-    """Observes one subscription. Thread-safe but for what says otherwise.
+    """Observes one subscription. Thread-safe unless a method says otherwise.
 
     Args:
         kind: Whether *name* is a managed subscription, a topic or a channel.
-        name: What is read.
+        name: Name of the source.
         clock: Seconds since 1970 UTC.
     """
 
@@ -103,25 +105,28 @@ class Observation:
     ) -> None:
         self._clock = clock
         self._watched: Watched | None = None
-        # How many events of which response were acked last, and when. Of the loop's thread alone.
+        # The last ack: the response, the number of its events, and the time. Used only by the
+        # loop's thread.
         self._acked: tuple[EventBatch, int, float] | None = None
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._facts = Facts(kind, name, clock())
 
     def follow(self, subscription: Watched) -> None:
-        """Observe *subscription* from now on."""
+        """Start observing *subscription*."""
         self._watched = subscription
         self._note(since=self._clock())
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
-        """Note that the first *events* of *batch* were acked; all of them when None. Cheap.
+        """Record that the first *events* of *batch* were acked (None: all of them). Cheap.
 
-        For the thread of the loop, as is `turn`.
+        Call it only from the loop's thread, like `turn`.
         """
         self._acked = batch, len(batch) if events is None else events, self._clock()
 
     def turn(self) -> Facts:
-        """Look, and note that the loop has turned; for its thread, about once a second."""
+        """Update, and record that the loop is alive. Call it from the loop's thread about once a
+        second.
+        """
         if self._acked is not None:
             batch, events, at = self._acked
             self._acked = None
@@ -132,15 +137,15 @@ class Observation:
         return self.look()
 
     def failed(self, error: BaseException) -> None:
-        """Note that it has ended by a failure."""
+        """Record that the subscription failed."""
         self._note(error=" ".join(str(error).split()) or type(error).__name__)
 
     def look(self) -> Facts:
-        """Take a snapshot, and return what is known."""
+        """Take a snapshot and return the updated facts."""
         watched = self._watched
         if watched is None:
             return self._facts
-        health = watched.health()  # outside the lock: it has one of its own
+        health = watched.health()  # outside our lock, because it takes one of its own
         with self._lock:
             seen, now = self._facts, self._clock()
             found = replace(seen, health=health)
@@ -167,6 +172,6 @@ class Observation:
 def _event_time(event: Event) -> float | None:
     try:
         time_ms = event.event_time
-    except SfPubSubError:  # acked undecoded, as --raw does
+    except SfPubSubError:  # acked without decoding, as with --raw
         return None
     return None if time_ms is None else time_ms / 1000

@@ -1,6 +1,6 @@
-"""Metrics through OpenTelemetry: whatever its SDK is set up to export, from our registry.
+"""Export our metrics through OpenTelemetry, as its SDK is configured.
 
-Needs ``sfpubsub[otel]``. Without an SDK that is set up, nothing happens, as is OpenTelemetry's way.
+Needs ``sfpubsub[otel]``. If no SDK is configured, nothing is exported, as usual with OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def export_metrics(registry: Registry, provider: MeterProvider | None = None) ->
     """Let OpenTelemetry read a registry whenever it exports.
 
     Args:
-        registry: What is read.
-        provider: Of the meter; the global one by default.
+        registry: The registry to export.
+        provider: Meter provider; the global one by default.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.

@@ -1,6 +1,7 @@
-"""The web page: how it is, plots of the last hours, positions, gaps, batches, errors.
+"""The web page: status, plots of the last hours, positions, gaps, batches and errors.
 
-Rendered here, as a whole, whenever somebody loads it; it loads itself again. No payload, no secret.
+It is rendered on the server at each request and refreshes itself. It shows no payloads and no
+secrets.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from sfpubsub.monitoring.plot import Window, number, plot
 from sfpubsub.monitoring.registry import Histogram
 from sfpubsub.monitoring.words import span
 
-# Seconds after which a browser loads the page again: often enough to watch.
+# Seconds after which the browser reloads the page: often enough for watching.
 REFRESH = 10
 
 
 def page(monitor: Monitor) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     now = monitor.clock()
     head = element(
         "head",
@@ -48,7 +49,7 @@ def page(monitor: Monitor) -> str:
     footer = element(
         "footer",
         f"Running for {span(now - monitor.started_at)}; ",
-        f"as of {_time(now)} UTC, every {REFRESH} s. ",
+        f"as of {_time(now)} UTC, refreshed every {REFRESH} s. ",
         element("a", "/metrics", href="metrics"),
         " ",
         element("a", "/health", href="health"),
@@ -84,7 +85,7 @@ def _source(facts: Facts, now: float) -> Iterator[Element]:
         "Behind by": "not known" if lag is None else span(lag),
         "Last message": _ago(facts.last_message_at, now),
         "Events": f"{health.delivered:,} delivered, {health.redelivered:,} sent again",
-        "Not acked yet": f"{health.unacked:,}, and {health.pending_count:,} not taken yet",
+        "Not acked yet": f"{health.unacked:,}, and {health.pending_count:,} not consumed yet",
         "Reconnects": f"{health.reconnects:,}",
         "Quarantined": f"{health.quarantined:,}, and {health.skipped:,} skipped",
         "Last acked event": _ago(facts.acked_event_at, now),

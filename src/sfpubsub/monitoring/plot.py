@@ -1,4 +1,4 @@
-"""A plot of a series over time as inline SVG: one line, three marks a side, no script."""
+"""Plot a series over time as inline SVG: one line, a few ticks per axis, no script."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ from xml.etree.ElementTree import Element
 from sfpubsub.monitoring.history import EVERY, KEPT, Point, Series
 from sfpubsub.monitoring.html import element
 
-# Of the drawing's own units; the page scales it to its width.
+# In the drawing's own units; the page scales it to its width.
 _WIDTH, _HEIGHT = 480, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 22
 
-# Columns with one value each at most, the largest of those in it: a peak must not get lost.
+# Number of columns. Each shows at most one value, the largest in it, so that no peak is lost.
 _COLUMNS = 180
 
-# Seconds that a plot shows at least: of a run that began just now there is little to see.
+# Shortest time span of a plot, in seconds: a run that just began has little to show.
 _SHORTEST = 900.0
 
-# Seconds between two marks below: the first of these with which there are no more than so many.
+# Candidate intervals between ticks on the time axis, in seconds: the first one that gives at most
+# `_MARKS` ticks is used.
 _STEPS = (300, 900, 1800, 3600, 7200)
 _MARKS = 6
 
-# How far from an edge a mark is left out: half of its text.
+# Ticks closer to an edge than this are omitted: half the width of a label.
 _HALF = 24
 
 
 class Window(NamedTuple):
-    """The time that a plot shows, in seconds since 1970 UTC."""
+    """Time span of a plot, in seconds since 1970 UTC."""
 
     begin: float
     end: float
 
     @classmethod
     def of(cls, started: float, now: float) -> Window:
-        """Return that of a run: all of it, within bounds."""
+        """Return the window of a run: the whole run, within limits."""
         return cls(now - min(KEPT, max(_SHORTEST, now - started)), now)
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length in seconds."""
         return self.end - self.begin
 
     def x(self, at: float) -> float:
-        """Return where a time is in the drawing."""
+        """Return the x coordinate of a time."""
         share = (at - self.begin) / self.seconds
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
 
 def plot(series: Series, points: Sequence[Point], window: Window) -> Element:
-    """Return a figure of *points*, oldest first, within a window."""
+    """Return a figure that plots *points* (oldest first) within *window*."""
     values = [point.value for point in points if point.value is not None]
     last = "nothing yet" if not values else f"{number(values[-1])} {series.unit} now"
     peak = max(values, default=0.0)
@@ -69,7 +70,7 @@ def plot(series: Series, points: Sequence[Point], window: Window) -> Element:
 
 
 def number(value: float) -> str:
-    """Return a value in readable form: three digits of it, at least."""
+    """Format a value for display with about three significant digits."""
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2g}"
@@ -92,9 +93,9 @@ def _grid(top: float, window: Window) -> list[Element]:
 
 
 def _paths(points: Sequence[Point], top: float, window: Window) -> list[str]:
-    """Return a path for each run of points without a hole."""
+    """Return one path for each run of points without gaps."""
     columns: dict[int, Point] = {}
-    width = max(window.seconds / _COLUMNS, 1.5 * EVERY)  # so that none is empty without a reason
+    width = max(window.seconds / _COLUMNS, 1.5 * EVERY)  # so that no column is empty just by chance
     for point in points:
         column = int((point.at - window.begin) // width)
         seen = columns.get(column)
@@ -111,7 +112,7 @@ def _paths(points: Sequence[Point], top: float, window: Window) -> list[str]:
             run.append(f"{window.x(point.at)} {_y(point.value, top)}")
         before = column
     paths.append(run)
-    # A single point is a dot: a line to itself, with round ends.
+    # A single point becomes a dot: a line to itself with round caps.
     return [f"M{' L'.join(run if len(run) > 1 else run * 2)}" for run in paths if run]
 
 
@@ -124,7 +125,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """Return 1, 2 or 5 times a power of ten that is not below *value*; 1 at least."""
+    """Round up to 1, 2 or 5 times a power of ten; at least 1."""
     power = 1.0
     while True:
         for factor in (1, 2, 5):

@@ -1,4 +1,4 @@
-"""Metrics in the text format of Prometheus, version 0.0.4."""
+"""Write metrics in the Prometheus text format, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def prometheus_text(samples: Iterable[Sample]) -> str:
-    """Return samples as Prometheus reads them, those of a metric together."""
+    """Return the samples in Prometheus text format, grouped by metric."""
     by_metric: dict[Metric, list[Sample]] = {}
     for sample in samples:
         by_metric.setdefault(sample.metric, []).append(sample)

@@ -1,7 +1,7 @@
-"""Where metrics are until somebody asks: counts that are added to, and functions that are read.
+"""The metrics registry: counters that are updated, and functions that are read on demand.
 
-Nearly all are read from what a subscription, a job or a table knows anyway, and only when somebody
-asks; a process that nobody asks pays nothing for them. The rest is added up, once a write.
+Nearly all metrics are read on demand from what a subscription, a job or a table knows anyway, so a
+process that is not monitored pays nothing for them. The others are updated once per write.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often which values came."""
+    """Counts of observed values per bucket."""
 
     counts: tuple[int, ...] = (0,) * (len(BUCKETS) + 1)
-    """Of each bucket by itself; the last one is beyond all bounds."""
+    """Count per bucket (not cumulative); the last bucket is above all bounds."""
     total: float = 0.0
-    """Of all values."""
+    """Sum of all values."""
 
     def with_value(self, value: float) -> Histogram:
-        """Return it with one value more."""
+        """Return a copy with one more value."""
         counts = list(self.counts)
         counts[bisect_left(BUCKETS, value)] += 1
         return Histogram(tuple(counts), self.total + value)
@@ -46,7 +46,7 @@ Reader: TypeAlias = Callable[[], Iterable[Sample]]
 
 
 def labels_of(values: Mapping[str, str]) -> Labels:
-    """Return labels in the order that makes equal ones equal."""
+    """Return labels in a canonical order."""
     return tuple(sorted(values.items()))
 
 
@@ -76,21 +76,21 @@ class Registry:
             forward(value, labels)
 
     def forward(self, metric: Metric, take: Callable[[float, Labels], None]) -> None:
-        """Call *take* with every value of a histogram from now on."""
+        """Call *take* with each new value of a histogram."""
         with self._lock:
             self._forwards[metric] = (*self._forwards.get(metric, ()), take)
 
     def read(self, reader: Reader) -> None:
-        """Call *reader* whenever somebody asks. It must not wait."""
+        """Call *reader* on every `collect`. It must not block."""
         with self._lock:
             self._readers.append(reader)
 
     def collect(self) -> list[Sample]:
-        """Return every value there is now."""
+        """Return all current values."""
         with self._lock:
             found: list[Sample] = [Sample(m, value, at) for (m, at), value in self._counts.items()]
             found += [Sample(m, value, at) for (m, at), value in self._histograms.items()]
             readers = list(self._readers)
-        for reader in readers:  # outside the lock: a reader may take one of its own
+        for reader in readers:  # outside the lock, because a reader may take locks of its own
             found += reader()
         return found

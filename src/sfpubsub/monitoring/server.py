@@ -1,8 +1,8 @@
 """The HTTP server of a monitor: ``/metrics``, ``/health`` and the page.
 
-It changes nothing, and has no password. It listens on this machine alone unless it is told
-otherwise; there it answers only to addresses and ``localhost``, so that no page of somebody else
-can read it by a name that was bent to this address (DNS rebinding).
+It is read-only and has no password. By default it listens on loopback only, and then accepts only
+IP addresses and ``localhost`` as host names, so that no foreign web page can read it through DNS
+rebinding.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from sfpubsub.monitoring.prometheus import CONTENT_TYPE, prometheus_text
 
 _log = logging.getLogger("sfpubsub.monitoring")
 
-# Seconds that a connection may say nothing; one is a request and its answer.
+# Idle timeout of a connection, in seconds; each connection serves one request.
 _SILENCE = 10.0
 
-# Connections at a time, one more is closed: a scraper, a probe and some browsers.
+# Most concurrent connections; further ones are closed. Enough for a scraper, a probe and some
+# browsers.
 _CONNECTIONS = 16
 
 _HEADERS = {
@@ -54,15 +55,15 @@ class _Answer(NamedTuple):
 
 @contextmanager
 def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve a monitor while the block runs; yields the URL.
+    """Serve a monitor over HTTP while the block runs, and yield the URL.
 
     Args:
-        monitor: What is shown.
+        monitor: The monitor to show.
         host: Address to listen on.
-        port: 0 picks a free one.
+        port: Port to listen on; 0 picks a free one.
 
     Raises:
-        ConfigurationError: It cannot listen there.
+        ConfigurationError: Cannot listen on that address and port.
     """
     server_class = _Server6 if ":" in host else _Server
     try:
@@ -88,7 +89,7 @@ def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a browser may keep a connection open; its thread is a daemon
-    allow_reuse_port = False  # or two commands could share a port
+    allow_reuse_port = False  # otherwise two commands could share a port
     monitor: Monitor
     is_local: bool
 
@@ -110,10 +111,10 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, OSError):  # of the socket: the visitor's affair
-            _log.debug("a connection of %s ended: %r", client_address, error)
+        if isinstance(error, OSError):  # a socket error: the client's problem
+            _log.debug("connection from %s ended: %r", client_address, error)
         else:
-            _log.error("a request of %s failed", client_address, exc_info=error)
+            _log.error("request from %s failed", client_address, exc_info=error)
 
 
 class _Server6(_Server):
@@ -142,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> _Answer:
         if self.server.is_local and not _is_ours(self.headers.get("Host", "")):
-            text = "this is served under addresses and localhost alone\n"
+            text = "this server only accepts IP addresses and localhost as host name\n"
             return _Answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain; charset=utf-8", text)
         monitor = self.server.monitor
         match self.path.partition("?")[0]:
@@ -156,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return _health(monitor)
             case "/style.css":
                 return _Answer(HTTPStatus.OK, "text/css; charset=utf-8", _STYLE)
-        text = "there are /, /metrics and /health\n"
+        text = "not found: try /, /metrics or /health\n"
         return _Answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name

@@ -1,4 +1,4 @@
-"""The situations in which a running command is not well, each with its reason. No I/O, no clock."""
+"""The situations in which a running command is unhealthy, with their reasons. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ Situation: TypeAlias = Literal["silent", "stuck", "retention", "schema", "failed
 
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)
 
-# Seconds for which the service keeps events (Salesforce documentation, event message durability).
+# Seconds for which the service retains events (Salesforce documentation, event message durability).
 RETENTION = 72 * 3600.0
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is too long, in seconds."""
+    """Limits for `problems`, in seconds."""
 
     silence: float = 330.0
-    """Without a message of the service: it sends one every 270 s while events are wanted, the
-    client opens a new stream after 300 s, and that has half a minute to bring something."""
+    """Time without a message from the service. It sends one every 270 s while events are requested,
+    the client opens a new stream after 300 s, and that stream has half a minute to receive
+    something.
+    """
     stuck: float = 600.0
-    """For one step, or one turn of the loop: a write takes seconds, on a store that is slow a
-    minute; the first step of a large raw table's tables may take some minutes."""
+    """Duration of a step or a loop iteration. A write takes seconds, or a minute on slow storage;
+    the first step over a large raw table may take a few minutes.
+    """
     retention: float = RETENTION * 2 / 3
-    """Age of the position: a third of the retention is left, a day in which somebody can act."""
+    """Age of the position. At this point a third of the retention time is left: a day to react."""
     schema: float = 60.0
-    """For events to wait because their schema cannot be fetched: some attempts."""
+    """Time that events wait because their schema cannot be fetched; long enough for several
+    attempts.
+    """
 
     @classmethod
     def of(cls, timings: Timings) -> Bounds:
-        """Return the bounds that go with the times of a client."""
+        """Return the limits that fit a client's timings."""
         return cls(silence=timings.keepalive + 2 * timings.keepalive_margin)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A situation, and of whom."""
+    """An unhealthy situation and its reason."""
 
     situation: Situation
     reason: str
@@ -50,16 +55,16 @@ class Problem:
 def problems(
     sources: Iterable[Facts], steps: Mapping[str, float | None], bounds: Bounds, now: float
 ) -> list[Problem]:
-    """Return what is not well; empty if all is.
+    """Return the current problems, or an empty list.
 
     Args:
-        sources: What is known of each subscription.
-        steps: Of each kind of step, how many seconds the one under way has taken.
-        bounds: What is too long.
+        sources: Facts about each subscription.
+        steps: Seconds that the current step of each kind has been running; None if none is.
+        bounds: The limits.
         now: Seconds since 1970 UTC.
     """
     found = [
-        Problem("stuck", f"{name}: under way for {span(seconds)}")
+        Problem("stuck", f"{name}: running for {span(seconds)}")
         for name, seconds in steps.items()
         if seconds is not None and seconds > bounds.stuck
     ]
@@ -77,7 +82,7 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
         return []
     found = []
     turn = 0.0 if facts.turned_at is None else now - facts.turned_at
-    if turn > bounds.stuck and not has_step:  # else the step says it
+    if turn > bounds.stuck and not has_step:  # otherwise the step reports it
         reason = f"{facts.name}: its loop has made no progress for {span(turn)}"
         found.append(Problem("stuck", reason))
     silence = now - (facts.heard_at or facts.since)
@@ -86,7 +91,8 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
         found.append(
             Problem(
                 "silent",
-                f"{facts.name}: nothing from the service for {span(silence)}, the stream is "
+                f"{facts.name}: nothing received from the service for {span(silence)}; the stream "
+                f"is "
                 f"{health.state}{why}",
             )
         )
@@ -99,7 +105,8 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
         found.append(
             Problem(
                 "retention",
-                f"{facts.name}: the position is {span(age)} old, and the service keeps events for "
+                f"{facts.name}: the position is {span(age)} old, and the service retains events "
+                f"for "
                 f"{span(RETENTION)}",
             )
         )

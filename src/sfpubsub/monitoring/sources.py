@@ -1,4 +1,4 @@
-"""The metrics of a subscription, from what is known of it."""
+"""Derive a subscription's metrics from the facts about it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sfpubsub.monitoring.observation import Facts, SourceKind
 from sfpubsub.monitoring.registry import Labels, Sample, labels_of
 from sfpubsub.types.health import GapReason
 
-# States in which events can come: with a schema missing they come, and wait.
+# States in which events can arrive; while a schema is missing they arrive and wait.
 _OPEN = ("streaming", "waiting_for_schema")
 
 
 def source_labels(kind: SourceKind, name: str) -> Labels:
-    """Return the attributes that say which subscription it is."""
+    """Return the attributes that identify a subscription."""
     # The service does not tell which topic a managed subscription reads.
     return labels_of(
         {SYSTEM: SYSTEM_NAME, SUBSCRIPTION if kind == "managed" else DESTINATION: name}
@@ -31,10 +31,10 @@ def source_labels(kind: SourceKind, name: str) -> Labels:
 
 
 def samples_of(facts: Facts, now: float) -> Iterator[Sample]:
-    """Yield what is known of a subscription; what is not known is left out.
+    """Yield the samples of a subscription, omitting unknown values.
 
     Args:
-        facts: What is known.
+        facts: Facts about the subscription.
         now: Seconds since 1970 UTC.
     """
     labels = source_labels(facts.kind, facts.name)
@@ -62,6 +62,7 @@ def samples_of(facts: Facts, now: float) -> Iterator[Sample]:
         if value is not None:
             yield Sample(metric, value, labels)
     reasons = Counter(gap.reason for gap in health.gaps)
-    for reason in get_args(GapReason):  # the zeros too: Prometheus sees no growth from nothing
+    # Export zeros too: Prometheus sees no increase when a series first appears.
+    for reason in get_args(GapReason):
         of_reason = labels_of({**dict(labels), "messaging.salesforce.gap.reason": reason})
         yield Sample(Metric.GAPS, reasons[reason], of_reason)

@@ -1,4 +1,4 @@
-"""Steps that may hang: how long the one under way has taken, and what becomes of those that end."""
+"""Track steps that may hang: how long running ones have taken, and what finished ones did."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 _log = logging.getLogger("sfpubsub.monitoring")
 
-# Finished steps that the page shows.
+# Number of finished steps shown on the page.
 SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Done:
-    """A step that has ended."""
+    """A finished step."""
 
     name: str
-    """Which step, and of what."""
+    """Kind of step, and what it processed."""
     at: float
-    """When, in seconds since 1970 UTC."""
+    """When it finished, in seconds since 1970 UTC."""
     seconds: float
     text: str
     """What it did."""
@@ -38,40 +38,40 @@ class Steps:
         self._told: set[str] = set()
 
     def follow(self, name: str, seconds: Callable[[], float | None]) -> None:
-        """Ask *seconds* for how long the step under way has taken; None while there is none."""
+        """Track a step. *seconds* returns how long it has been running, or None if it is not."""
         self._running = {**self._running, name: seconds}
 
     def running(self) -> dict[str, float | None]:
-        """Return for how long each kind of step is under way."""
+        """Return how long each kind of step has been running, in seconds."""
         return {name: seconds() for name, seconds in self._running.items()}
 
     def ended(self, done: Done) -> None:
-        """Note a step that has ended."""
+        """Record a finished step."""
         self._done.append(done)
 
     def done(self) -> list[Done]:
-        """Return the last steps, the newest first."""
+        """Return the last finished steps, newest first."""
         return list(self._done)[::-1]
 
     def tell_stuck(self, running: Mapping[str, float | None], bound: float) -> None:
-        """Log once where every thread is, for each step that goes on for longer than *bound*.
+        """Log the stacks of all threads, once for each step that runs longer than *bound*.
 
-        For one thread.
+        Not thread-safe.
         """
         for name, seconds in running.items():
             if seconds is None or seconds <= bound:
                 self._told.discard(name)
             elif name not in self._told:
                 self._told.add(name)
-                _log.error("%s: under way for %.0f s; threads:\n%s", name, seconds, stacks())
+                _log.error("%s: running for %.0f s; threads:\n%s", name, seconds, stacks())
 
 
 def stacks() -> str:
-    """Return where every thread is: names of functions and lines, and nothing of their values."""
+    """Return the stacks of all threads: functions and lines, without any values."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
-        if ident != threading.get_ident():  # our own says nothing
+        if ident != threading.get_ident():  # our own stack is of no interest
             where = "".join(traceback.format_stack(frame))
             parts.append(f"thread {names.get(ident, ident)}:\n{where}")
     return "\n".join(parts)

@@ -1,11 +1,11 @@
-"""Traces through OpenTelemetry: a span for what is received, processed and settled.
+"""OpenTelemetry tracing: spans for receiving, processing and settling events.
 
-In the messaging conventions, version 1.44. A response is received once and holds events of many
-traces, so its span has a link to the creation context of each event that carries one, and no
-parent of theirs. Needs ``sfpubsub[otel]``.
+Follows the messaging conventions, version 1.44. A response contains events of many traces, so its
+span has no parent among them but a link to the creation context of each event that carries one.
+Needs ``sfpubsub[otel]``.
 
-Events carry a context in the header ``traceparent``. None is sent unless a program asks for it, by
-`trace_headers`: the service has set event headers aside for later use.
+Events carry the context in the header ``traceparent``. It is sent only if a program uses
+`trace_headers`, because the service reserves event headers for future use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HEADERS = ("traceparent", "tracestate")
 
-# Responses, and steps, that links are kept for: some beyond what one write has.
+# Number of responses and steps for which links are kept: more than one write needs.
 _KEPT = 10_000
 
 
@@ -48,13 +48,13 @@ def trace_headers() -> dict[str, str]:
 
 
 class SourceTracing:
-    """The spans of one subscription. Each method is for one thread at a time.
+    """Creates the spans of one subscription. Each method may be called by one thread at a time.
 
     Args:
         kind: Whether *name* is a managed subscription, a topic or a channel.
-        name: What is read.
+        name: Name of the source.
         endpoint: ``host:port`` of the service.
-        provider: Of the tracer; the global one by default.
+        provider: Tracer provider; the global one by default.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
@@ -77,14 +77,17 @@ class SourceTracing:
         host, _, port = endpoint.rpartition(":")
         if host and port.isdigit():
             self._about |= {"server.address": host, "server.port": int(port)}
-        # Appended to by the thread that receives, or processes, and taken by the one after it.
+        # Filled by the thread that receives or processes, and drained by the thread of the next
+        # stage.
         self._received: deque[tuple[int, SpanContext]] = deque(maxlen=_KEPT)
         self._processed: deque[SpanContext] = deque(maxlen=_KEPT)
         self._processed_at = 0
         self._settled = 0
 
     def received(self, batch: EventBatch, began: int) -> None:
-        """Note a response that was waited for since *began*, in nanoseconds since 1970 UTC."""
+        """Record a received response; *began* is when waiting for it began, in nanoseconds since
+        1970 UTC.
+        """
         from opentelemetry.trace import SpanKind
 
         context = self._span(
@@ -94,7 +97,7 @@ class SourceTracing:
 
     @contextmanager
     def processing(self, events: int) -> Iterator[None]:
-        """Trace the block, which processes the next *events* that were received."""
+        """Trace the block, which processes the next *events* received events."""
         from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
         links = [Link(context) for context in self._take(events)]
@@ -103,7 +106,7 @@ class SourceTracing:
             kind=SpanKind.CONSUMER,
             attributes=self._attributes("process", events),
             links=links,
-            record_exception=False,  # its text may say more than a trace should
+            record_exception=False,  # its message may reveal more than a trace should
             set_status_on_exception=False,
         ) as span:
             try:
@@ -116,7 +119,7 @@ class SourceTracing:
         self._processed_at = time.time_ns()
 
     def settled(self, confirmed: int) -> None:
-        """Note how many events are known to be committed or stored by now."""
+        """Record how many events have been committed or stored so far."""
         from opentelemetry.trace import Link, SpanKind
 
         events = confirmed - self._settled
@@ -159,7 +162,7 @@ class SourceTracing:
 
 
 def _created(batch: EventBatch) -> list[Link]:
-    """Return links to the contexts in which events were made, where they say so."""
+    """Return links to the creation contexts of the events that carry one."""
     return [link for raw in batch.raw_events if raw.headers for link in _link(raw.headers)]
 
 

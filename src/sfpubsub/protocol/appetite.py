@@ -56,9 +56,16 @@ class Appetite:
         Args:
             unacked: Events received and not acked, read or not.
         """
+        return self._room(self.waiting_count, self.waiting_bytes, unacked)
+
+    def room_when_read(self, unacked: int) -> int:
+        """Return what `room` will be once everything that waits is read; arguments as there."""
+        return self._room(0, 0, unacked)
+
+    def _room(self, count: int, size: int, unacked: int) -> int:
         limits = self._limits
-        free = limits.max_bytes - self.waiting_bytes
-        by_count = min(limits.max_pending_count - self.waiting_count, limits.max_unacked - unacked)
+        free = limits.max_bytes - size
+        by_count = min(limits.max_pending_count - count, limits.max_unacked - unacked)
         if free <= 0 or by_count <= 0:
             return 0
         if self._size is None:
@@ -66,7 +73,7 @@ class Appetite:
         else:
             by_bytes = int(free / max(1.0, self._size))
         # One that is larger than the bound has to come through as well, if alone.
-        return min(WINDOW, by_count, by_bytes if self.waiting_bytes else max(1, by_bytes))
+        return min(WINDOW, by_count, by_bytes if size else max(1, by_bytes))
 
     @property
     def full(self) -> bool:

@@ -64,6 +64,11 @@ class Intake:
         """How many events may be on their way now."""
         return self._appetite.room(0 if self._ledger is None else self._ledger.unacked)
 
+    @property
+    def room_when_read(self) -> int:
+        """How many may be once everything that waits is read."""
+        return self._appetite.room_when_read(0 if self._ledger is None else self._ledger.unacked)
+
     def take_in(self, response: Response) -> list[Command]:
         """Deliver the new events of *response* and note every position."""
         if not response.events:

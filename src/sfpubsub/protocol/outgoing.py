@@ -35,15 +35,18 @@ class Outgoing:
             self.last_figure = now
         self.window.received(len(response.events), None if answer else response.pending)
 
-    def request(self, now: float, commit: CommitRequest | None, room: int) -> list[Command]:
+    def request(
+        self, now: float, commit: CommitRequest | None, room: int, room_when_read: int
+    ) -> list[Command]:
         """Send what may be sent: credit and *commit*.
 
         Args:
             now: The time.
             commit: The commit that is due, if any.
-            room: How many events may be on their way.
+            room: How many events may be on their way now.
+            room_when_read: How many may be once everything that waits is read.
         """
-        credit = self.window.grant(room)
+        credit = self.window.grant(room, room_when_read)
         if credit:
             self.last_credit = now
         return [SendRequest(self._stream, credit, commit)] if credit or commit else []

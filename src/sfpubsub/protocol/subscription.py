@@ -213,7 +213,7 @@ class SubscriptionProtocol(Streams):
             commit = self._standing.next_commit(now, again=again, at_once=at_once)
         if commit is None and self._outgoing.window.ample:
             return []
-        return self._outgoing.request(now, commit, self._room)
+        return self._outgoing.request(now, commit, self._room, self._intake.room_when_read)
 
     def _settled(self, standing: Standing, response: Response, now: float) -> list[Command]:
         out: list[Command] = []
@@ -232,7 +232,7 @@ class SubscriptionProtocol(Streams):
         if self._standing is not None:
             commit = self._standing.last_commit(now, again=again)
             if commit is not None or self._standing.unanswered or self._redelivering:
-                return self._outgoing.request(now, commit, self._room)
+                return self._outgoing.request(now, commit, self._room, self._room)
         self._step(Signal.SETTLED)
         return self._half_close(now)
 

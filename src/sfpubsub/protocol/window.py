@@ -6,9 +6,11 @@ ask for is passed in as *room*: how many events may be on their way, by number, 
 
 1. *Opening*: ask for what there is room for, or for 1 when there is none, since a subscription's
    first request must ask for something.
-2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, or half of the
-   room, so that a busy stream costs one request for every 50 events. With nothing outstanding all
-   of it is owed, so a stream never stalls.
+2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, or half of what
+   there is room for once everything that waits is read. So a busy stream costs one request for
+   every 50 events, also where the application is slower than the service and each event it reads
+   makes room for one. When it has read everything and nothing is outstanding, all of the room is
+   owed, so a stream never stalls.
 3. *Held* (no room): nothing is returned. But a stream with nothing pending is closed by the service
    after 60 s, so 1 is asked for within 50 s: the *reserve*.
 4. *Disagreement*: if the service says that nothing is pending while we count credit, one of us is
@@ -53,11 +55,15 @@ class Window:
             self._probing = False
         self._dry = pending == 0
 
-    def grant(self, room: int) -> int:
-        """Return how many events to request now, or 0."""
-        room = min(WINDOW, room)
-        owed = room - self.outstanding
-        if owed < max(1, min(RETURN_CREDIT_AT, room // 2)):
+    def grant(self, room: int, room_when_read: int) -> int:
+        """Return how many events to request now, or 0.
+
+        Args:
+            room: How many events may be on their way now.
+            room_when_read: How many may be once everything that waits is read.
+        """
+        owed = min(WINDOW, room) - self.outstanding
+        if owed < max(1, min(RETURN_CREDIT_AT, room_when_read // 2)):
             return 0
         # With this request in flight too, the next figure does not answer the reserve alone.
         self._probing = False

@@ -1,14 +1,14 @@
 """A Salesforce org for the tests of a pytest suite; see docs/how-to/testing-python.md.
 
-pytest loads this module in every run where sfpubsub is installed, so it imports nothing that costs
-time until a fixture is used.
+pytest loads this module in every run where sfpubsub is installed, so it imports nothing expensive
+until a fixture is used.
 
     salesforce_org          a fresh org for one test, in this process
-    salesforce_faults       its fault plan; each fault must have happened at the test's end
-    salesforce_clock        its clock; time stands still but for jumps
-    salesforce_org_options  arguments of the org; for overriding
-    salesforce_emulator     one emulator for the whole run, all workers of xdist included
-    salesforce_emulator_options   options of its command; for overriding
+    salesforce_faults       its fault plan; the test fails if a fault did not happen
+    salesforce_clock        its clock; time stands still unless the test jumps ahead
+    salesforce_org_options  arguments of the org; override to change them salesforce_emulator
+    one emulator for the whole run, shared by all xdist workers salesforce_emulator_options
+    options of its command; override to change them
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ if TYPE_CHECKING:
     from sfpubsub.pytest_plugin.run import RunningEmulator
 
 _DIRECTORY = "sfpubsub_emulator"
-"""Key of what the controller of xdist tells its workers: the directory of the run's emulator."""
+"""Key under which the xdist controller passes the emulator's directory to its workers."""
 
 _RUN: pytest.StashKey[EmulatorRun] = pytest.StashKey()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist where the emulator of the run is, or is to be."""
+    """Tell an xdist worker the directory of the run's emulator, whether or not it is
+    running yet.
+    """
     node.workerinput[_DIRECTORY] = str(_run(node.config).directory)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the emulator with the run: here in the process that owns it, never in a worker."""
+    """Stop the emulator at the end of the run, in the process that owns it and never in
+    a worker.
+    """
     run = config.stash.get(_RUN, None)
     if run is not None:
         run.end()
@@ -50,7 +54,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def salesforce_emulator_options() -> Sequence[str]:
-    """Options of `sfpubsub emulator` for `salesforce_emulator`; override it to give some."""
+    """Options of `sfpubsub emulator` for `salesforce_emulator`; override this fixture to
+    set some.
+    """
     return ()
 
 
@@ -58,9 +64,9 @@ def salesforce_emulator_options() -> Sequence[str]:
 def salesforce_emulator(
     request: pytest.FixtureRequest, salesforce_emulator_options: Sequence[str]
 ) -> Iterator[RunningEmulator]:
-    """One emulator for the whole run, in a process of its own, which all workers share.
+    """One emulator for the whole run, in a separate process shared by all workers.
 
-    From its first use to the end of the run the environment points at it.
+    From its first use until the end of the run, the environment points to it.
     """
     from sfpubsub.pytest_plugin.run import start_or_find
 
@@ -80,7 +86,7 @@ def salesforce_org_options() -> dict[str, Any]:
 
 @pytest.fixture
 def salesforce_clock() -> ManualClock:
-    """The clock of the test's org: time stands still, `jump(seconds)` moves it on."""
+    """The clock of the test's org: time stands still until `jump(seconds)` advances it."""
     from sfpubsub.emulator.org.clock import ManualClock
 
     return ManualClock()
@@ -102,12 +108,12 @@ def salesforce_org(
     monkeypatch: pytest.MonkeyPatch,
     salesforce_org_options: dict[str, Any],
 ) -> Iterator[EmulatorServer]:
-    """A fresh org for this test, in this process; the environment points at it."""
+    """A fresh org for this test, in this process. The environment points to it."""
     from sfpubsub.emulator.server import EmulatorServer
     from sfpubsub.pytest_plugin.run import environment_of
 
     options = dict(salesforce_org_options)
-    # A test that asks for the plan or the clock means those of the org.
+    # If the test uses the plan or the clock fixture, pass it to the org.
     for name, fixture in (("faults", "salesforce_faults"), ("clock", "salesforce_clock")):
         if fixture in request.fixturenames:
             options[name] = request.getfixturevalue(fixture)
@@ -122,7 +128,7 @@ def salesforce_org(
 
 
 def _run(config: pytest.Config) -> EmulatorRun:
-    """The emulator's place in this run; made on first use."""
+    """Return this run's emulator handle, creating it on first use."""
     from sfpubsub.pytest_plugin.lifeline import EmulatorRun
 
     if _RUN not in config.stash:
@@ -131,7 +137,7 @@ def _run(config: pytest.Config) -> EmulatorRun:
 
 
 def _point_at(environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
-    """Set the variables of an org, and take away what would lead to another one."""
+    """Set the environment variables for an org, and remove those that point to another one."""
     from sfpubsub.pytest_plugin.run import KEPT
 
     for name in list(os.environ):

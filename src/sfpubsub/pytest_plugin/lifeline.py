@@ -1,9 +1,9 @@
-"""The place of a run's emulator, and its end. Imports nothing that costs time: each run with xdist
-has one, whether it needs an emulator or not.
+"""Directory and lifetime of a run's emulator. Imports nothing expensive: each run with xdist
+creates an `EmulatorRun`, whether or not it needs an emulator.
 
-The process that owns the run (pytest itself, or the controller of xdist) makes a directory with a
-pipe in it, and holds the pipe open. The emulator has the other end as its stdin, and ends when that
-does: with the run, however the run ends.
+The process that owns the run (pytest itself, or the controller of xdist) creates a directory with a
+pipe in it, and holds the pipe open. The emulator reads the other end as its stdin and exits when
+the pipe closes: at the end of the run, however the run ends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 
 _END_S = 10.0
-"""Longest wait for the end of the emulator; it takes milliseconds."""
+"""Longest wait for the emulator to exit, in seconds; it takes milliseconds."""
 
 _LOOK_S = 0.01
-"""How often its end is looked for: the lock of a file tells nobody that it was given back."""
+"""Polling interval for its exit, in seconds: nothing signals the release of a file lock."""
 
 
 class EmulatorRun:
-    """The place of a run's emulator, held by the process that owns the run.
+    """The directory and the lifetime of a run's emulator, held by the process that owns the run.
 
     Attributes:
         directory: Passed to the workers.
@@ -34,15 +34,15 @@ class EmulatorRun:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sfpubsub-emulator-"))
         os.mkfifo(self.directory / "lifeline")
-        # For reading too, so that opening waits for nobody. No child inherits it.
+        # Opened for reading too, so that opening does not block. Children do not inherit it.
         self._lifeline = os.open(self.directory / "lifeline", os.O_RDWR)
 
     def end(self) -> None:
-        """End the emulator, if there is one, and remove the directory."""
+        """Stop the emulator, if one runs, and remove the directory."""
         os.close(self._lifeline)
         lock = self.directory / "data" / "lock"
         if lock.exists() and not _ended(lock):
-            sys.stderr.write(f"the emulator of {self.directory} has not ended\n")
+            sys.stderr.write(f"the emulator in {self.directory} did not exit\n")
             return
         shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """The emulator of a whole run of pytest: one process, however many workers there are.
 
-The first process that needs the emulator starts it, under a file lock; the others find what it said
-when it was ready. Where it is, and how it ends, is in lifeline.
+The first process that needs the emulator starts it under a file lock; the others read its ready
+line. The module `lifeline` has its directory and its end.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from sfpubsub.emulator.remote import RemoteEmulator
 from sfpubsub.emulator.server import EmulatorServer
 
 KEPT = frozenset(ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS)
-"""Variables that lead to no org."""
+"""Environment variables that do not select an org."""
 
 _START_S = 60.0
-"""Longest wait for the ready line; it takes a second, and more on a busy machine."""
+"""Longest wait for the ready line, in seconds; it takes a second, or more on a busy machine."""
 
 
 class RunningEmulator(RemoteEmulator):
-    """The emulator of the run: what `RemoteEmulator` can, and where it is.
+    """The emulator of the run: a `RemoteEmulator` with its addresses and environment variables.
 
     Args:
         ready: Its ready line.
 
     Attributes:
         grpc_target: Host and port of the Pub/Sub API.
-        instance_url, tenant_id: What clients send beside the token.
-        ca_file: The authority to trust; None without TLS.
-        environment: Variables for any client, in this process or a child.
+        instance_url, tenant_id: What clients send along with the token. ca_file: The certificate
+            authority to trust; None without TLS. environment: Environment variables for clients in
+            this process or its children.
     """
 
     def __init__(self, ready: Mapping[str, str]) -> None:
@@ -52,7 +52,9 @@ class RunningEmulator(RemoteEmulator):
 
 
 def environment_of(emulator: EmulatorServer | RunningEmulator) -> dict[str, str]:
-    """The variables that lead a client to an emulator, whichever way it signs in."""
+    """Return the environment variables that point clients to an emulator, for every way to
+    sign in.
+    """
     trust = {"INSECURE": "1"}
     if emulator.ca_file:
         trust = dict.fromkeys(("CA_FILE", "EMULATOR_CA_FILE"), str(emulator.ca_file))
@@ -75,14 +77,14 @@ def environment_of(emulator: EmulatorServer | RunningEmulator) -> dict[str, str]
 
 
 def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
-    """The emulator of the run; started now if it is not there.
+    """Return the emulator of the run, starting it if necessary.
 
     Args:
-        directory: That of its `EmulatorRun`.
-        options: Of `sfpubsub emulator`.
+        directory: Directory of its `EmulatorRun`.
+        options: Options of `sfpubsub emulator`.
 
     Raises:
-        EmulatorProblem: It did not start; the text is what it said.
+        EmulatorProblem: It did not start; the message is its output.
     """
     if not directory.is_dir():
         raise EmulatorProblem(
@@ -107,7 +109,8 @@ def _start(directory: Path, options: Sequence[str]) -> str:
             stdin=lifeline,
             stdout=subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,  # Ctrl-C is for pytest; the run's end reaches it by its stdin
+            # Ctrl-C is meant for pytest; the emulator exits when its stdin closes.
+            start_new_session=True,
         )
     if process.stdout is None:
         raise AssertionError("its output is a pipe")
@@ -117,20 +120,20 @@ def _start(directory: Path, options: Sequence[str]) -> str:
         process.kill()
         process.wait()
         raise EmulatorProblem(f"the emulator did not start: {log.read_text().strip()}")
-    # Its parent does not wait for its end, and need not be warned so.
+    # Suppress the ResourceWarning: the parent deliberately does not wait for it.
     process.returncode = 0
     return line
 
 
 def _first_line(output: IO[bytes]) -> str:
-    """The ready line, which is written at once; blank if none comes in time."""
+    """Return the ready line, which is written in one piece; empty if it does not arrive in time."""
     waiting, _, _ = select.select([output], [], [], _START_S)
     return output.readline().decode() if waiting else ""
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold a file lock; it dies with the process."""
+    """Hold a file lock. The system releases it if the process dies."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,7 @@
-"""An org read over HTTP: its objects described, its records queried, by id and in bulk.
+"""Read an org over HTTP: describe objects, query records, fetch them by id or in bulk.
 
-It changes nothing in the org but the query jobs that it makes, opens no stream, and decides
-nothing about what a row means for a table. Built from Salesforce's documentation
-(docs/reference/emulator-evidence.md has the sources).
+It changes nothing in the org except for its own query jobs, and opens no stream. Built from
+Salesforce's documentation (docs/reference/emulator-evidence.md has the sources).
 """
 
 from sfpubsub.rest.describing import (

@@ -1,6 +1,6 @@
-"""Requests of an org that are made again when what refused them passes; numbers stay exact.
+"""REST requests that are retried on transient errors, with exact decimal numbers.
 
-A retry has a bound and a reason, and only what can be repeated without harm is repeated.
+Retries are bounded, and only requests that are safe to repeat are retried.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from sfpubsub.errors import (
 
 logger = logging.getLogger("sfpubsub.rest")
 
-# Largest answer in JSON, in bytes: 2,000 records with a long text (131,072 characters) each. A
-# bound against answers that never end; the service cuts the pages of a query by itself before.
+# Largest JSON response, in bytes: 2,000 records with a long text (131,072 characters) each. It
+# protects against endless responses; the service limits the pages of a query well below it.
 MAX_JSON = 256 * 1024 * 1024
 
-# Largest page of Bulk results, in bytes, for the same reason. A page goes to a file.
+# Largest page of Bulk results, in bytes, for the same reason. Pages are written to files.
 MAX_PAGE = 4 * 1024 * 1024 * 1024
 
 _VERSION = re.compile(r"[1-9]\d{1,2}\.0", re.ASCII)
 
-# Before it there are no query jobs (Salesforce documentation, Bulk API 2.0), and before 50.0 their
-# columns are not in the order of the query.
+# Older versions have no query jobs (Salesforce documentation, Bulk API 2.0), or do not return
+# columns in the order of the query.
 _OLDEST = 50.0
 
 
 class Asker:
-    """Makes the requests of one API version, and counts them. Thread-safe.
+    """Makes and counts the requests of one API version. Thread-safe.
 
     Args:
-        sessions: Where the session comes from.
-        http: Makes the requests; its own bounds are replaced.
+        sessions: Supplies the session.
+        http: Makes the requests; its own limits are replaced.
         api_version: Such as ``60.0``.
-        timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for that many seconds; may raise to give up.
+        timings: Timeouts, delays and the number of attempts.
+        sleep: Pauses for the given number of seconds; may raise to give up.
 
     Attributes:
-        data: Path of the version, with a slash at its end.
+        data: Path of the API version, ending with a slash.
 
     Raises:
         ConfigurationError: *api_version* is not valid, or too old.
@@ -68,8 +68,7 @@ class Asker:
     ) -> None:
         if not _VERSION.fullmatch(api_version) or float(api_version) < _OLDEST:
             raise ConfigurationError(
-                f"API version {api_version!r} is not {_OLDEST} or later, which reading in bulk "
-                f"needs"
+                f"API version {api_version!r} is not {_OLDEST} or later, which bulk reads need"
             )
         self.data: str = f"/services/data/v{api_version}/"
         self.timings = timings
@@ -79,12 +78,14 @@ class Asker:
 
     @property
     def calls(self) -> int:
-        """Requests made so far, repeated ones included; each takes one of the day's."""
+        """Requests made so far, including retries; each counts against the org's daily limit."""
         return self._org.calls + self._bulk.calls
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest time that an answer named, by the org's clock; None before the first one."""
+        """The latest time seen in a response, by the org's clock; None before the
+        first response.
+        """
         found = [each.org_time for each in (self._org, self._bulk) if each.org_time is not None]
         return max(found, default=None)
 
@@ -94,21 +95,22 @@ class Asker:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return what is at *path*, as JSON with decimals; asks again."""
+        """Send a GET, with retries, and return the parsed JSON with exact decimals."""
 
         def ask() -> Any:
-            # Within the attempt: an answer that was truncated is not valid JSON.
+            # Parsed within the attempt, because a truncated response is not valid JSON and is
+            # retried.
             return _exact(self._org.send("GET", path, query=query, headers=headers))
 
         return self.again(ask)
 
     def post(self, path: str, body: object, *, repeat: bool) -> Any:
-        """Return the answer to *body*, as JSON with decimals.
+        """Send a POST and return the parsed JSON with exact decimals.
 
         Args:
-            path: Begins with a slash.
+            path: Starts with a slash.
             body: Sent as JSON.
-            repeat: Whether it may be sent again: it changes nothing in the org.
+            repeat: Whether the request is safe to retry.
         """
 
         def ask() -> Any:
@@ -117,22 +119,22 @@ class Asker:
         return self.again(ask) if repeat else ask()
 
     def patch(self, path: str, body: object) -> Any:
-        """Change something; returns the answer. Not repeated."""
+        """Send a PATCH and return the parsed response. Not retried."""
         return _exact(self._org.send("PATCH", path, body=body))
 
     def delete(self, path: str) -> None:
-        """Delete something; asks again."""
+        """Send a DELETE, with retries."""
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Pass the CSV at *path* to *sink*; asks once, as only its caller can begin again."""
+        """Pass the CSV at *path* to *sink*. Not retried, because only the caller can start over."""
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 
     def again(self, ask: Callable[[], Any]) -> Any:
-        """Return what *ask* returns; calls it again while its error says that it may pass.
+        """Return the result of *ask*, retrying it on transient errors.
 
         Raises:
-            SfPubSubError: What the last attempt raised, or the first that does not pass.
+            SfPubSubError: The error of the last attempt, or the first error that is not transient.
         """
         most = self.timings.attempts
         for attempt in range(1, most + 1):
@@ -142,12 +144,14 @@ class Asker:
                 delay = self._delay(error, attempt)
                 if not error.retryable or attempt == most or delay is None:
                     raise
-                logger.info("attempt %d of %d in %.1f s: %s", attempt + 1, most, delay, error)
+                logger.info(
+                    "starting attempt %d of %d in %.1f s: %s", attempt + 1, most, delay, error
+                )
             self.sleep(delay)
         raise AssertionError("the last attempt returns or raises")
 
     def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
-        """Return how long to wait; None if the service asks for more than is waited."""
+        """Return the delay in seconds; None if the service asks for a longer one than allowed."""
         longest = self.timings.backoff_max
         if isinstance(error, StreamUnavailableError) and error.retry_after is not None:
             return error.retry_after if error.retry_after <= longest else None
@@ -156,27 +160,27 @@ class Asker:
 
 
 def _exact(answer: Answer) -> Any:
-    # Decimals as the org wrote them: a currency of 18 digits is not a float.
+    # Keep decimals exactly as the org wrote them: a currency of 18 digits does not fit a float.
     return answer.json(parse_float=Decimal) if answer.body else None
 
 
 def check_name(what: str, name: str) -> str:
-    """Pass only what can be an API name; it becomes a part of a path or of SOQL.
+    """Check that *name* is a valid API name, because it becomes part of a path or of SOQL.
 
     Raises:
         LocalProtocolError: It is not valid.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
-        raise LocalProtocolError(f"{name[:80]!r} is not a valid name of {what}")
+        raise LocalProtocolError(f"{name[:80]!r} is not a valid name for {what}")
     return name
 
 
 def check_id(what: str, given: str) -> str:
-    """Pass only a record id, of 15 or 18 characters.
+    """Check that *given* is a record id of 15 or 18 characters.
 
     Raises:
         LocalProtocolError: It is not valid.
     """
     if not re.fullmatch(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?", given):
-        raise LocalProtocolError(f"{given[:80]!r} is not a valid id of {what}")
+        raise LocalProtocolError(f"{given[:80]!r} is not a valid id for {what}")
     return given

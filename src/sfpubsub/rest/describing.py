@@ -1,6 +1,6 @@
-"""What an org tells about its objects and fields: believed only in the form that is documented.
+"""Parse describe responses about objects and fields, accepting only the documented form.
 
-A field that the user may not see is absent from a describe; nothing tells that it exists.
+A field that the user may not see is absent from a describe; nothing reveals that it exists.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sfpubsub.errors import RemoteProtocolError
 
 @dataclass(frozen=True)
 class PicklistValue:
-    """One value of a picklist; those that are no longer active stay in old records."""
+    """One value of a picklist. Inactive values may still occur in old records."""
 
     value: str
     label: str
@@ -22,31 +22,31 @@ class PicklistValue:
 
 @dataclass(frozen=True)
 class FieldDescription:
-    """One field, as the running user sees it."""
+    """One field, as visible to the running user."""
 
     name: str
     label: str
     type: str
-    """As the describe has it: ``string``, ``currency``, ``reference``, ``address`` …"""
+    """Type in the describe: ``string``, ``currency``, ``reference``, ``address`` …"""
     length: int
     """Maximum length in characters; 0 for types other than text."""
     precision: int
-    """Most digits of a number with decimals; 0 otherwise."""
+    """Total digits of a decimal number; 0 for other types."""
     scale: int
-    """Digits after the point."""
+    """Digits after the decimal point."""
     digits: int
-    """Most digits of an integer; 0 otherwise."""
+    """Digits of an integer; 0 for other types."""
     nillable: bool
     createable: bool
     updateable: bool
     calculated: bool
-    """A formula or a roll-up; its changes are in no event of its own."""
+    """Whether it is a formula or roll-up; its changes cause no events."""
     custom: bool
     compound_field_name: str | None
-    """The compound field that it is a part of, such as ``BillingAddress``."""
+    """The compound field that it belongs to, such as ``BillingAddress``."""
     relationship_name: str | None
     reference_to: tuple[str, ...]
-    """Objects that it may point to; several for a polymorphic field."""
+    """Objects that it may refer to; several for a polymorphic field."""
     picklist_values: tuple[PicklistValue, ...]
 
 
@@ -57,7 +57,7 @@ class ObjectSummary:
     name: str
     label: str
     key_prefix: str | None
-    """What the ids of its records begin with; some objects have none."""
+    """First characters of its record ids; some objects have none."""
     custom: bool
     queryable: bool
     replicateable: bool
@@ -71,7 +71,7 @@ class ObjectDescription(ObjectSummary):
     fields: tuple[FieldDescription, ...]
 
     def field(self, name: str) -> FieldDescription | None:
-        """Return a field by its name, in any case; None if the user does not see one."""
+        """Return a field by name, ignoring case; None if the user does not see it."""
         for field in self.fields:
             if field.name.lower() == name.lower():
                 return field
@@ -79,10 +79,10 @@ class ObjectDescription(ObjectSummary):
 
 
 def object_of(found: Any) -> ObjectDescription:
-    """Return the object that a describe tells.
+    """Parse an object describe.
 
     Raises:
-        RemoteProtocolError: It has not the form of a describe.
+        RemoteProtocolError: The response is not a valid describe.
     """
     summary = summary_of(found)
     fields = _items(found, "fields", summary.name)
@@ -92,19 +92,19 @@ def object_of(found: Any) -> ObjectDescription:
 
 
 def summaries_of(found: Any) -> tuple[ObjectSummary, ...]:
-    """Return the objects that a global describe tells.
+    """Parse a global describe.
 
     Raises:
-        RemoteProtocolError: It has not the form of one.
+        RemoteProtocolError: The response is not a valid describe.
     """
     return tuple(map(summary_of, _items(found, "sobjects", "the org")))
 
 
 def summary_of(found: Any) -> ObjectSummary:
-    """Return the head of a describe.
+    """Parse the summary of an object in a describe.
 
     Raises:
-        RemoteProtocolError: It has not the form of one.
+        RemoteProtocolError: The response is not a valid describe.
     """
     part = _Part(found, "an object")
     name = part.text("name")
@@ -126,7 +126,9 @@ def _field(found: Any, of: str) -> FieldDescription:
     part = _Part(found, f"{of}.{name}")
     references = _items(found, "referenceTo", part.what)
     if not all(isinstance(target, str) for target in references):
-        raise RemoteProtocolError(f"the describe of {part.what} came with a referenceTo of no text")
+        raise RemoteProtocolError(
+            f"the describe of {part.what} came with a referenceTo that is not text"
+        )
     return FieldDescription(
         name=name,
         label=part.text("label"),
@@ -152,13 +154,13 @@ def _field(found: Any, of: str) -> FieldDescription:
 def _value(found: Any, of: str) -> PicklistValue:
     part = _Part(found, f"a picklist value of {of}")
     value = part.text("value")
-    # A value without a translation may come without a label.
+    # An untranslated value may have no label.
     return PicklistValue(value, part.text_or_none("label") or value, part.flag("active"))
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Members of one JSON object, each of the type that it must have."""
+    """Reads members of a JSON object and checks their types."""
 
     found: Any
     what: str

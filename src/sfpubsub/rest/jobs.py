@@ -1,7 +1,7 @@
-"""Query jobs of the Bulk API 2.0: made, waited for, their results fetched, closed.
+"""Bulk API 2.0 query jobs: create them, wait for them, fetch their results, delete them.
 
-A job lives in the org, and is known by its id alone: a process that was killed continues with the
-id and the locator that it noted.
+A job lives in the org and is identified only by its id. After a crash, a process can continue with
+the id and the locator that it saved.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sfpubsub.errors import (
 from sfpubsub.rest.asking import Asker, check_id
 from sfpubsub.rest.results import ResultPage, fetch
 
-# Rows of a page unless the caller says otherwise: what a broken connection costs, and some 100 MB
-# of a wide object.
+# Default rows per page. This much has to be fetched again after a broken connection: about 100 MB
+# for a wide object.
 PAGE_ROWS = 50_000
 
 _COMPLETE = "JobComplete"
@@ -34,37 +34,37 @@ _STATES = _ENDED | {"UploadComplete", "InProgress"}
 
 @dataclass(frozen=True)
 class QueryJob:
-    """What the org tells about a query job."""
+    """State of a query job, as the org reports it."""
 
     id: str
     object: str
     state: str
     """``UploadComplete`` (queued), ``InProgress``, ``JobComplete``, ``Failed`` or ``Aborted``."""
     created: str
-    """When it was made, by the org's clock, in ISO 8601."""
+    """Creation time by the org's clock, in ISO 8601."""
     records_processed: int
     error: str
-    """Why it failed; empty unless it did."""
+    """Why it failed; empty if it did not."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether its results can be fetched."""
+        """Return whether its results can be fetched."""
         return self.state == _COMPLETE
 
     @property
     def has_ended(self) -> bool:
-        """Whether its state changes no more."""
+        """Return whether its state is final."""
         return self.state in _ENDED
 
 
 class QueryJobs:
-    """Makes query jobs and fetches what they found. Thread-safe.
+    """Creates query jobs and fetches their results. Thread-safe.
 
-    Every method raises what `OrgReader` raises; and ReadExpiredError where the org does not have
-    the job any longer: it deletes jobs and their results after seven days.
+    Every method raises what `OrgReader` raises, and ReadExpiredError if the org no longer has the
+    job: it deletes jobs and their results after seven days.
 
     Args:
-        asker: Asks the org.
+        asker: Makes the requests.
     """
 
     def __init__(self, asker: Asker) -> None:
@@ -72,13 +72,14 @@ class QueryJobs:
         self._jobs = f"{asker.data}jobs/query"
 
     def create(self, soql: str, *, all_rows: bool = False) -> QueryJob:
-        """Make a job, and return it; it begins by itself.
+        """Create a job and return it. It starts on its own.
 
-        Not repeated when no answer comes: the job may be there, and can be deleted in the org.
+        Not retried if there is no response: the job may have been created, and can be deleted in
+        the org.
 
         Args:
-            soql: Without aggregates, OFFSET, and compound fields (their parts instead).
-            all_rows: Also records in the Recycle Bin, and archived ones.
+            soql: Query without aggregates, OFFSET or compound fields (use their parts instead).
+            all_rows: Whether to include records that are archived or in the Recycle Bin.
 
         Raises:
             RequestRefusedError: The query is not valid in a job.
@@ -93,7 +94,7 @@ class QueryJobs:
         return _job_of(self._asker.post(self._jobs, body, repeat=False))
 
     def get(self, job_id: str) -> QueryJob:
-        """Return a job as it is now."""
+        """Return the current state of a job."""
         with _expiring(job_id):
             return _job_of(self._asker.get(self._path(job_id)))
 
@@ -105,17 +106,19 @@ class QueryJobs:
         clock: Callable[[], float] = time.monotonic,
         progress: Callable[[QueryJob], None] | None = None,
     ) -> QueryJob:
-        """Return a job once it is complete.
+        """Wait until a job is complete, and return it.
 
         Args:
-            job_id: Which.
-            deadline: By *clock*; it is looked at once at least, and once when the time is up.
-            clock: Steady seconds.
-            progress: Told what each look but the last has found.
+            job_id: Id of the job.
+            deadline: Time on *clock* at which to stop waiting. The job is polled at least once, and
+                once more at the deadline.
+            clock: Monotonic clock, in seconds.
+            progress: Called with the result of each poll except the last.
 
         Raises:
             RequestRefusedError: The job failed or was aborted.
-            StreamUnavailableError: The time is up. The job continues, and can be waited for again.
+            StreamUnavailableError: The deadline has passed. The job is still running and can be
+                waited for again.
         """
         looks = 0
         while True:
@@ -149,33 +152,34 @@ class QueryJobs:
     ) -> ResultPage:
         """Fetch a page of results into *file*.
 
-        A connection that breaks is made again, for the same page: it does not change as long as the
-        job is there (documentation: Get Results for a Query Job).
+        If the connection breaks, the same page is requested again; it does not change while the job
+        exists (documentation: Get Results for a Query Job).
 
         Args:
-            job_id: Of a complete job.
+            job_id: Id of a complete job.
             file: Open for reading and writing; its content is replaced.
-            columns: Of the job's query, in its order; the org tells neither before its results.
-            locator: `ResultPage.next_locator` of the page before; None for the first.
-            max_records: Rows of the page at most.
+            columns: Columns of the job's query, in its order; the org reports them only with the
+                results.
+            locator: `ResultPage.next_locator` of the previous page; None for the first.
+            max_records: Most rows in the page.
 
         Raises:
             LocalProtocolError: The job is not complete, or *max_records* is not positive.
             OSError: The file could not be written.
         """
         if max_records < 1:
-            raise LocalProtocolError(f"a page has at least 1 record, not {max_records}")
+            raise LocalProtocolError(f"a page must have at least 1 record, not {max_records}")
         query = {"maxRecords": str(max_records), **({"locator": locator} if locator else {})}
         with _expiring(job_id):
             return fetch(self._asker, f"{self._path(job_id)}/results", query, columns, file)
 
     def abort(self, job_id: str) -> QueryJob:
-        """End a job before it is complete, and return it; it can be deleted then."""
+        """Abort a running job and return it, so that it can be deleted."""
         with _expiring(job_id):
             return _job_of(self._asker.patch(self._path(job_id), {"state": "Aborted"}))
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, with its results. One that is gone already is fine."""
+        """Delete a finished job and its results. Does nothing if the job no longer exists."""
         with suppress(ReadExpiredError), _expiring(job_id):
             self._asker.delete(self._path(job_id))
 
@@ -184,13 +188,13 @@ class QueryJobs:
 
 
 def next_poll(looks: int, now: float, deadline: float, timings: RestTimings) -> float | None:
-    """Return the seconds until a job is looked at again; None when the time is up.
+    """Return the seconds until the next poll of a job, or None if the deadline has passed.
 
     Args:
-        looks: How often it was looked at; at least 1.
-        now: Of the clock that *deadline* is of.
-        deadline: The last look is then.
-        timings: The first delay, which doubles, and the longest.
+        looks: Number of polls so far; at least 1.
+        now: Current time, on the same clock as *deadline*.
+        deadline: Time of the last poll.
+        timings: The initial and the longest delay; the delay doubles in between.
     """
     if now >= deadline:
         return None
@@ -206,8 +210,8 @@ def _expiring(job_id: str) -> Iterator[None]:
         if error.status != 404:
             raise
         raise ReadExpiredError(
-            f"the org does not have the query job {job_id} any longer: it has expired or was "
-            f"deleted, begin the read again",
+            f"the org no longer has the query job {job_id}: it has expired or was deleted; start "
+            f"the read again",
             status=404,
             error_code=error.error_code,
         ) from error
@@ -228,6 +232,6 @@ def _job_of(found: Any) -> QueryJob:
         object=str(texts["object"]),
         state=str(texts["state"]),
         created=str(texts["createdDate"]),
-        records_processed=processed if isinstance(processed, int) else 0,  # not in a new job's
+        records_processed=processed if isinstance(processed, int) else 0,  # missing for a new job
         error=error if isinstance(error, str) else "",
     )

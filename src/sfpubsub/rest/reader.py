@@ -1,7 +1,8 @@
-"""What an org has: objects, records by query and by id, what the user may see, what calls are left.
+"""Read an org: objects, records by query and by id, the user's access, and the remaining API calls.
 
-Values are those of JSON, as the org sends them, but that numbers with a decimal point or an
-exponent are `decimal.Decimal`: a currency of 18 digits is not a float. Dates are texts.
+Values are the JSON values that the org sends, except that numbers with a decimal point or an
+exponent become `decimal.Decimal`, because a currency of 18 digits does not fit a float. Dates are
+strings.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sfpubsub.rest.describing import (
 )
 from sfpubsub.rest.jobs import QueryJobs
 
-# The version of `sfpubsub.tooling`, so that an org needs to serve one only.
+# The same version as in `sfpubsub.tooling`, so that an org needs to support only one.
 API_VERSION = "60.0"
 
-# Ids of one read (Salesforce documentation, sObject Collections with a request body).
+# Most ids per request (Salesforce documentation, sObject Collections with a request body).
 MOST_IDS = 2000
 
-# Rows of a page of a query (Salesforce documentation, Query Options header).
+# Allowed rows per page of a query (Salesforce documentation, Query Options header).
 _BATCH = range(200, 2001)
 
 
@@ -46,14 +47,14 @@ class QueryPage:
     """One page of a query's rows."""
 
     rows: list[dict[str, Any]]
-    """By field, without ``attributes``."""
+    """Values by field name, without ``attributes``."""
     total: int
-    """Rows of all pages together."""
+    """Total rows on all pages."""
 
 
 @dataclass(frozen=True)
 class ApiLimit:
-    """The calls that an org allows in 24 hours, of all its users and applications."""
+    """An org's limit of API calls in 24 hours, for all users and applications."""
 
     most: int
     remaining: int
@@ -62,28 +63,29 @@ class ApiLimit:
 class OrgReader:
     """Reads an org over HTTP. Thread-safe.
 
-    What passes is waited for and asked again, `RestTimings.attempts` times at most: no answer,
-    429, 5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW, too many calls at once. What every
-    method can raise is listed here, and not again with each.
+    Transient errors are retried, with at most `RestTimings.attempts` attempts: no response, 429,
+    5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW, and too many concurrent calls. Errors that every method
+    can raise are listed only here.
 
     Args:
         session: A ready session, or an object whose ``get_session`` supplies one.
-        http: Makes the requests, by its CA file and proxy; one with its defaults when None.
+        http: Makes the requests, with its CA file and proxy; None creates one with default
+            settings.
         api_version: Such as ``60.0``.
         timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for that many seconds; may raise to give up.
+        sleep: Pauses for the given number of seconds; may raise to give up.
 
     Raises:
-        ConfigurationError: *api_version* is not valid, or too old; on construction.
-        SessionExpiredError: The session was refused, and the one after it as well.
+        ConfigurationError: *api_version* is not valid, or too old. Raised by the constructor.
+        SessionExpiredError: The session was refused, and so was its replacement.
         PermissionDeniedError: The user may not do this.
-        QuotaExceededError: The org's calls of the day are used up (``retryable`` is false), or too
-            many were in flight at once (true).
-        RequestRefusedError: Refused for another reason; ``status`` and ``error_code`` tell it.
-        StreamUnavailableError: No answer in time, or the org is down or overloaded; ``retry_after``
-            says for how long, if the org did.
-        RemoteProtocolError: The answer is not what Salesforce answers.
-        LocalProtocolError: A name, id or number given is not valid.
+        QuotaExceededError: The org's daily API calls are used up (``retryable`` is False), or too
+            many calls ran concurrently (True).
+        RequestRefusedError: Refused for another reason; see ``status`` and ``error_code``.
+        StreamUnavailableError: No response in time, or the org is down or overloaded;
+            ``retry_after`` is set if the org sent it.
+        RemoteProtocolError: The response is not a valid Salesforce response.
+        LocalProtocolError: A name, id or number passed in is not valid.
         AuthenticationError: Signing in failed.
     """
 
@@ -97,7 +99,7 @@ class OrgReader:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.sessions: CurrentSession = CurrentSession(session)
-        """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
+        """The session used for requests. Pass it to a `PubSubClient` to share one sign-in."""
         self._asker = Asker(
             self.sessions, http or HttpClient(), api_version, timings or RestTimings(), sleep
         )
@@ -107,19 +109,21 @@ class OrgReader:
 
     @property
     def calls(self) -> int:
-        """Requests made so far, repeated ones included; each takes one of the day's."""
+        """Requests made so far, including retries; each counts against the org's daily limit."""
         return self._asker.calls
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest time that an answer named (its Date header); None before the first one.
+        """The latest server time seen (Date header); None before the first response.
 
-        It has whole seconds, so the org's clock may be almost a second ahead of it.
+        It is in whole seconds, so the org's clock may be almost a second ahead of it.
         """
         return self._asker.org_time
 
     def limits(self) -> ApiLimit:
-        """Return how many calls the org has left, by its own figures (DailyApiRequests)."""
+        """Return the org's limit and its remaining calls, as the org reports them
+        (DailyApiRequests).
+        """
         found = self._asker.get(f"{self._data}limits")
         limit = found.get("DailyApiRequests") if isinstance(found, dict) else None
         most, remaining = (
@@ -132,35 +136,36 @@ class OrgReader:
     # Objects.
 
     def describe(self, object_name: str) -> ObjectDescription:
-        """Return an object with the fields that the user sees.
+        """Return an object with the fields visible to the user.
 
         Raises:
-            RequestRefusedError: The org does not have it, or the user may not see it (NOT_FOUND).
+            RequestRefusedError: The object does not exist, or the user may not see it (NOT_FOUND).
         """
         name = check_name("an object", object_name)
         return object_of(self._asker.get(f"{self._data}sobjects/{name}/describe"))
 
     def describe_global(self) -> tuple[ObjectSummary, ...]:
-        """Return all objects that the user sees, without their fields."""
+        """Return all objects visible to the user, without their fields."""
         return summaries_of(self._asker.get(f"{self._data}sobjects"))
 
     def can_view_all(self, object_name: str) -> bool:
         """Return whether the user is known to see every record of an object.
 
-        By View All Data or Modify All Data of the user, else by View All of the object in a profile
-        or permission set that is assigned to the user. An object that everybody sees by the org's
-        sharing defaults is not recognised, nor is a permission by a permission set group whose
-        sets are not assigned one by one: false says that it is not known.
+        This is the case if the user has View All Data or Modify All Data, or if a profile or
+        permission set assigned to the user grants View All for the object. Access through the org's
+        sharing defaults, or through a permission set group whose sets are not assigned
+        individually, is not detected, so False means "not known".
 
         Raises:
             PermissionDeniedError: The user may not see permissions.
         """
         name = check_name("an object", object_name)
-        # Of the running user; needs no permission (Object Reference).
+        # About the running user; needs no permission (Object Reference).
         own = self._all("SELECT PermissionsViewAllData FROM UserPermissionAccess")
         if any(row.get("PermissionsViewAllData") is True for row in own):
             return True
-        # A boolean is compared here, and two queries are matched here: few rows, and no semi-join.
+        # Filter by the boolean and join the two queries here: there are few rows, and it avoids a
+        # semi-join.
         permissions = "SELECT ParentId, PermissionsViewAllRecords FROM ObjectPermissions"
         granted = {
             row.get("ParentId")
@@ -180,18 +185,18 @@ class OrgReader:
     ) -> Iterator[QueryPage]:
         """Yield the rows of a query, page by page.
 
-        A request of more than 16,384 bytes is refused with 414: read wide objects by `jobs`.
+        The org refuses requests of more than 16,384 bytes with 414: use `jobs` for wide objects.
 
         Args:
             soql: The query.
             all_rows: Also records in the Recycle Bin, and archived ones.
-            batch_size: Rows of a page, 200 to 2,000; the org may send fewer.
+            batch_size: Rows per page, 200 to 2,000; the org may send fewer.
 
         Raises:
-            ReadExpiredError: The org has closed the query meanwhile (ten a user stay open).
+            ReadExpiredError: The org has closed the query meanwhile; it keeps ten per user open.
         """
         if batch_size not in _BATCH:
-            raise LocalProtocolError(f"a page has 200 to 2,000 rows, not {batch_size}")
+            raise LocalProtocolError(f"a page must have 200 to 2,000 rows, not {batch_size}")
         path = f"{self._data}query{'All' if all_rows else ''}"
         query: Mapping[str, str] = {"q": soql}
         while True:
@@ -210,24 +215,27 @@ class OrgReader:
     def retrieve(
         self, object_name: str, ids: Sequence[str], fields: Sequence[str]
     ) -> dict[str, dict[str, Any] | None]:
-        """Return records by their ids, with one request.
+        """Return records by id, in one request.
 
         Args:
-            object_name: Of which object.
-            ids: At most 2,000, of 15 or 18 characters.
-            fields: What to read; ``Id`` need not be named.
+            object_name: The object.
+            ids: At most 2,000 ids of 15 or 18 characters.
+            fields: Fields to read; ``Id`` can be omitted.
 
         Returns:
-            A row for each id, by the id as it was given; None where the org has no such record, or
-            the user may not see it. That a record in the Recycle Bin is None is not documented.
+            A row per id, by the id as given; None if the record does not exist or the user may not
+            see it. For a record in the Recycle Bin, None is observed but not documented.
 
         Raises:
-            RequestRefusedError: A field is not there, or may not be seen (INVALID_FIELD).
+            RequestRefusedError: A field does not exist, or is not visible to the user
+                (INVALID_FIELD).
         """
         name = check_name("an object", object_name)
         asked = list(dict.fromkeys(check_id("a record", record_id) for record_id in ids))
         if len(asked) > MOST_IDS:
-            raise LocalProtocolError(f"{len(asked)} ids are too many: {MOST_IDS} a request")
+            raise LocalProtocolError(
+                f"{len(asked)} ids are too many: the limit is {MOST_IDS} per request"
+            )
         if not asked:
             return {}
         wanted = ["Id", *(field for field in fields if field.lower() != "id")]
@@ -252,7 +260,7 @@ class OrgReader:
             if error.error_code != "INVALID_QUERY_LOCATOR":
                 raise
             raise ReadExpiredError(
-                f"{error}; begin the query again", status=error.status, error_code=error.error_code
+                f"{error}; start the query again", status=error.status, error_code=error.error_code
             ) from error
 
     def _all(self, soql: str) -> list[dict[str, Any]]:
@@ -270,7 +278,7 @@ def _record(row: Any, record_id: str) -> dict[str, Any] | None:
     if row is None:
         return None
     own = row.get("Id") if isinstance(row, dict) else None
-    # The first 15 characters say which record; the others repeat their cases.
+    # The first 15 characters identify the record; the rest is a checksum of their case.
     if not isinstance(own, str) or own[:15] != record_id[:15]:
-        raise RemoteProtocolError(f"the org answered with another record than {record_id}")
+        raise RemoteProtocolError(f"the org answered with a record other than {record_id}")
     return {field: value for field, value in row.items() if field != "attributes"}

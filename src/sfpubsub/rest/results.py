@@ -1,8 +1,8 @@
-"""One page of a query job's results: fetched whole into a file, then read row by row.
+"""A page of a query job's results: downloaded completely to a file, then read row by row.
 
-Whole, because a connection that breaks then costs the page and no row is delivered twice, and
-because a slow reader of the rows keeps no connection open that the service would cut. Memory
-stays flat, however large the page is.
+It is downloaded completely so that a broken connection costs only one page and no row is delivered
+twice, and so that a slow reader does not hold a connection open until the service cuts it. Memory
+use does not depend on the page size.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ _NOT_SYNTAX = bytes(set(range(256)) - set(b'"\n'))
 
 @dataclass(frozen=True)
 class ResultPage:
-    """A page in its file. The file is the caller's, to be read by one thread at a time."""
+    """A page in a file. The caller owns the file; only one thread may read it at a time."""
 
     file: BinaryIO
-    """As the org sent it: CSV in UTF-8, lines end with LF, all values in quotes."""
+    """The page as the org sent it: CSV in UTF-8, with LF line ends and all values quoted."""
     columns: tuple[str, ...]
-    """Their names, in the order of the query (documentation, from API version 50.0 on)."""
+    """Column names, in the order of the query (documentation, from API version 50.0 on)."""
     has_header: bool
-    """Whether the file begins with them. The documentation shows that of a first page only, and
-    reports of later ones contradict each other."""
+    """Whether the file starts with a header line. The documentation shows this for the first page
+    only, and reports about later pages contradict each other.
+    """
     records: int
-    """Rows, the header apart."""
+    """Rows, not counting the header."""
     next_locator: str | None
-    """Of the page after this one; None for the last. It stays good as long as its job."""
+    """Locator of the next page; None for the last page. It is valid as long as the job exists."""
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows; an empty field and an empty text are both ``""``, as the org sends them.
+        """Yield the rows. A null and an empty string are both ``""``, because the org sends them
+        alike.
 
         Raises:
-            RemoteProtocolError: The file is no CSV, or its rows have not all as many values.
+            RemoteProtocolError: The file is not valid CSV, or its rows differ in length.
         """
         lines = _lines(self.file)
         if self.has_header:
@@ -52,7 +54,7 @@ class ResultPage:
         for row in lines:
             if len(row) != len(self.columns):
                 raise RemoteProtocolError(
-                    f"the org answered with a row of {len(row)} values, and asked for were "
+                    f"the org answered with a row of {len(row)} values instead of "
                     f"{len(self.columns)}"
                 )
             yield row
@@ -68,25 +70,25 @@ def _lines(file: BinaryIO) -> Iterator[list[str]]:
             f"the org answered with results that are not valid CSV: {error}"
         ) from error
     finally:
-        text.detach()  # otherwise it closes the file when it is collected
+        text.detach()  # otherwise it closes the file when garbage-collected
 
 
 def fetch(
     asker: Asker, path: str, query: Mapping[str, str], columns: Sequence[str], file: BinaryIO
 ) -> ResultPage:
-    """Fetch a page into *file*, whose content is replaced; begins again when it breaks off.
+    """Fetch a page into *file*, replacing its content; starts over if the connection breaks.
 
     Args:
         asker: Asks the org.
-        path: Of the results.
-        query: Says which page.
-        columns: Of the job's query, in its order.
+        path: Path of the results.
+        query: Query parameters that select the page.
+        columns: Columns of the job's query, in its order.
         file: Open for reading and writing.
 
     Raises:
         OSError: The file could not be written.
         LocalProtocolError: The job is not complete.
-        SfPubSubError: As of `Asker.again`.
+        SfPubSubError: See `Asker.again`.
     """
 
     def attempt() -> ResultPage:
@@ -109,26 +111,27 @@ def fetch(
 def _page(
     answer: Answer, counter: LineCounter, columns: tuple[str, ...], file: BinaryIO
 ) -> ResultPage:
-    if answer.status == 204:  # documentation of 226.0
+    if answer.status == 204:  # according to the documentation of release 226.0
         raise LocalProtocolError("the query job has no results yet: wait until it is complete")
     count = answer.headers.get("sforce-numberofrecords", "")
     if not (count.isascii() and count.isdigit()):
-        # Neither can the end be told from a page that something in between has stripped of both.
+        # Without it, a complete result set cannot be told from a page whose headers were removed on
+        # the way.
         raise RemoteProtocolError(
-            f"{answer.host} answered with results without Sforce-NumberOfRecords: does something "
-            f"in between remove headers?"
+            f"{answer.host} answered with results without Sforce-NumberOfRecords: does a proxy "
+            f"remove headers?"
         )
     first = next(_lines(file), []) if counter.is_whole else []
     has_header = [name.lower() for name in first] == [name.lower() for name in columns]
     records, found = int(count), counter.lines - has_header
     if found == records + 1 and counter.is_whole:
-        raise RemoteProtocolError(  # the line itself is not shown: it may be a record
-            f"the org answered with a first line of {len(first)} values that are not the columns "
-            f"asked for, {', '.join(columns)[:200]}"
+        raise RemoteProtocolError(  # the line is not shown, because it may be a record
+            f"the org answered with a first line of {len(first)} values that are not the "
+            f"requested columns, {', '.join(columns)[:200]}"
         )
     if found != records or not counter.is_whole:
         raise StreamUnavailableError(
-            f"{answer.host} announced {records} rows and sent {found}: the page was cut"
+            f"{answer.host} announced {records} rows but sent {found}: the page was truncated"
         )
     locator = answer.headers.get("sforce-locator", "")
     return ResultPage(
@@ -141,41 +144,41 @@ def _page(
 
 
 class LineCounter:
-    """Counts the lines of a CSV as it comes, at the speed of a copy; not thread-safe."""
+    """Counts the lines of a CSV while it is received, as fast as a copy. Not thread-safe."""
 
     def __init__(self) -> None:
         self._ended = 0
-        self._quoted = False  # whether what comes next is within quotes
+        self._quoted = False  # whether the next byte is within quotes
         self._last = b"\n"
 
     @property
     def lines(self) -> int:
-        """Lines so far; one that has begun counts."""
+        """Lines so far, including an incomplete last line."""
         return self._ended + (self._last != b"\n")
 
     @property
     def is_whole(self) -> bool:
-        """Whether every quote so far has its counterpart."""
+        """Whether all quotes so far are closed."""
         return not self._quoted
 
     def add(self, chunk: bytes) -> None:
-        """Take the next bytes."""
-        # What is left has quotes and line ends only, in order. Two quotes side by side open and
-        # close nothing. What is between the others is within quotes every second time.
+        """Process the next bytes."""
+        # Only quotes and line ends are left, in order. Two adjacent quotes cancel out. Of the parts
+        # between the remaining quotes, every second one is within quotes.
         syntax = chunk.translate(None, _NOT_SYNTAX).replace(b'""', b"")
         for part in syntax.split(b'"'):
             if not self._quoted:
                 self._ended += len(part)
             self._quoted = not self._quoted
-        self._quoted = not self._quoted  # there is one part more than there are quotes
+        self._quoted = not self._quoted  # there is one more part than there are quotes
         self._last = chunk[-1:] or self._last
 
 
 class _Sink:
-    """Writes and counts a page; takes nothing once it is closed. Thread-safe.
+    """Writes and counts a page until it is closed. Thread-safe.
 
-    A request whose time is up can leave its thread behind for a moment: what that thread still
-    has must not get into the file, which the next attempt may be writing.
+    The thread of a timed-out request may live on for a moment. Its remaining data must not reach
+    the file, which the next attempt may already be writing.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -190,7 +193,7 @@ class _Sink:
             if self._is_open:
                 try:
                     self._file.write(chunk)
-                except OSError as error:  # not one of the connection, which is tried again
+                except OSError as error:  # not a connection error, which would be retried
                     self.failure = error
                     self._is_open = False
             if self._is_open:

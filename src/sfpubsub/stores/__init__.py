@@ -1,1 +1,1 @@
-"""Where positions, schemas and events that failed are kept: interfaces, and files."""
+"""Stores for positions, schemas and quarantined events: interfaces and file implementations."""

@@ -1,7 +1,7 @@
-"""Events that cannot be decoded, or that a handler failed on, in a directory.
+"""A quarantine in a directory, for events that cannot be decoded or that a handler failed on.
 
-One small file an event, complete before it has its name: a crash at any moment leaves whole entries
-and drafts, and drafts are swept.
+Each event is one small file, written completely before it is renamed into place. A crash at any
+moment leaves only complete entries and drafts, and drafts are removed later.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ logger = logging.getLogger("sfpubsub.client")
 _ENTRY = ".json"
 _DONE = ".done"
 
-# Seconds after which a file without its name was left by a process that died: it gets its name
-# within moments. If it did not, taking it away makes its `put` fail, and its events come again.
+# Age in seconds after which a draft must have been left by a dead process: drafts are renamed
+# within moments. If the process is alive after all, removing the draft makes its `put` fail, and
+# its events are redelivered.
 _DRAFT_LIFE = 3600.0
 
 
 class FileQuarantine(Quarantine):
     """Entries in a directory, one JSON file each. Several processes may share it.
 
-    One `put`, step by step:
+    A `put` works in these steps:
 
-    1. Write each new entry under another name, and flush it.
-    2. Give each its name. A name is made of the event, so one that is here already stays as it is,
-       unless its file is damaged.
+    1. Write each new entry under a temporary name, and flush it.
+    2. Rename each to its final name. The name is derived from the event, so an existing entry is
+       kept, unless its file is damaged.
     3. Flush the directory. Only now may the events be acked.
 
-    Killed before 3, an event comes again and is kept then; killed after it, it comes again and is
-    here already.
+    If the process is killed before step 3, the event is redelivered and stored then; if it is
+    killed after step 3, the event is redelivered and already stored.
 
     Args:
-        directory: Made with the first entry.
+        directory: Created when the first entry is written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -57,14 +58,14 @@ class FileQuarantine(Quarantine):
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
+        """The directory that holds the files."""
         return self._directory
 
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
-        """Keep events; durable when this returns.
+        """Store events durably.
 
         Raises:
-            WriteError: It could not; some of them may be kept.
+            WriteError: The events could not all be stored; some may have been.
         """
         drafts: dict[Path, Path] = {}
         try:
@@ -78,21 +79,21 @@ class FileQuarantine(Quarantine):
                     sync(drafts[path])
             for path, draft in drafts.items():
                 os.replace(draft, path)
-            # Also for those that were here: their writer may have died before this step.
+            # Needed for existing entries too: their writer may have died before this step.
             sync(self._directory)
         except OSError as error:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)
             raise WriteError(
-                f"the quarantine {self._directory} cannot be written, none of its events is "
-                f"acked: {error.strerror}"
+                f"the quarantine {self._directory} cannot be written, so no events were acked: "
+                f"{error.strerror}"
             ) from error
 
     def get(self, key: str) -> QuarantinedEvent | None:
         """Return an entry by its key, or None.
 
         Raises:
-            ConfigurationError: Its file is damaged or cannot be read.
+            ConfigurationError: The entry's file is damaged or cannot be read.
         """
         try:
             return _read(self._path(key))
@@ -100,10 +101,11 @@ class FileQuarantine(Quarantine):
             return None
 
     def entries(self) -> Iterator[QuarantinedEvent]:
-        """Yield all entries, those redriven included, in order of arrival.
+        """Yield all entries in order of arrival, including redriven ones.
 
         Raises:
-            ConfigurationError: Entries are damaged or cannot be read; all others were yielded.
+            ConfigurationError: Some entries are damaged or cannot be read. Raised after all others
+                were yielded.
         """
         order: list[tuple[float, int, str]] = []
         damaged: list[str] = []
@@ -116,7 +118,7 @@ class FileQuarantine(Quarantine):
                 continue  # removed meanwhile
             else:
                 order.append((event.received_at, event.delivery_seq, event.key))
-        for _, _, key in sorted(order):  # read again, so that payloads are not all held
+        for _, _, key in sorted(order):  # read again, to avoid holding all payloads in memory
             found = self.get(key)
             if found is not None:
                 yield found
@@ -125,18 +127,18 @@ class FileQuarantine(Quarantine):
             raise ConfigurationError(f"{damaged[0]}{more}")
 
     def is_redriven(self, key: str) -> bool:
-        """Whether the entry was marked by `mark_redriven`."""
+        """Return whether `mark_redriven` marked the entry."""
         return self._path(key).with_suffix(_DONE).exists()
 
     def mark_redriven(self, keys: Sequence[str], destination: str) -> None:
-        """Say that entries were decoded and written out; call it after that is durable.
+        """Mark entries as redriven. Call this only after their events were written durably.
 
         Args:
-            keys: Of the entries.
-            destination: Shown in messages.
+            keys: Keys of the entries.
+            destination: Where the events were written, for messages.
 
         Raises:
-            WriteError: It could not be said; some of them may be marked.
+            WriteError: The entries could not all be marked; some may have been.
         """
         note = json.dumps({"redriven_at": time.time(), "to": destination}) + "\n"
         try:
@@ -145,12 +147,12 @@ class FileQuarantine(Quarantine):
         except OSError as error:
             raise WriteError(
                 f"the quarantine {self._directory} cannot be written: {error.strerror}; events "
-                f"that were written out may be written out again"
+                f"that were already redriven may be written again"
             ) from error
 
     @contextmanager
     def redriving(self) -> Iterator[None]:
-        """Keep other processes from redriving at the same time; entries can be put meanwhile.
+        """Lock the quarantine against other redriving processes. Entries can still be added.
 
         Raises:
             ConfigurationError: Another process is redriving, or there is no quarantine here.
@@ -172,7 +174,7 @@ class FileQuarantine(Quarantine):
             os.close(lock)
 
     def __len__(self) -> int:
-        """Return how many entries there are, those redriven included."""
+        """Return the number of entries, including redriven ones."""
         return len(self._files())
 
     def __bool__(self) -> bool:
@@ -189,11 +191,11 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def _sweep(self) -> None:
-        """Remove what dead processes left, once."""
+        """Remove drafts left by dead processes, once."""
         if self._is_swept:
             return
         for path in self._directory.glob("*.tmp"):
-            with suppress(FileNotFoundError):  # somebody else was faster
+            with suppress(FileNotFoundError):  # another process was faster
                 if time.time() - path.stat().st_mtime > _DRAFT_LIFE:
                     path.unlink()
         self._is_swept = True
@@ -222,7 +224,7 @@ def entry_text(event: QuarantinedEvent) -> str:
         "schema": event.schema_json,
         "failed_in": event.failed_in,
     }
-    # One line, as Spark reads JSON.
+    # One line, because Spark reads JSON line by line.
     return json.dumps({**document, "check": _check(document)}) + "\n"
 
 
@@ -242,7 +244,7 @@ def _read(path: Path) -> QuarantinedEvent:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # said below
+        pass  # reported below
     raise ConfigurationError(
         f"the quarantined event {path} is damaged: restore it, or move it away"
     )
@@ -264,7 +266,7 @@ def _event(document: dict[str, Any]) -> QuarantinedEvent:
         received_at=document["received_at"],
         delivery_seq=document["delivery_seq"],
         schema_json=document["schema"],
-        failed_in=document.get("failed_in", "decoding"),  # older entries do not say
+        failed_in=document.get("failed_in", "decoding"),  # missing in older entries
     )
 
 
@@ -274,6 +276,6 @@ def _is_whole(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except SfPubSubError as error:
-        logger.warning("%s; it is written again", error)
+        logger.warning("%s; writing it again", error)
         return False
     return True

@@ -1,4 +1,4 @@
-"""Positions in a small file, kept over restarts and crashes of the process."""
+"""A replay store in a small file that survives restarts and crashes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from sfpubsub.types import Replay, ReplayId, StartPosition, start_position
 class FileReplayStore(ReplayStore):
     """Positions in a small JSON file, one writer at a time.
 
-    Every `set` replaces the file by one rename, flushed before and after: a crash at any moment
-    leaves the old positions or the new ones. A file that is damaged all the same (by a disk, by an
-    editor) is an error and never an empty store, because starting over may lose events.
+    Every `set` replaces the file with one rename, flushed before and after, so a crash at any
+    moment leaves either the old or the new positions. A file that gets damaged in another way (by a
+    disk, by an editor) raises an error and is never treated as empty, because starting over may
+    lose events.
 
-    Thread-safe. Use it as a context manager, or call `close`, to let another process have it.
+    Thread-safe. Use it as a context manager, or call `close`, to release the file for other
+    processes.
 
     Args:
-        path: The file; made with the first position.
-        default: Where a topic starts that the file does not know; None for where the subscriber
-            says.
+        path: The file; created when the first position is stored.
+        default: Where a topic without a stored position starts; None leaves it to the subscriber.
 
     Raises:
         ConfigurationError: The file is damaged, cannot be read, or is in use by another process.
@@ -38,7 +39,7 @@ class FileReplayStore(ReplayStore):
         self._path = Path(path)
         self._default = None if default is None else start_position(default)
         self._process = os.getpid()
-        self._writing = threading.Lock()  # one `set` at a time: each writes all positions
+        self._writing = threading.Lock()  # one `set` at a time, because each writes all positions
         self._lock: int | None = _claim(self._path)
         try:
             self._positions = _read(self._path)
@@ -47,15 +48,15 @@ class FileReplayStore(ReplayStore):
             raise
 
     def get(self, topic: str) -> StartPosition | None:
-        """Return the position kept for *topic*, or the default."""
+        """Return the stored position of *topic*, or the default."""
         replay_id = self._positions.get(topic)
         return self._default if replay_id is None else StartPosition.after(replay_id)
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Keep the position; durable when this returns.
+        """Store the position durably.
 
         Raises:
-            ConfigurationError: The file cannot be written; the old positions are still there.
+            ConfigurationError: The file cannot be written; it still holds the old positions.
         """
         with self._writing:
             self._set(topic, replay_id)
@@ -78,10 +79,11 @@ class FileReplayStore(ReplayStore):
         self._positions = positions
 
     def close(self) -> None:
-        """Let another process have the file. Can be repeated."""
+        """Release the file for other processes. Can be called repeatedly."""
         if self._lock is not None:
-            if os.getpid() == self._process:  # the lock is the parent's, in a forked child
-                fcntl.flock(self._lock, fcntl.LOCK_UN)  # such a child may hold the file as well
+            if os.getpid() == self._process:  # in a forked child, the lock belongs to the parent
+                # explicit, because a forked child may have the file open as well.
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
 
@@ -98,8 +100,8 @@ class FileReplayStore(ReplayStore):
 
 
 def _claim(path: Path) -> int:
-    # A file of its own is locked, since the store itself is replaced by every write. The lock ends
-    # with the process.
+    # Lock a separate file, since every write replaces the store itself. The lock ends with the
+    # process.
     lock = path.with_name(f"{path.name}.lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

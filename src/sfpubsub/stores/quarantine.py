@@ -1,8 +1,8 @@
-"""Events that cannot be decoded, or that a handler failed on, kept until they can be dealt with.
+"""The quarantine: keeps events that could not be decoded or handled until someone deals with them.
 
-An entry holds everything that was received, so that nothing but a better schema, decoder or handler
-is needed later. It is durable before the event's position can be passed: a writer acks
-after `Quarantine.put` has returned. Entries are never removed; that is for people.
+An entry holds everything that was received, so it can be processed later once the schema, decoder
+or handler is fixed. It is durable before the event's position can be committed: the event is acked
+only after `Quarantine.put` has returned. The library never removes entries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from sfpubsub.types import RawEvent
 
 FailedIn: TypeAlias = Literal["decoding", "handler"]
-"""``decoding``: the event could not be decoded. ``handler``: a handler failed on it."""
+"""Stage that failed: ``decoding``, or ``handler`` if a handler raised."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,26 @@ class QuarantinedEvent:
     subscription: str
     """The topic, or the managed subscription's name or id, that delivered it."""
     topic: str
-    """Its topic; empty where a managed subscription delivered it and the schema is not known."""
+    """Its topic; empty if a managed subscription delivered it and its schema is unknown."""
     reason: str
-    """What the decoder, the service or the handler said."""
+    """Error of the decoder, the service or the handler."""
     received_at: float
     """Seconds since 1970 UTC."""
     delivery_seq: int = 0
-    """Order of arrival among those received at the same time."""
+    """Order of arrival among events received at the same time."""
     schema_json: str | None = None
     """The schema, if it was known."""
     failed_in: FailedIn = "decoding"
-    """What could not be done with it."""
+    """Stage that failed."""
 
     @cached_property
     def key(self) -> str:
-        """The entry's name: equal when the same event of the same subscription comes again.
+        """Identifies the entry: equal if the same subscription redelivers the same event.
 
-        An event that has an id may come again under another replay id. Without one the replay id
-        tells it from another event with the same bytes, and bytes that differ are never merged. An
-        event that could not be decoded, came again, and then failed in a handler has two entries:
-        the mark that the first was redriven says nothing about the second.
+        An event with an id may be redelivered under a different replay id. For an event without an
+        id, the replay id distinguishes it from another event with the same bytes. Events with
+        different bytes are never merged. An event that first failed in decoding and later in a
+        handler has two entries, because redriving the first says nothing about the second.
         """
         raw = self.raw
         digest = hashlib.blake2b(digest_size=16, person=b"sfpubsub quarant")
@@ -61,21 +61,22 @@ class QuarantinedEvent:
             raw.payload,
             *([b"handler"] if self.failed_in == "handler" else []),
         ):
-            digest.update(len(part).to_bytes(8, "big"))  # so that no byte can move between parts
+            # So that no byte can shift from one part to the next.
+            digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
         return digest.hexdigest()
 
 
 class Quarantine(ABC):
-    """Takes events that cannot be decoded, or that a handler failed on.
+    """Stores events that cannot be decoded or that a handler failed on.
 
-    Called in the thread that iterates, or in one that handles; by the asyncio face in threads of
-    the client's. A subscription makes one call at a time.
+    Called in the iterating thread or a handler thread; the asyncio client calls it in worker
+    threads. A subscription makes one call at a time.
     """
 
     @abstractmethod
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
-        """Keep events; durable when this returns. One that is here already is not kept twice.
+        """Store events durably. An event that is already stored is not stored twice.
 
-        If it raises, none of the events is acked, and they come again.
+        If it raises, none of the events is acked, and they are redelivered.
         """

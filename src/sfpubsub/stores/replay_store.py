@@ -1,9 +1,9 @@
-"""Where a plain subscription's position lives when the caller keeps it.
+"""Replay stores: keep the positions of plain subscriptions on the caller's side.
 
-With the synchronous client a store is touched only in threads that iterate, ack, drain or close,
-never by the stream's own thread. That matters for stores that are tied to a thread, such as a
-shelve on Python 3.13. `AsyncPubSubClient` calls a store that may wait in threads of its own, and a
-mapping in the loop's thread.
+The synchronous client uses a store only in threads that iterate, ack, drain or close, never in the
+stream's own thread. That matters for stores that are tied to a thread, such as a shelve on Python
+3.13. `AsyncPubSubClient` calls a blocking store in worker threads, and a mapping in the event
+loop's thread.
 """
 
 from __future__ import annotations
@@ -18,45 +18,46 @@ from sfpubsub.types import Replay, ReplayId, StartPosition, start_position
 
 
 class ReplayStore(ABC):
-    """A position per topic.
+    """Stores one position per topic.
 
-    `set` is called after every event up to the position was acked, so that a new process which
-    starts at `get` misses nothing, and sees again what was not acked or was acked since the last
-    `set`: at most `Timings.store_interval` lies between an ack and the next chance to store it.
+    `set` is called only after every event up to the position was acked. A new process that starts
+    at `get` therefore misses nothing. It receives events again that were not acked, or were acked
+    since the last `set`, which is called at most `Timings.store_interval` after an ack.
     """
 
     may_wait: bool = True
-    """Whether a call may wait for a disk or a network. Then the asyncio face makes it in a thread;
-    any other store is called in the loop's own thread."""
+    """Whether calls may block on a disk or a network. If so, the asyncio client makes them in a
+    worker thread; otherwise it makes them in the event loop's thread.
+    """
 
     @abstractmethod
     def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts, or None for where ``replay`` says."""
+        """Return where a subscription to *topic* starts, or None to use ``replay``."""
 
     @abstractmethod
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Keep *replay_id* as the position of *topic*; durable when this returns."""
+        """Store *replay_id* durably as the position of *topic*."""
 
 
 class MappingReplayStore(ReplayStore):
     """Positions in any mutable mapping: a dict, a shelve, a key-value database.
 
-    Keys are topics, values the bytes of a replay id. Values that are a `ReplayId` are read as well.
+    Keys are topics, values are the bytes of a replay id; `ReplayId` values are accepted as well.
 
     Args:
-        mapping: Used as it is; opening, closing and flushing it are the caller's business.
+        mapping: Used as it is; the caller opens, flushes and closes it.
     """
 
-    may_wait = False  # some mappings, such as a shelve, are tied to the thread that made them
+    may_wait = False  # some mappings, such as a shelve, are tied to the thread that created them
 
     def __init__(self, mapping: MutableMapping[str, Any]) -> None:
         self._mapping = mapping
 
     def get(self, topic: str) -> StartPosition | None:
-        """Return the position kept for *topic*, or None.
+        """Return the stored position of *topic*, or None.
 
         Raises:
-            ConfigurationError: What is kept there is not a replay id.
+            ConfigurationError: The stored value is not a replay id.
         """
         value = self._mapping.get(topic)
         if value is None:
@@ -71,16 +72,16 @@ class MappingReplayStore(ReplayStore):
         )
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Put the position's bytes under *topic*."""
+        """Store the position's bytes under *topic*."""
         self._mapping[topic] = bytes(replay_id)
 
 
 class DefaultMappingReplayStore(MappingReplayStore):
-    """As `MappingReplayStore`, with a start of the caller's choice for the first run.
+    """A `MappingReplayStore` with a default for topics that have no position yet.
 
     Args:
         mapping: Used as it is.
-        default: Where a topic starts that the mapping does not know.
+        default: Where a topic without a stored position starts.
     """
 
     def __init__(self, mapping: MutableMapping[str, Any], default: Replay) -> None:
@@ -88,29 +89,29 @@ class DefaultMappingReplayStore(MappingReplayStore):
         self._default = start_position(default)
 
     def get(self, topic: str) -> StartPosition:
-        """Return the position kept for *topic*, or the default."""
+        """Return the stored position of *topic*, or the default."""
         return super().get(topic) or self._default
 
 
 class AsyncReplayStore(ABC):
     """A `ReplayStore` whose methods are coroutines. For `AsyncPubSubClient` only.
 
-    They are awaited in the loop of the subscription, one at a time: `get` before the first stream
-    is opened, `set` while `next_batch` or `drain` is awaited. A `set` that is cancelled or fails is
+    They are awaited in the subscription's event loop, one at a time: `get` before the first stream
+    is opened, `set` while `next_batch` or `drain` is awaited. If `set` is cancelled or fails, it is
     called again with the newest position.
     """
 
     @abstractmethod
     async def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts, or None for where ``replay`` says."""
+        """Return where a subscription to *topic* starts, or None to use ``replay``."""
 
     @abstractmethod
     async def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Keep *replay_id* as the position of *topic*; durable when this returns."""
+        """Store *replay_id* durably as the position of *topic*."""
 
 
 def is_async(store: object) -> bool:
-    """Return whether *store* is a replay store with a coroutine among its methods."""
+    """Return whether any method of *store* is a coroutine function."""
     return isinstance(store, AsyncReplayStore) or (
         isinstance(store, ReplayStore)
         and (iscoroutinefunction(store.get) or iscoroutinefunction(store.set))
@@ -119,35 +120,36 @@ def is_async(store: object) -> bool:
 
 AnyStore: TypeAlias = ReplayStore | AsyncReplayStore
 
-# What `subscribe` takes as the place where positions are kept.
+# What `subscribe` accepts as a replay store.
 StoreLike: TypeAlias = MutableMapping[str, Any] | AnyStore
 
 
 def start_and_store(
     replay: Replay | StoreLike, replay_store: StoreLike | None
 ) -> tuple[StartPosition, AnyStore | None]:
-    """Return what the arguments ``replay`` and ``replay_store`` of `subscribe` stand for.
+    """Turn the arguments ``replay`` and ``replay_store`` of `subscribe` into a start position and a
+    store.
 
     Args:
-        replay: A position, for a topic that the store does not know; or, as aiosfstream has it,
-            the store.
-        replay_store: Where positions are kept.
+        replay: Start position for a topic without a stored one; or, for compatibility with
+            aiosfstream, the store.
+        replay_store: The store, or None.
 
     Raises:
-        ConfigurationError: Both are a store, or *replay_store* is not one of these.
-        ValueError: *replay* is a string that is not a position.
+        ConfigurationError: Both are stores, or *replay_store* is not a store.
+        ValueError: *replay* is a string that does not name a position.
     """
     if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):
         if replay_store is not None:
             raise ConfigurationError(
-                "replay and replay_store are both a store: give the start position as replay"
+                "replay and replay_store are both stores: pass the start position as replay"
             )
         return StartPosition.latest(), as_store(replay)
     return start_position(replay), None if replay_store is None else as_store(replay_store)
 
 
 def as_store(store: object) -> AnyStore:
-    """Return what keeps positions for a mapping or a store.
+    """Return *store* as a replay store, wrapping a mapping.
 
     Raises:
         ConfigurationError: It is neither a mapping nor a store.
@@ -157,6 +159,6 @@ def as_store(store: object) -> AnyStore:
     if isinstance(store, (ReplayStore, AsyncReplayStore)):
         return store
     raise ConfigurationError(
-        f"a {type(store).__name__} is not a replay store: give a mapping, a FileReplayStore, or an "
+        f"a {type(store).__name__} is not a replay store: pass a mapping, a FileReplayStore, or an "
         f"object whose class derives from ReplayStore or AsyncReplayStore"
     )

@@ -1,8 +1,8 @@
-"""Where schemas are kept, so that raw events can be decoded offline and after a restart.
+"""Schema stores, so that raw events can be decoded offline and after a restart.
 
-A schema id names its content for good, so an entry is written once and never goes stale. The cache
-looks here before it asks the service, and keeps here what the service answered. A store is touched
-in the threads that fetch schemas: the one that iterates, and threads of the client's own.
+A schema id always refers to the same content, so an entry is written once and never goes stale. The
+schema cache looks here before it asks the service, and stores what the service returns. A store is
+used in the threads that fetch schemas: the iterating thread and the client's worker threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger("sfpubsub.client")
 
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9_-]")
 
-# Characters of an id that its file's name shows; the service's ids have 22.
+# Number of characters of an id shown in its file name; the service's ids have 22.
 _SHOWN = 40
 
 
@@ -31,23 +31,23 @@ class SchemaStore(ABC):
 
     @abstractmethod
     def get(self, schema_id: str) -> str | None:
-        """Return the schema as JSON text, or None if it is not here."""
+        """Return the schema as JSON text, or None if it is not stored."""
 
     @abstractmethod
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Keep a schema; durable when this returns."""
+        """Store a schema durably."""
 
 
 class FileSchemaStore(SchemaStore):
     """Schemas in a directory, one small JSON file each.
 
-    Any number of threads and processes may share it: a file is complete before it has its name, and
-    every writer of a schema writes the same. Each file carries a hash of what it holds, so
-    one that was damaged (by a disk, by an editor) is noticed, and is then fetched and written
-    again.
+    Any number of threads and processes may share it: a file is written completely before it is
+    renamed into place, and all writers of a schema write the same content. Each file contains a
+    hash of its content, so damage (by a disk, by an editor) is detected, and the schema is fetched
+    and written again.
 
     Args:
-        directory: Made with the first schema.
+        directory: Created when the first schema is written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -55,11 +55,11 @@ class FileSchemaStore(SchemaStore):
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
+        """The directory that holds the files."""
         return self._directory
 
     def get(self, schema_id: str) -> str | None:
-        """Return the schema as JSON text, or None if it is not here or its file is damaged.
+        """Return the schema as JSON text, or None if it is not stored or its file is damaged.
 
         Raises:
             ConfigurationError: The file cannot be read.
@@ -74,10 +74,10 @@ class FileSchemaStore(SchemaStore):
         return schema_in(text, schema_id, str(path))
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Keep a schema; durable when this returns.
+        """Store a schema durably.
 
         Raises:
-            ConfigurationError: It could not be written.
+            ConfigurationError: The schema could not be written.
         """
         try:
             make_directory(self._directory)
@@ -96,8 +96,8 @@ class FileSchemaStore(SchemaStore):
 
 def schema_file_name(schema_id: str) -> str:
     """Return the name of a schema's file."""
-    # Ids differ by case alone, and some file systems do not tell that apart: the readable part
-    # is for people, the hash is the name.
+    # Ids may differ only by case, which some file systems ignore: the hash makes the name unique,
+    # and the rest makes it readable.
     shown = _NOT_IN_A_NAME.sub("_", schema_id.lower())[:_SHOWN]
     digest = hashlib.blake2b(schema_id.encode(), digest_size=8).hexdigest()
     return f"{shown}.{digest}.json"
@@ -110,15 +110,15 @@ def schema_text(schema_id: str, schema_json: str) -> str:
         "check": _check(schema_id, schema_json),
         "schema": schema_json,
     }
-    return json.dumps(document) + "\n"  # one line, as Spark reads JSON
+    return json.dumps(document) + "\n"  # one line, because Spark reads JSON line by line
 
 
 def schema_in(text: str, schema_id: str, path: str) -> str | None:
-    """Return the schema that a file holds; None, and a line of the log, if it is damaged.
+    """Return the schema in a file; log a warning and return None if the file is damaged.
 
     Args:
-        text: What is in the file.
-        schema_id: What is to be in it.
+        text: Content of the file.
+        schema_id: The expected schema id.
         path: The file, for messages.
     """
     try:
@@ -127,14 +127,14 @@ def schema_in(text: str, schema_id: str, path: str) -> str | None:
         if document["check"] == _check(schema_id, schema):
             return str(schema)
     except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # said below
-    logger.warning("%s is damaged and is not used: it is to hold schema %s", path, schema_id)
+        pass  # reported below
+    logger.warning("%s is damaged and is ignored: it should hold schema %s", path, schema_id)
     return None
 
 
 def _check(schema_id: str, schema_json: str) -> str:
-    # The id's own hash leaves out what the canonical form does: docs, which hold Salesforce's
-    # types, and defaults. And the service's ids need not be that hash.
+    # The schema id may be a hash of the canonical form, which omits defaults and docs (and with
+    # them Salesforce's types); and the service does not promise that it is.
     digest = hashlib.sha256(schema_id.encode())
     digest.update(b"\0")
     digest.update(schema_json.encode())

@@ -30,7 +30,6 @@ class AsyncStreamingClient(StreamingBase):
 
     _AWAITS = True
     _bell: Bell
-    _turn = _TURN  # messages until the other tasks have theirs
 
     async def open(self) -> None:
         """Sign in and connect; as `StreamingClient.open`. When cancelled, it is closed."""
@@ -50,6 +49,7 @@ class AsyncStreamingClient(StreamingBase):
 
     async def receive(self, timeout: float | None = None) -> StreamingMessage | None:
         """Return the next message; as `StreamingClient.receive`. Can be cancelled."""
+        await next_turn()  # before anything is taken: it may be cancelled
         return await self._receive(timeout)
 
     async def ack(self, message: StreamingMessage) -> None:
@@ -71,8 +71,8 @@ class AsyncStreamingClient(StreamingBase):
         while (message := await self._next()) is not None:
             yield message
             for message in islice(self._at_once(), _TURN):
-                self._turn = 0
                 yield message
+            await next_turn()
 
     async def __aenter__(self) -> AsyncStreamingClient:
         await self.open()
@@ -87,13 +87,6 @@ class AsyncStreamingClient(StreamingBase):
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
         await self._bell.until(condition, self._bell.deadline(timeout))
-
-    async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
-        self._turn -= 1
-        if self._turn <= 0:  # before anything is taken: it may be cancelled
-            await next_turn()
-            self._turn = _TURN
-        return await super()._next(timeout)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

@@ -163,13 +163,9 @@ class StreamingBase:
     async def _open(self) -> None:
         if not self.closed:
             raise LocalProtocolError("the client is open already")
-        self._driver = driver = self._new_driver()
-        self._launch(driver)
-        try:
-            await self._ask(driver.protocol.open)
-        except BaseException:  # interrupted or cancelled: nobody would close it
-            driver.step(driver.protocol.close)
-            raise
+        self._driver = self._new_driver()
+        self._launch(self._driver)
+        await self._ask(StreamingProtocol.open)
 
     async def _close(self) -> None:
         driver = self._driver
@@ -180,22 +176,30 @@ class StreamingBase:
     async def _subscribe(self, channel: str, replay: ReplayStart | None) -> None:
         if channel.startswith(("/event/", "/data/")):
             logger.info("%s can be read through the Pub/Sub API as well: PubSubClient", channel)
-        channels = self._opened().protocol.channels
+        self._opened()
         start, rewind = replay, replay is not None
+        resumes = not rewind and self._store is not None
         if start is None and self._store is not None:
             start = await self._stored(partial(self._store.get, channel))
         number = self._start if start is None else positions.as_number(start, channel)
-        await self._ask(lambda call, _now: channels.subscribe(channel, number, call, rewind=rewind))
+
+        def subscribe(protocol: StreamingProtocol, call: Call, _now: float) -> None:
+            protocol.channels.subscribe(channel, number, call, rewind=rewind, resumes=resumes)
+
+        await self._ask(subscribe)
 
     async def _unsubscribe(self, channel: str) -> None:
-        channels = self._opened().protocol.channels
-        await self._ask(lambda call, _now: channels.unsubscribe(channel, call))
+        await self._ask(lambda protocol, call, _now: protocol.channels.unsubscribe(channel, call))
 
-    async def _ask(self, input_: Callable[[Call, float], None]) -> None:
+    async def _ask(self, input_: Callable[[StreamingProtocol, Call, float], None]) -> None:
         """Have the protocol do something, and wait until it is done."""
         driver, call = self._opened(), Call()
-        driver.step(partial(input_, call))
-        await self._until(lambda: call.is_done or driver.over)
+        try:
+            driver.step(partial(input_, driver.protocol, call))
+            await self._until(lambda: call.is_done or driver.over)
+        except BaseException:  # interrupted or cancelled: nobody would know that it was done
+            driver.step(partial(driver.protocol.abandon, call))
+            raise
         if call.error is not None:
             raise call.error
         if not call.is_done:  # it ended just before
@@ -231,9 +235,12 @@ class StreamingBase:
 
     def _at_once(self) -> Iterator[StreamingMessage]:
         """Take what is there already, if nothing is to be kept: that costs a fraction."""
-        items, take = self._driver.items, self._driver.take
-        while not self._keeps and items and isinstance(head := items[0], StreamingMessage):
-            take()
+        driver = self._driver
+        items, popleft, room_at = driver.items, driver.items.popleft, driver.room_at
+        while not self._keeps and items and type(head := items[0]) is StreamingMessage:
+            popleft()
+            if len(items) == room_at:
+                driver.step()
             yield head
 
     async def _ack(self, message: StreamingMessage) -> None:

@@ -27,6 +27,8 @@ MAX_REQUEST = 32_767
 # connect for 110 s; Infinity is a number as well.
 _LONGEST = 86_400_000
 
+_NO_MESSAGE = "something that is not a message"
+
 Message = dict[str, Any]
 
 Answer: TypeAlias = tuple[list[Message], dict[tuple[str, str], Message]]
@@ -109,13 +111,16 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
     replies: dict[tuple[str, str], Message] = {}
     if type(messages) is not list:
         return broken("no list of messages")
-    for message in messages:
-        if type(message) is not dict or type(message.get("channel")) is not str:
-            return broken("something that is not a message")
-        if "data" in message and "successful" not in message:
-            events.append(message)
-        else:
-            replies[message["channel"], str(message.get("id"))] = message
+    try:
+        for message in messages:
+            if type(message["channel"]) is not str:
+                return broken(_NO_MESSAGE)
+            if "data" in message and "successful" not in message:
+                events.append(message)
+            else:
+                replies[message["channel"], str(message.get("id"))] = message
+    except (TypeError, KeyError):
+        return broken(_NO_MESSAGE)
     return events, replies
 
 

@@ -50,7 +50,7 @@ class StreamingDriver:
         self._on_gap = on_gap
         self._ring: Callable[[], None]
         self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        self._room_at = protocol.max_pending_count - 1  # so many wait when polling goes on
+        self.room_at = protocol.max_pending_count - 1  # so many wait when polling goes on
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
 
@@ -105,7 +105,7 @@ class StreamingDriver:
     def take(self) -> None:
         """Take the first item away. For one thread."""
         self.items.popleft()
-        if len(self.items) == self._room_at:
+        if len(self.items) == self.room_at:
             self.step()
 
     def join(self) -> None:

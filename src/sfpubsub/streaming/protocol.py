@@ -38,6 +38,8 @@ class State(enum.Enum):
     STOPPED = "over"
 
 
+_POLLS = "it holds no connect, so events are asked for time and again"
+
 _ENDING = (State.CLOSING, State.STOPPED)
 
 
@@ -100,6 +102,13 @@ class StreamingProtocol:
     def open(self, call: Call, now: float) -> None:
         """Begin; the call is settled when the first connect was answered."""
         self._opener, self._next_at = call, now
+
+    def abandon(self, call: Call, now: float) -> None:
+        """Take back what *call* asked for: nobody waits for it any more."""
+        if call is self._opener:
+            self.close(now)
+        else:
+            self.channels.give_up(errors.LocalProtocolError("the caller was interrupted"), call)
 
     def close(self, now: float) -> None:
         """Say goodbye to the server, then stop."""
@@ -244,9 +253,11 @@ class StreamingProtocol:
     def _answered(
         self, request: Send, events: list[Message], replies: dict[tuple[str, str], Message]
     ) -> None:
-        delays = self._delays
+        delays, was_shared = self._delays, self._is_shared
         for reply in replies.values():
             self._advice |= advice_of(reply)
+        if self._is_shared and not was_shared:
+            logger.warning("the server sees several clients behind these cookies: %s", _POLLS)
         # Replies first, so that the events beside a subscribe's are those of an active channel. A
         # goodbye goes before them: they are about a session that is over.
         is_goodbye = any(channel == bayeux.DISCONNECT for channel, _ in replies)
@@ -295,6 +306,7 @@ class StreamingProtocol:
             self._refused_at = -math.inf  # the token is valid: a held connect was answered
         else:
             self.state, self._connected_at = State.CONNECTED, self._now
+            logger.info("connected to the Streaming API")
         if self._opener is not None:
             self._opener.settle()
             self._opener = None

@@ -59,6 +59,11 @@ class Channel:
         after = as_replay_id(self.position) if self.position >= 0 else None
         return Gap(reason, self.name, after=after, error_code=error_code)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is over, at the server as well. It is kept for its position."""
+        return not (self.is_wanted or self.is_active or self.asked)
+
     def tell(self, error: SfPubSubError | None = None) -> None:
         """Settle the call that waits, if there is one."""
         if self.call is not None:
@@ -100,7 +105,9 @@ class Subscriptions:
         """Whether events wait for the answer of a subscribe."""
         return any(item.early for item in self._by_path.values())
 
-    def subscribe(self, name: str, start: int, call: Call, *, rewind: bool) -> None:
+    def subscribe(
+        self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool = False
+    ) -> None:
         """Want a channel.
 
         Args:
@@ -108,6 +115,8 @@ class Subscriptions:
             start: Where; not looked at for a channel that is subscribed already.
             call: Hears of the server's answer.
             rewind: Whether the caller insists on *start*.
+            resumes: Whether a channel that was unsubscribed continues where it was left, so that
+                what is still queued does not come twice.
 
         Raises:
             LocalProtocolError: It is not a channel, or is subscribed in another way.
@@ -116,7 +125,8 @@ class Subscriptions:
         if channel is None or not (channel.is_wanted or channel.call):
             if len(self.dumps([name, path]).encode()) > MAX_REQUEST - _ROOM:
                 raise LocalProtocolError(f"the filter of {path[:100]} is too long for a request")
-            self._by_path[path] = Channel(name, path, start, call)
+            left = channel.position if channel is not None and resumes else NEW_EVENTS
+            self._by_path[path] = Channel(name, path, start if left < 0 else left, call)
         elif rewind or channel.call is not None:
             raise LocalProtocolError(f"{name} is subscribed already: unsubscribe it first")
         else:
@@ -144,6 +154,8 @@ class Subscriptions:
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
         channel = self._by_path.get(path)
         if channel is not None and channel.name != name:
+            if channel.is_gone:
+                return None
             held = f"{path} is subscribed as {channel.name}, and has one position"
             raise LocalProtocolError(f"{held}: use another client for {name}")
         return channel
@@ -210,22 +222,20 @@ class Subscriptions:
 
     def lost(self) -> None:
         """The session is gone: everything is to be asked for again."""
-        for channel in list(self._by_path.values()):
+        for channel in self._by_path.values():
             channel.is_active, channel.asked = False, None
             self._forget(channel)
 
-    def give_up(self, error: SfPubSubError) -> None:
-        """Callers have waited long enough: what they wait for is not to come about later."""
-        for channel in list(self._by_path.values()):
-            if channel.call is not None:
+    def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
+        """Have callers wait no longer, or one of them; what they want must not happen later."""
+        for channel in self._by_path.values():
+            if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False
                 channel.tell(error)
-                self._forget(channel)
 
     def _forget(self, channel: Channel) -> None:
-        """Drop a channel that is not wanted, once the server does not have it either."""
-        if not (channel.is_wanted or channel.is_active or channel.asked):
-            del self._by_path[channel.path]
+        """Tell who unsubscribes that the server does not have the channel any more."""
+        if channel.is_gone:
             channel.tell()
 
     def _report(self, gap: Gap) -> None:
@@ -243,16 +253,16 @@ class Subscriptions:
         for item in self._by_path.values():
             if item.early and item.is_live:
                 events, item.early = events + item.early, []
-        path, name, channel = "", "", None
+        path = None  # of the event before
         put, make, order = self.items.append, tuple.__new__, self.order  # there are many events
         for event in events:
             if event["channel"] != path:
-                path = name = event["channel"]
+                path = event["channel"]
                 channel = self._by_path.get(path.partition("?")[0])
-                if channel is not None:
-                    name = channel.name
-            if channel is not None and not channel.is_live:
-                channel.early.append(event)
+                name = path if channel is None else channel.name
+                early = None if channel is None or channel.is_live else channel.early
+            if early is not None:
+                early.append(event)
                 continue
             try:
                 number = event["data"]["event"]["replayId"]

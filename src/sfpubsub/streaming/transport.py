@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sfpubsub.auth.http import Answer, Bearer, HttpClient, headers_of
-from sfpubsub.auth.limit import Limit
+from sfpubsub.auth.line import Line
 from sfpubsub.auth.session import CurrentSession
 from sfpubsub.config import network
 from sfpubsub.errors import RemoteProtocolError, SfPubSubError, StreamUnavailableError
@@ -36,12 +36,10 @@ class LongPolling:
     ) -> None:
         from http.cookiejar import CookieJar  # here: it loads more than all of ours
 
-        self._http = http
-        self._path = path
-        self._sessions = sessions
-        self._loads = loads
-        self._cookies = CookieJar()  # of both: the server knows its session by them
-        self._lines: dict[Lane, tuple[Limit, Any]] = {}
+        self._insecure, self._path = http.insecure, path
+        self._sessions, self._loads = sessions, loads
+        cookies = CookieJar()  # of both lines: the server knows its session by them
+        self._lines = {lane: Line(http, cookies, MAX_BYTES) for lane in Lane}
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
         """Send a request; return what came back, or the error that came instead."""
@@ -59,27 +57,19 @@ class LongPolling:
             return RemoteProtocolError(f"an answer could not be read: {type(error).__name__}")
 
     def _post(self, request: Send) -> str:
-        session, http = request.session, self._http
+        session, line = request.session, self._lines[request.lane]
         url = session.instance_url + self._path
-        network.check_url(url, "the instance URL", insecure=http.insecure, path=True)
-        bearer = Bearer(session.instance_url, session.access_token)
-        adapter = self._adapter(request.lane)
-        if request.is_cut:  # after the line is there: what is cut from here on, is cut by `cut`
+        network.check_url(url, "the instance URL", insecure=self._insecure, path=True)
+        headers = headers_of(Bearer(session.instance_url, session.access_token))
+        headers["Content-Type"] = "application/json;charset=UTF-8"
+        line.ready()
+        if request.is_cut:  # only now: what is cut from here on, is cut by `cut`
             raise StreamUnavailableError("the request was cut before it was sent")
-        answer = http.exchange(
-            adapter,
-            "POST",
-            url,
-            {**headers_of(bearer), "Content-Type": "application/json;charset=UTF-8"},
-            request.timeout,
-            max_bytes=MAX_BYTES,
-            cookies=self._cookies,
-            data=request.body.encode(),
-        )
+        answer = line.post(url, headers, request.body.encode(), request.timeout)
         # A connect follows the other at once. Other requests are rare: a kept connection would
         # often have been closed by the server, which can show only when the request has failed.
-        if request.lane is Lane.ASK or not isinstance(answer, Answer):
-            self.drop(request.lane)
+        if request.lane is Lane.ASK:
+            line.drop()
         if not isinstance(answer, Answer):
             raise answer
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
@@ -88,23 +78,10 @@ class LongPolling:
         # A server that repeats what it was sent must not bring the token into logs and errors.
         return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")
 
-    def _adapter(self, lane: Lane) -> Any:
-        line = self._lines.get(lane)
-        if line is None or line[0].expired:
-            self.drop(lane)
-            limit = Limit()
-            line = self._lines[lane] = limit, limit.adapter()
-        return line[1]
-
     def cut(self, request: Send) -> None:
         """Break a request that is marked as cut, whether it is in flight or about to be."""
-        line = self._lines.get(request.lane)
-        if line is not None:
-            line[0].expire()
+        self._lines[request.lane].cut()
 
     def drop(self, lane: Lane) -> None:
         """Give a connection back. Not while a request is in flight."""
-        line = self._lines.pop(lane, None)
-        if line is not None:
-            line[0].expire()
-            line[1].close()
+        self._lines[lane].drop()

@@ -1,8 +1,8 @@
-"""Managed subscriptions as records of the org: created, started, stopped and deleted here.
+"""Create, start, stop and delete an org's managed subscriptions.
 
-Asks the org's Tooling API over HTTP; opens no stream and reads no position, which the API does not
-tell. The Pub/Sub API learns of a change up to some minutes later, and only by subscribing can one
-see that it has: `wait_until` waits for a check of the caller's own.
+Uses the org's Tooling API over HTTP. It opens no stream, and reads no positions, because that API
+does not expose them. A change takes up to a few minutes to reach the Pub/Sub API, which only a
+subscribe call can confirm; `wait_until` polls a check that the caller provides.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from sfpubsub.tooling.records import ManagedEventSubscription
 
 __all__ = ["ManagedEventSubscription", "Tooling", "wait_until"]
 
-# The first version that has the object, and so the one that every org with it serves.
+# The first version with this object, so every org that has the object supports it.
 API_VERSION = "60.0"
 
 # Managed subscriptions that an org can have (Salesforce documentation, Pub/Sub API allocations).
 LIMIT = 200
 
-# Seconds that a change may take until the Pub/Sub API knows it: two minutes are documented, five
-# were seen.
+# Seconds that a change may take to reach the Pub/Sub API: two minutes are documented, five have
+# been seen.
 PROPAGATION = 300.0
 
-# Seconds between two checks; each takes the slot of the subscription for a moment.
+# Seconds between checks; each check occupies the subscription for a moment.
 CHECK_EVERY = 10.0
 
 _VERSION = re.compile(r"[1-9]\d{1,2}\.0")
@@ -55,8 +55,8 @@ class Tooling:
 
     Args:
         session: A ready session, or an object whose ``get_session`` supplies one.
-        http: Makes the requests; one with its defaults when None.
-        api_version: Of the Tooling API, such as ``60.0``.
+        http: Makes the requests; None creates one with default settings.
+        api_version: Version of the Tooling API, such as ``60.0``.
 
     Raises:
         ConfigurationError: *api_version* is not valid, or too old.
@@ -75,18 +75,18 @@ class Tooling:
                 f"subscriptions need"
             )
         self.sessions: CurrentSession = CurrentSession(session)
-        """The session of its requests. A `PubSubClient` takes it as well: one sign-in for both."""
+        """The session used for requests. Pass it to a `PubSubClient` to share one sign-in."""
         self._org = OrgClient(self.sessions, http or HttpClient())
         self._queries = Queries(self._org, api_version)
         self._records = f"{self._queries.data}tooling/sobjects/ManagedEventSubscription"
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None) -> Tooling:
-        """Make one of the ``SFPUBSUB_…`` settings.
+        """Create an instance from the ``SFPUBSUB_…`` settings.
 
         Args:
-            options: Settings that go before the environment, by field of `Settings`, and
-                ``config`` and ``profile``, which choose a file and a table in it.
+            options: Settings that override the environment, by field name of `Settings`; ``config``
+                and ``profile`` select a settings file and a table in it.
 
         Raises:
             ConfigurationError: A setting is missing or wrong.
@@ -98,10 +98,12 @@ class Tooling:
     # Reading.
 
     def list(self) -> Iterator[ManagedEventSubscription]:
-        """Yield all records, by name; one request each, as the API tells no more at once."""
+        """Yield all records, sorted by name. Makes one request per record, because the API allows
+        no more.
+        """
         for record_id, _ in self._heads():
             record = self._find("Id", record_id)
-            if record is not None:  # otherwise deleted meanwhile
+            if record is not None:  # None if it was deleted meanwhile
                 yield record
 
     def show(self, name_or_id: str) -> ManagedEventSubscription:
@@ -111,7 +113,7 @@ class Tooling:
             name_or_id: Developer name, or record id of 15 or 18 characters.
 
         Raises:
-            ConfigurationError: It is neither.
+            ConfigurationError: *name_or_id* is neither.
             SubscriptionNotFoundError: There is no such record.
         """
         if records.is_id(name_or_id):
@@ -136,20 +138,20 @@ class Tooling:
     ) -> ManagedEventSubscription:
         """Create a managed subscription in state RUN.
 
-        EARLIEST is the default, other than Salesforce's: with LATEST the service remembers nothing
-        before the first confirmed commit, and a crash before it loses events.
+        The default is EARLIEST, unlike Salesforce's: with LATEST the service remembers no position
+        before the first confirmed commit, so a crash before that loses events.
 
         Args:
             developer_name: Letters, digits and single underscores; it cannot be changed later.
             topic_name: Full path; it cannot be changed later.
-            label: Human-readable label; the name when None.
+            label: Human-readable label; defaults to the name.
             default_replay: Where it starts: ``LATEST`` or ``EARLIEST``.
             error_recovery_replay: Where it continues when its position is no longer valid.
 
         Raises:
-            ConfigurationError: A name, topic or preset is not one; or the name is taken.
+            ConfigurationError: A name, topic or preset is not valid, or the name is taken.
             QuotaExceededError: The org has reached its limit.
-            StreamUnavailableError: No answer: whether it was created has to be looked up.
+            StreamUnavailableError: No response; check whether the record was created.
         """
         records.check_name(developer_name)
         records.check_topic(topic_name)
@@ -172,14 +174,14 @@ class Tooling:
         return replace(record, id=str(made))
 
     def start(self, name_or_id: str) -> ManagedEventSubscription:
-        """Set its state to RUN and return the record. Errors as of `show`."""
+        """Set the state to RUN and return the record. Raises what `show` raises."""
         return self._change(name_or_id, {"state": "RUN"})
 
     def stop(self, name_or_id: str) -> ManagedEventSubscription:
-        """Set its state to STOP and return the record. Errors as of `show`.
+        """Set the state to STOP and return the record. Raises what `show` raises.
 
-        The service ends a running client, and **deletes the committed position**: started again, it
-        begins at its default replay.
+        The service disconnects a running client and **deletes the committed position**: after a
+        restart, the subscription begins at its default replay.
         """
         return self._change(name_or_id, {"state": "STOP"})
 
@@ -191,10 +193,10 @@ class Tooling:
         default_replay: str | None = None,
         error_recovery_replay: str | None = None,
     ) -> ManagedEventSubscription:
-        """Change what can be changed, and return the record. None leaves a thing as it is.
+        """Change a record and return it. None leaves a field unchanged.
 
         Raises:
-            ConfigurationError: A preset is not one.
+            ConfigurationError: A preset is not valid.
             SubscriptionNotFoundError: There is no such record.
         """
         if default_replay is not None:
@@ -211,9 +213,10 @@ class Tooling:
         )
 
     def delete(self, name_or_id: str) -> ManagedEventSubscription:
-        """Delete a record with its committed position, and return what it was. Errors as of `show`.
+        """Delete a record and its committed position; return the deleted record. Raises what `show`
+        raises.
 
-        Its name should not be used again soon: the service may still know the old one by it.
+        Do not reuse the name soon: the service may still associate it with the old record.
         """
         record = self.show(name_or_id)
         with explaining(TO_CHANGE, _missing(name_or_id)):
@@ -221,8 +224,8 @@ class Tooling:
         return record
 
     def _change(self, name_or_id: str, changes: dict[str, str]) -> ManagedEventSubscription:
-        # The whole record is sent, as documented. Whoever else changes it in the same moment is
-        # overwritten; the API has no way to notice.
+        # The whole record is sent, as documented. A concurrent change by another client is
+        # overwritten; the API cannot detect that.
         record = replace(self.show(name_or_id), **cast("dict[str, Any]", changes))
         with explaining(TO_CHANGE, _missing(name_or_id)):
             self._org.patch(f"{self._records}/{record.id}", records.body_of(record))
@@ -233,20 +236,20 @@ class Tooling:
         for record_id, name in heads:
             if name == developer_name:
                 raise ConfigurationError(
-                    f"there is a managed subscription {name} already ({record_id}): choose another "
-                    f"name"
+                    f"the managed subscription {name} already exists ({record_id}): choose "
+                    f"another name"
                 )
         if len(heads) >= LIMIT:
             raise QuotaExceededError(
-                f"the org has {len(heads)} managed subscriptions, and {LIMIT} is the most it can "
-                f"have: delete one that nobody uses"
+                f"the org has {len(heads)} managed subscriptions, and the limit is {LIMIT}: "
+                f"delete an unused one"
             )
 
     # Requests.
 
     def _heads(self) -> Sequence[tuple[str, str]]:
         """Return the id and the name of every record, by name."""
-        # Without the column Metadata, which comes one row at a time only.
+        # Without the column Metadata, which can only be queried one row at a time.
         rows = self._queries.rows("SELECT Id, DeveloperName FROM ManagedEventSubscription")
         return sorted(map(records.head_of, rows), key=lambda head: head[1])
 
@@ -266,27 +269,27 @@ def wait_until(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until *check* says that a change has reached the Pub/Sub API.
+    """Wait until *check* confirms that a change has reached the Pub/Sub API.
 
     Args:
-        what: What is waited for, for the message: "X is known".
-        check: Looks once; may take some seconds.
-        timeout: Seconds; looks once at least.
-        every: Seconds between two looks.
-        progress: Told before each pause how many seconds it has taken.
-        clock: Steady seconds.
-        sleep: Pauses for that many seconds.
+        what: The awaited condition, for the message, such as "X is known".
+        check: Returns whether the change has arrived; may take some seconds.
+        timeout: Limit in seconds; *check* is called at least once.
+        every: Seconds between checks.
+        progress: Called before each pause with the elapsed seconds.
+        clock: Monotonic clock, in seconds.
+        sleep: Pauses for the given number of seconds.
 
     Raises:
-        StreamUnavailableError: It has not become true in time; it still may.
+        StreamUnavailableError: The condition did not become true in time, but still may.
     """
     begun = clock()
     while not check():
         taken = clock() - begun
         if taken + every > timeout:
             raise StreamUnavailableError(
-                f"{taken:.0f} s have not been enough until {what} at the Pub/Sub API: the change "
-                f"is made, and may take some minutes more"
+                f"waited {taken:.0f} s until {what} at the Pub/Sub API, without success: the "
+                f"change was made, but may take some more minutes to arrive"
             )
         if progress is not None:
             progress(taken)

@@ -1,4 +1,4 @@
-"""How an org's records are asked for: queries, answer by answer, and what a refusal means."""
+"""Query an org's records page by page, and explain refusals."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sfpubsub.errors import (
 TO_READ = "View Setup and Configuration"
 TO_CHANGE = "Customize Application"
 
-# Answers that one query may be spread over; an org's 200 managed subscriptions fit into one.
+# Most pages that one query may have; an org's 200 managed subscriptions fit into one.
 _MOST_PAGES = 20
 
-# What the org answers about a record that is not there any longer.
+# Error codes for a record that no longer exists.
 _GONE = frozenset({"NOT_FOUND", "ENTITY_IS_DELETED", "INVALID_CROSS_REFERENCE_KEY"})
 
-# What to do about other answers, by Salesforce's code.
+# What to do about other errors, by Salesforce's error code.
 _CURES = {
     "INVALID_TYPE": "the org does not have these objects, or the user may not see its setup",
     "NOT_FOUND": "check the instance URL, and whether the org serves this API version",
@@ -35,14 +35,14 @@ _CURES = {
 
 
 class Queries:
-    """Queries of an org. Thread-safe; raises what `OrgClient` raises.
+    """Runs SOQL queries. Thread-safe; raises what `OrgClient` raises.
 
     Args:
         org: Asks the org.
         api_version: Such as ``60.0``.
 
     Attributes:
-        data: Path of the version, with a slash at its end.
+        data: Path of the API version, ending with a slash.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:
@@ -54,10 +54,10 @@ class Queries:
 
         Args:
             soql: The query.
-            tooling: Of the Tooling API, or else of the objects that users see.
+            tooling: Whether to query the Tooling API instead of the regular API.
 
         Raises:
-            RemoteProtocolError: The answer has not the form of one.
+            RemoteProtocolError: The response is not a valid query response.
         """
         rows: list[dict[str, Any]] = []
         path, query = f"{self.data}{'tooling/' if tooling else ''}query", {"q": soql}
@@ -69,16 +69,16 @@ class Queries:
             if goes_on is None:
                 return rows
             path, query = continuation(self.data, goes_on), {}
-        raise RemoteProtocolError(f"the org spreads one query over more than {_MOST_PAGES} answers")
+        raise RemoteProtocolError(f"the org returned more than {_MOST_PAGES} pages for one query")
 
 
 @contextmanager
 def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterator[None]:
-    """Add to a refusal what to do about it.
+    """Add advice to errors that are raised in this context.
 
     Args:
-        permission: What the user needs.
-        missing: Raised instead of what the org says of a record that is gone.
+        permission: The permission that the user needs.
+        missing: Raised instead of the org's error if the record no longer exists.
     """
     try:
         yield

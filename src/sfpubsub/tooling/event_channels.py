@@ -1,6 +1,6 @@
-"""Channels of events: which there are, what is selected for them, and all topics of an org.
+"""Event channels of an org, the events selected for them, and all topics of the org.
 
-Records of the org's Tooling API. The Pub/Sub API learns of a change up to some minutes later.
+They are records of the Tooling API. A change takes up to a few minutes to reach the Pub/Sub API.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
 
 STANDARD: Final = "ChangeEvents"
-"""The channel of change events that every org has; it is not a record, its members are."""
+"""The change event channel that every org has. It is not a record itself, but its members are."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
 _ENTITY = re.compile(r"[A-Za-z]\w*", re.ASCII)
 _ID = re.compile(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?")
 
-# Characters of a label (Salesforce documentation, PlatformEventChannel).
+# Most characters of a label (Salesforce documentation, PlatformEventChannel).
 _LABEL = 80
 
 
@@ -38,9 +38,9 @@ class ChannelMember:
     entity: str
     """Name of the event: ``Order_Event__e``, ``AccountChangeEvent``."""
     filter_expression: str | None
-    """Which of its events the channel has; None for all."""
+    """Filter for its events; None selects all."""
     enriched_fields: tuple[str, ...]
-    """Fields that each of its change events has, changed or not."""
+    """Fields that each of its change events contains, changed or not."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class EventChannel:
     """A channel and its members."""
 
     id: str | None
-    """Of 15 or 18 characters; None for the standard channel."""
+    """15 or 18 characters; None for the standard channel."""
     name: str
-    """With its suffix ``__chn``; or ``ChangeEvents``."""
+    """Full name with the suffix ``__chn``, or ``ChangeEvents``."""
     channel_type: str
     """``event`` for platform events, ``data`` for change events."""
     label: str
     topic: str
-    """What to subscribe to."""
+    """Topic to subscribe to."""
     members: tuple[ChannelMember, ...]
 
 
@@ -68,7 +68,7 @@ class EventTopic:
     """``event``, ``change`` or ``channel``."""
     label: str
     members: tuple[str, ...]
-    """Of a channel: the names of its events."""
+    """For a channel: the names of its events."""
 
 
 class EventChannels:
@@ -104,10 +104,10 @@ class EventChannels:
         """Return a channel.
 
         Args:
-            name: With or without its suffix ``__chn``; or ``ChangeEvents``.
+            name: With or without the suffix ``__chn``; or ``ChangeEvents``.
 
         Raises:
-            ConfigurationError: It is not the name of a channel.
+            ConfigurationError: *name* is not a valid channel name.
             TopicNotFoundError: There is no such channel.
         """
         wanted = _checked(name)
@@ -117,9 +117,9 @@ class EventChannels:
         raise _missing(wanted)
 
     def topics(self) -> list[EventTopic]:
-        """Return all that one can subscribe to: custom platform events, the change events of the
-        objects that are selected, and channels. Standard platform events are not among them: the
-        org does not say which of them it publishes.
+        """Return all topics: custom platform events, change events of the selected objects, and
+        channels. Standard platform events are missing, because the org does not report which of
+        them it publishes.
         """
         rows = self._queries.rows(
             "SELECT QualifiedApiName, Label FROM EntityDefinition"
@@ -155,21 +155,25 @@ class EventChannels:
         """Create a channel without members.
 
         Args:
-            name: With or without its suffix ``__chn``; it cannot be changed later.
+            name: With or without the suffix ``__chn``; it cannot be changed later.
             channel_type: ``event`` or ``data``.
-            label: Human-readable label; the name without its suffix when None.
+            label: Human-readable label; defaults to the name without its suffix.
 
         Raises:
-            ConfigurationError: The name, the type or the label is not one.
+            ConfigurationError: The name, the type or the label is not valid.
         """
         full_name = _checked(name)
         if full_name == STANDARD:
-            raise ConfigurationError(f"every org has the channel {STANDARD}: choose another name")
+            raise ConfigurationError(
+                f"{STANDARD} is the standard channel of every org: choose another name"
+            )
         if channel_type not in CHANNEL_TYPES:
-            raise ConfigurationError(f"a channel is of type event or data, not {channel_type!r}")
+            raise ConfigurationError(
+                f"the type of a channel must be event or data, not {channel_type!r}"
+            )
         label = full_name.removesuffix(_SUFFIX) if label is None else label
         if not label.strip() or len(label) > _LABEL:
-            raise ConfigurationError(f"a label has 1 to {_LABEL} characters")
+            raise ConfigurationError(f"a label must have 1 to {_LABEL} characters")
         metadata = {"channelType": channel_type, "label": label}
         with explaining(TO_CHANGE):
             answer = self._org.post(self._records, {"FullName": full_name, "Metadata": metadata})
@@ -177,7 +181,9 @@ class EventChannels:
         return EventChannel(_made(answer), full_name, channel_type, label, topic, ())
 
     def delete(self, name: str) -> EventChannel:
-        """Delete a channel with its members, and return what it was. Errors as of `show`."""
+        """Delete a channel and its members; return the deleted channel. Raises what
+        `show` raises.
+        """
         channel = self.show(name)
         if channel.id is None:
             raise ConfigurationError(
@@ -197,20 +203,22 @@ class EventChannels:
         filter_expression: str | None = None,
         enriched_fields: Sequence[str] = (),
     ) -> EventChannel:
-        """Select an event for a channel, and return the channel. Errors as of `show`.
+        """Add an event to a channel and return the channel. Raises what `show` raises.
 
         Args:
-            name: Of the channel; with ``ChangeEvents`` the object's change events begin.
+            name: Name of the channel; adding to ``ChangeEvents`` turns an object's change events
+                on.
             entity: Name of the event. An object's name, such as ``Account`` or ``Order__c``, stands
                 for its change event on a channel of change events.
-            filter_expression: Which of its events, in SOQL without WHERE; all when None.
-            enriched_fields: Fields that every event shall have.
+            filter_expression: Filter for its events, a SOQL condition without WHERE; None selects
+                all.
+            enriched_fields: Fields that every event should contain, changed or not.
         """
         channel = self.show(name)
         event = _event_of(channel, entity)
         for member in channel.members:
             if member.entity == event:
-                raise ConfigurationError(f"{channel.name} has {event} already")
+                raise ConfigurationError(f"{channel.name} already has {event}")
         metadata: dict[str, Any] = {"eventChannel": channel.name, "selectedEntity": event}
         if filter_expression is not None:
             metadata["filterExpression"] = filter_expression
@@ -223,7 +231,9 @@ class EventChannels:
         return self.show(name)
 
     def remove(self, name: str, entity: str) -> EventChannel:
-        """Take an event off a channel, and return the channel. Errors as of `show` and `add`."""
+        """Remove an event from a channel and return the channel. Raises what `show` and `add`
+        raise.
+        """
         channel = self.show(name)
         event = _event_of(channel, entity)
         for member in channel.members:
@@ -233,14 +243,14 @@ class EventChannels:
         raise TopicNotFoundError(f"{channel.name} has no {event}: see sfpubsub channel show")
 
     def _remove(self, channel: EventChannel, member: ChannelMember) -> None:
-        gone = TopicNotFoundError(f"{channel.name} has no {member.entity} any longer")
+        gone = TopicNotFoundError(f"{channel.name} no longer has {member.entity}")
         with explaining(TO_CHANGE, gone):
             self._org.delete(f"{self._records}Member/{member.id}")
 
     def _members(self) -> dict[str, list[ChannelMember]]:
-        """The members of all channels, by the name of the channel."""
-        # The columns EventChannel and SelectedEntity can be ids; names are in Metadata, which comes
-        # one row at a time.
+        """Return the members of all channels by channel name."""
+        # The columns EventChannel and SelectedEntity can be ids; names are in Metadata, which can
+        # only be queried one row at a time.
         found: dict[str, list[ChannelMember]] = {}
         for head in self._queries.rows("SELECT Id FROM PlatformEventChannelMember"):
             soql = "SELECT Id, Metadata FROM PlatformEventChannelMember WHERE Id = "
@@ -285,7 +295,7 @@ def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
 
 
 def _event_of(channel: EventChannel, entity: str) -> str:
-    """The name of an event, of that or of an object's."""
+    """Return the event name for *entity*, which names an event or an object."""
     if not _ENTITY.fullmatch(entity):
         raise ConfigurationError(f"{entity!r} is not the name of an event or an object")
     if channel.channel_type == "event" or entity.endswith("ChangeEvent"):
@@ -300,7 +310,7 @@ def _checked(name: str) -> str:
     if not _NAME.fullmatch(bare):
         raise ConfigurationError(
             f"{name!r} is not the name of a channel: letters, digits and single underscores, "
-            f"beginning with a letter; {_SUFFIX} at the end may be left out"
+            f"starting with a letter; the suffix {_SUFFIX} may be omitted"
         )
     return f"{bare}{_SUFFIX}"
 
@@ -315,7 +325,7 @@ def _made(answer: Any) -> str:
 
 def _id(row: dict[str, Any]) -> str:
     found = row.get("Id")
-    if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes a part of a path
+    if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes part of a path
         raise RemoteProtocolError("the org answered with a record without a valid id")
     return found
 

@@ -1,4 +1,4 @@
-"""Generic channels and PushTopics as objects of the org, through its REST interface."""
+"""Manage PushTopics and push to generic channels through the org's REST API."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sfpubsub.errors import (
     TopicNotFoundError,
 )
 
-# Characters of a generic event's payload (Salesforce documentation, generic streaming).
+# Most characters of a generic event's payload (Salesforce documentation, generic streaming).
 MAX_PAYLOAD = 3000
 
-# Characters of a PushTopic's name (Salesforce documentation, object PushTopic).
+# Most characters of a PushTopic's name (Salesforce documentation, object PushTopic).
 _NAME = re.compile(r"[A-Za-z]\w{0,24}", re.ASCII)
 _CHANNEL = re.compile(r"/u/[\w/-]+", re.ASCII)
 _ID = re.compile(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?")
@@ -31,7 +31,7 @@ _COLUMNS = "Id, Name, Query, ApiVersion, IsActive, NotifyForFields, " + ", ".joi
 
 @dataclass(frozen=True)
 class PushTopic:
-    """A query whose results' changes are events of ``/topic/NAME``."""
+    """A PushTopic: changes to the results of its query are published on ``/topic/NAME``."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class PushTopic:
     notify_for_fields: str
     """``Referenced`` (the default), ``All``, ``Select`` or ``Where``."""
     operations: tuple[str, ...]
-    """Of ``create``, ``update``, ``delete``, ``undelete``."""
+    """Any of ``create``, ``update``, ``delete`` and ``undelete``."""
 
 
 class PushTopics:
@@ -49,7 +49,7 @@ class PushTopics:
 
     Args:
         org: Asks the org.
-        api_version: Of the REST interface, and of the queries of new topics.
+        api_version: Version of the REST API, also used for the queries of new topics.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:
@@ -65,10 +65,11 @@ class PushTopics:
         operations: Sequence[str] = ("create", "update", "delete", "undelete"),
         notify_for_fields: str = "Referenced",
     ) -> PushTopic:
-        """Create a topic and return it; RequestRefusedError says what is wrong with the query.
+        """Create a PushTopic and return it.
 
         Raises:
             ConfigurationError: The name is not valid.
+            RequestRefusedError: The org refused the query; the message says why.
         """
         body: dict[str, Any] = {
             "Name": _checked(name),
@@ -82,11 +83,11 @@ class PushTopics:
         return self.show(name)
 
     def list(self) -> list[PushTopic]:
-        """Return all topics, by name."""
+        """Return all PushTopics, sorted by name."""
         return [_topic(row) for row in self._rows("ORDER BY Name")]
 
     def show(self, name: str) -> PushTopic:
-        """Return one topic.
+        """Return one PushTopic.
 
         Raises:
             TopicNotFoundError: No PushTopic has that name.
@@ -97,7 +98,7 @@ class PushTopics:
         return _topic(rows[0])
 
     def delete(self, name: str) -> PushTopic:
-        """Delete a topic and return what it was. Errors as of `show`."""
+        """Delete a PushTopic and return it. Raises what `show` raises."""
         topic = self.show(name)
         self._org.delete(f"{self._data}/sobjects/PushTopic/{topic.id}")
         return topic
@@ -112,7 +113,7 @@ class GenericChannels:
 
     Args:
         org: Asks the org.
-        api_version: Of the REST interface.
+        api_version: Version of the REST API.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:
@@ -120,15 +121,16 @@ class GenericChannels:
         self._data = f"/services/data/v{api_version}"
 
     def push(self, channel: str, payload: str, user_ids: Sequence[str] = ()) -> int:
-        """Push one event; return how many users got it, -1 for a broadcast.
+        """Push one event; return the number of users who received it, or -1 for a broadcast.
 
         Raises:
-            LocalProtocolError: The payload is too long, or an id or a channel's name not valid.
+            LocalProtocolError: The payload is too long, or a user id or the channel name is not
+                valid.
             TopicNotFoundError: There is no such channel.
         """
         if len(payload) > MAX_PAYLOAD:
             raise LocalProtocolError(
-                f"the payload has {len(payload)} characters, and {MAX_PAYLOAD} are the most"
+                f"the payload has {len(payload)} characters, but the limit is {MAX_PAYLOAD}"
             )
         for user_id in user_ids:
             if not _ID.fullmatch(user_id):
@@ -152,16 +154,17 @@ class GenericChannels:
 
 
 def rows_of(answer: Any) -> list[dict[str, Any]]:
-    """Return the rows of an answer to a query.
+    """Return the rows of a query response.
 
     Raises:
-        RemoteProtocolError: It is not valid, or has more than fit into one answer.
+        RemoteProtocolError: The response is not valid, or has more than one page.
     """
     rows = answer.get("records") if isinstance(answer, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise RemoteProtocolError("the org answered a query without records")
-    if answer.get("done") is not True:  # an org has at most 100 PushTopics; an answer has 2,000
-        raise RemoteProtocolError("the org answered a query in parts, which was not expected")
+    # An org has at most 100 PushTopics, and a page holds 2,000 rows.
+    if answer.get("done") is not True:
+        raise RemoteProtocolError("the org returned only a part of the rows of a query")
     return rows
 
 
@@ -184,7 +187,7 @@ def _topic(row: dict[str, Any]) -> PushTopic:
 
 def _id(row: dict[str, Any]) -> str:
     found = row.get("Id")
-    if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes a part of a path
+    if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes part of a path
         raise RemoteProtocolError("the org answered with a record without a valid id")
     return found
 

@@ -1,7 +1,7 @@
-"""The record of a managed subscription: what it may say, and how it travels as JSON.
+"""The record of a managed subscription: validation, and conversion from and to JSON.
 
-What a person gives is refused before the org is asked; what the org answers is believed only as far
-as it has the form that Salesforce documents.
+User input is validated before a request is made, and responses are accepted only in the form that
+Salesforce documents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PRESETS: Final[tuple[str, ...]] = get_args(Preset)
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
 _ID = re.compile(r"18[xX][A-Za-z0-9]{12}([A-Za-z0-9]{3})?")
 
-# Which events can be managed, of those that are no custom ones, is not documented: left to the org.
+# Which standard events support managed subscriptions is not documented: the org decides.
 _TOPIC = re.compile(
     r"/event/[A-Za-z]\w*|/data/(ChangeEvents|[A-Za-z]\w*(ChangeEvent|__chn))", re.ASCII
 )
@@ -26,31 +26,31 @@ _TOPIC = re.compile(
 
 @dataclass(frozen=True)
 class ManagedEventSubscription:
-    """One record."""
+    """Record of a managed subscription."""
 
     id: str
-    """Of 18 characters."""
+    """Record id, 18 characters."""
     developer_name: str
     label: str
     topic_name: str
     default_replay: str
-    """Where it starts without a committed position: ``LATEST`` or ``EARLIEST``."""
+    """Where the subscription starts without a committed position: ``LATEST`` or ``EARLIEST``."""
     error_recovery_replay: str
-    """Where it continues when its committed position is no longer valid."""
+    """Where it continues if its committed position is no longer valid."""
     state: str
-    """``RUN``, ``STOP``, or the service's own ``PAUSE``."""
+    """``RUN``, ``STOP``, or ``PAUSE``, which only the service sets."""
 
 
-# What a person gives.
+# User input.
 
 
 def is_id(name_or_id: str) -> bool:
-    """Whether it is a record id; these begin with a digit, and so are no names."""
+    """Return whether it is a record id. Ids begin with a digit, so they cannot be names."""
     return _ID.fullmatch(name_or_id) is not None
 
 
 def check_name(developer_name: str) -> None:
-    """Pass only a developer name.
+    """Check that it is a valid developer name.
 
     Raises:
         ConfigurationError: It is not valid.
@@ -63,7 +63,7 @@ def check_name(developer_name: str) -> None:
 
 
 def check_topic(topic_name: str) -> None:
-    """Pass only the path of a topic.
+    """Check that it is a valid topic.
 
     Raises:
         ConfigurationError: It is not valid.
@@ -76,17 +76,17 @@ def check_topic(topic_name: str) -> None:
 
 
 def check_preset(what: str, preset: str) -> None:
-    """Pass only ``LATEST`` and ``EARLIEST``.
+    """Check that it is ``LATEST`` or ``EARLIEST``.
 
     Raises:
-        ConfigurationError: It is another.
+        ConfigurationError: It is something else.
     """
     if preset not in PRESETS:
-        raise ConfigurationError(f"{what} is {' or '.join(PRESETS)}, not {preset!r}")
+        raise ConfigurationError(f"{what} must be {' or '.join(PRESETS)}, not {preset!r}")
 
 
 def body_of(record: ManagedEventSubscription) -> dict[str, Any]:
-    """Return what creates or changes a record."""
+    """Return the request body that creates or changes a record."""
     return {
         "FullName": record.developer_name,
         "Metadata": {
@@ -99,7 +99,7 @@ def body_of(record: ManagedEventSubscription) -> dict[str, Any]:
     }
 
 
-# What the org answers.
+# Responses.
 
 
 def head_of(row: dict[str, Any]) -> tuple[str, str]:
@@ -117,12 +117,14 @@ def record_of(row: dict[str, Any]) -> ManagedEventSubscription:
     """Return the record in a row.
 
     Raises:
-        RemoteProtocolError: Something of it is missing or malformed.
+        RemoteProtocolError: A field is missing or malformed.
     """
     record_id, developer_name = head_of(row)
     metadata = row.get("Metadata")
     if not isinstance(metadata, dict):
-        raise RemoteProtocolError(f"the record of {developer_name} came without its Metadata")
+        raise RemoteProtocolError(
+            f"the org answered with the record of {developer_name}, but without its Metadata"
+        )
     return ManagedEventSubscription(
         id=record_id,
         developer_name=developer_name,
@@ -135,7 +137,7 @@ def record_of(row: dict[str, Any]) -> ManagedEventSubscription:
 
 
 def check_id(record_id: Any) -> None:
-    """Pass only a record id; it becomes a part of a path.
+    """Check that it is a record id, because it becomes part of a path.
 
     Raises:
         RemoteProtocolError: It is not valid.

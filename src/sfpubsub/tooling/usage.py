@@ -1,4 +1,4 @@
-"""What of an org's allocation of events is used, by the org's own figures."""
+"""An org's usage of its event allocations, as the org reports it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from sfpubsub.auth.rest import OrgClient
 from sfpubsub.errors import RemoteProtocolError, RequestRefusedError
 from sfpubsub.tooling.asking import TO_READ, Queries, explaining
 
-# What the limits resource names them, and what they limit.
+# Names in the limits resource, and their meaning.
 _LIMITS = {
     "DailyDeliveredPlatformEvents": "events delivered to clients in 24 hours",
     "HourlyPublishedPlatformEvents": "platform events published in an hour",
-    "MonthlyPlatformEventsUsageEntitlement": "events of the month's entitlement",
+    "MonthlyPlatformEventsUsageEntitlement": "events of the monthly entitlement",
 }
 
-# What an org answers that does not have Enhanced Usage Metrics.
+# Error codes of an org without Enhanced Usage Metrics.
 _WITHOUT_EVENTS = frozenset({"INVALID_FIELD", "INVALID_TYPE"})
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """One of the org's limits of events."""
+    """One of the org's event limits."""
 
     name: str
-    """As the limits resource has it."""
+    """Name in the limits resource."""
     meaning: str
     most: int
     used: int
@@ -43,7 +43,7 @@ class EventUsage:
 
 
 class Usages:
-    """Asks an org what is used. Thread-safe; raises what `OrgClient` raises.
+    """Reads an org's event usage. Thread-safe; raises what `OrgClient` raises.
 
     Args:
         org: Asks the org.
@@ -55,7 +55,7 @@ class Usages:
         self._queries = Queries(org, api_version)
 
     def allocations(self) -> list[Allocation]:
-        """Return the limits of events that the org has; accurate within five minutes."""
+        """Return the org's event limits. The figures lag by up to five minutes."""
         with explaining(TO_READ):
             answer = self._org.get(f"{self._queries.data}limits")
         if not isinstance(answer, dict):
@@ -67,9 +67,9 @@ class Usages:
         ]
 
     def by_event(self) -> list[EventUsage] | None:
-        """Return the usage of each event, by name; None if the org does not tell.
+        """Return the usage of each event, sorted by name; None if the org does not report it.
 
-        It does where Enhanced Usage Metrics is on and the user has View All Data.
+        It requires Enhanced Usage Metrics in the org and the user permission View All Data.
         """
         soql = (
             "SELECT EventName, UsageType, Value FROM PlatformEventUsageMetric"
@@ -85,7 +85,7 @@ class Usages:
         for row in rows:
             event, usage, count = row.get("EventName"), row.get("UsageType"), row.get("Value")
             if not isinstance(usage, str) or not isinstance(count, (int, float)):
-                raise RemoteProtocolError("the org answered with usage without a value")
+                raise RemoteProtocolError("the org answered with event usage that has no value")
             found.setdefault(str(event), Counter())[usage] += int(count)
         return [
             EventUsage(event, counts["PUBLISH"], counts["DELIVERY"])

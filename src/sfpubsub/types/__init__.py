@@ -1,6 +1,6 @@
 """The values that the layers pass to each other.
 
-Responsible for meaning, not behaviour: no I/O, no clock, the standard library only.
+They carry meaning, not behaviour: no I/O, no clock, standard library only.
 """
 
 from sfpubsub.types.events import (

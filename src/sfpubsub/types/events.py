@@ -1,4 +1,4 @@
-"""Events, topics and schemas as they are on the wire, and what identifies an event."""
+"""Events, topics and schemas as they are on the wire, and the keys that identify an event."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import NamedTuple, TypeAlias
 
 from sfpubsub.types.positions import ReplayId
 
-# Length of a dedupe key: with 128 bits no two of 10^12 events share one by chance.
+# Bytes of a dedupe key: with 128 bits, no two of 10^12 events share one by chance.
 KEY_BYTES = 16
 
-# Hashers of nothing yet, to be copied: making one costs as much again as what is done with it.
+# Empty hashers to copy: creating one costs as much as using it.
 _KEY_OF_ID = hashlib.blake2b(digest_size=KEY_BYTES, person=b"sfpubsub id")
 _KEY_OF_PAYLOAD = hashlib.blake2b(digest_size=KEY_BYTES, person=b"sfpubsub payload")
 
 
 def dedupe_key(event_id: str, schema_id: str, payload: bytes) -> bytes:
-    """Return the 16 bytes that identify an event when it is received again.
+    """Return 16 bytes that identify an event, so that a redelivery can be recognised.
 
-    The event's id decides where there is one: it survives a re-issue under a new replay id. Change
-    events may have none (Salesforce documentation, event message durability); then the schema id
-    and the payload decide, whose header holds the transaction key and the sequence number. Needs no
-    decoding and is the same in every process.
+    The key is derived from the event's id if it has one: the id stays the same if the event is
+    re-issued under a new replay id. Change events may have no id (Salesforce documentation, event
+    message durability); their key is derived from the schema id and the payload, whose header
+    contains the transaction key and the sequence number. The key needs no decoding and is the same
+    in every process.
 
     Args:
         event_id: ``ProducerEvent.id``, or an empty string.
@@ -36,29 +37,30 @@ def dedupe_key(event_id: str, schema_id: str, payload: bytes) -> bytes:
         return digest.digest()
     digest = _KEY_OF_PAYLOAD.copy()
     name = schema_id.encode()
-    digest.update(len(name).to_bytes(4, "big"))  # so that no byte can move between the two parts
+    # So that no byte can shift from one part to the other.
+    digest.update(len(name).to_bytes(4, "big"))
     digest.update(name)
     digest.update(payload)
     return digest.digest()
 
 
-class RawEvent(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and there are many
-    """One event as received: nothing decoded, nothing lost."""
+class RawEvent(NamedTuple):  # a frozen dataclass takes 1 µs longer to create, and there are many
+    """One event as received: undecoded and complete."""
 
     id: str
     """``ProducerEvent.id``: a UUID for platform events, possibly empty for change events."""
     schema_id: str
-    """The schema that the payload was written with."""
+    """Id of the schema that the payload was written with."""
     payload: bytes
     """One Avro binary datum."""
     replay_id: ReplayId
     """The event's position."""
     headers: tuple[tuple[str, bytes], ...] = ()
-    """``ProducerEvent.headers``; the service sets them aside for later use."""
+    """``ProducerEvent.headers``; reserved by the service for future use."""
 
 
 EventKey: TypeAlias = tuple[str, bytes]
-"""The id of an event and the bytes of its replay id: equal when the same event is sent again."""
+"""The id of an event and the bytes of its replay id: equal if the same event is sent again."""
 
 
 def event_keys(events: Iterable[RawEvent]) -> list[EventKey]:
@@ -76,7 +78,7 @@ class TopicInfo:
     can_publish: bool
     can_subscribe: bool
     schema_id: str
-    """Blank for a topic of several event types; their events carry their own."""
+    """Empty for a topic with several event types, whose events carry their own schema id."""
     rpc_id: str
 
 
@@ -96,23 +98,23 @@ class ProducerEvent:
     schema_id: str
     payload: bytes
     id: str = ""
-    """At most 36 characters; the service makes a UUID when it is empty."""
+    """At most 36 characters; if empty, the service generates a UUID."""
     headers: tuple[tuple[str, bytes], ...] = ()
-    """The service sets them aside for later use."""
+    """Reserved by the service for future use."""
 
 
 @dataclass(frozen=True)
 class PublishResult:
-    """The answer to one published event."""
+    """Result of publishing one event."""
 
     replay_id: ReplayId | None
-    """Position of the event; None when it was refused."""
+    """Position of the event; None if it was refused."""
     correlation_key: str
     """The id under which the event was published."""
     error: str | None = None
-    """Why it was refused, or that nothing is known of it."""
+    """Why it failed, or None if it was accepted."""
     retryable: bool = False
-    """With an error: whether sending it again, under the same id, may help."""
+    """If it failed: whether sending it again with the same id may succeed."""
 
     @property
     def ok(self) -> bool:
@@ -122,14 +124,14 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCounts:
-    """The outcome of the events that a publisher was given."""
+    """Counts of a publisher's events by outcome."""
 
     accepted: int = 0
     failed: int = 0
-    """Refused, or given up without an answer."""
+    """Refused, or abandoned without a response."""
     pending: int = 0
     """Not answered yet."""
     sent_again: int = 0
-    """Sends after the first one of an event: at most this many repeats can be on the bus."""
+    """Resends of events; at most this many duplicates can be on the bus."""
     streams: int = 0
-    """Streams, or unary calls' connections, that were begun."""
+    """Streams (or connections for unary calls) that were opened."""

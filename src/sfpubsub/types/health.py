@@ -1,4 +1,4 @@
-"""What a subscription reports about itself: its health, what it lost, what it committed."""
+"""What a subscription reports: its health, its gaps and its commits."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ GapReason: TypeAlias = Literal["unanchored", "repositioned", "rejected", "missin
 class Gap:
     """A position that was given up: events may be missing between two points.
 
-    It says what is known; the service reports no number of events.
+    The number of missing events is unknown: the service does not report it.
     """
 
     reason: GapReason
-    """``unanchored`` (a drop before a LATEST start had a position, or before a managed subscription
-    had a confirmed commit), ``repositioned`` (the service began a managed stream elsewhere),
-    ``rejected`` (the position was refused), ``missing`` (a Spark source was given an offset of
-    which the service knows nothing), ``restored`` (a raw table was taken back to an older version,
-    and the managed subscription has gone past what it lost)."""
+    """``unanchored`` (the stream was lost before a LATEST start had a position, or before a managed
+    subscription had a confirmed commit), ``repositioned`` (the service started a managed stream at
+    a different position), ``rejected`` (the position was refused), ``missing`` (a Spark source was
+    given an offset that the service does not know), ``restored`` (a raw table was restored to an
+    older version, and the managed subscription is already past the lost events).
+    """
     subscription: str
-    """Topic, or name or id of the managed subscription."""
+    """The topic, or the managed subscription's name or id."""
     after: ReplayId | None = None
-    """The last position known to be good, where there is one."""
+    """The last position known to be good, if any."""
     before: ReplayId | None = None
-    """The first position after the gap, where it is known."""
+    """The first position after the gap, if known."""
     error_code: str | None = None
-    """The service's error code that led to it."""
+    """Error code of the service that caused it."""
     rpc_id: str | None = None
-    """The service's id of the call that led to it."""
+    """RPC id of the call that caused it."""
 
     def __str__(self) -> str:
         known_good = self.after.hex() if self.after else "the start"
@@ -65,8 +66,9 @@ class CommitReceipt:
     replay_id: ReplayId
     """The committed position."""
     process_time: int | None
-    """When the service received the request, in milliseconds since 1970 UTC; None where the commit
-    was learned from where the next stream began."""
+    """When the service received the request, in milliseconds since 1970 UTC; None if the commit was
+    inferred from the start of the next stream.
+    """
 
 
 @dataclass(frozen=True)
@@ -74,22 +76,23 @@ class Health:
     """A snapshot of a subscription for operators and probes."""
 
     state: HealthState
-    """A name from the state table (sfpubsub.protocol.states), or ``waiting_for_schema``: the stream
-    is open, and events wait because a schema cannot be fetched."""
+    """State name from the state table (sfpubsub.protocol.states), or ``waiting_for_schema``: the
+    stream is open, and events wait because a schema cannot be fetched.
+    """
     reason: str | None
-    """Why the stream is not open, or the last failure."""
+    """Why the stream is not open, or the last failure, if any."""
     outstanding: int
-    """Events asked for and not yet received."""
+    """Events requested and not yet received."""
     pending_count: int
     """Events received and not yet delivered."""
     pending_bytes: int
-    """Payload bytes of those."""
+    """Payload bytes of the pending events."""
     unacked: int
-    """Events received and not yet acked, where acks are tracked."""
+    """Events received and not yet acked, if acks are tracked."""
     delivered: int
-    """Events passed to the application since the subscription was made."""
+    """Events passed to the application since the subscription was created."""
     redelivered: int
-    """Events received again and not delivered again."""
+    """Duplicates received and dropped."""
     reconnects: int
     """Streams opened after the first."""
     last_position: ReplayId | None
@@ -97,29 +100,31 @@ class Health:
     committed: ReplayId | None
     """The last position that the service confirmed."""
     gaps: tuple[Gap, ...] = ()
-    """Every position that was given up."""
+    """All gaps so far."""
     details: Mapping[str, Any] = field(default_factory=dict)
     quarantined: int = 0
-    """Events that could not be decoded, or handled, and were put into the quarantine."""
+    """Events quarantined because they could not be decoded or handled."""
     skipped: int = 0
     """Events that could not be decoded and were skipped, as configured."""
     confirmed: int = 0
-    """Acked events whose position is known to be committed, or was given to the store."""
+    """Acked events whose position was committed or passed to the store."""
     caught_up: bool = False
-    """Whether the newest message of the open stream was a keepalive: there is nothing to deliver
-    beyond what was received."""
+    """Whether the newest message on the open stream was a keepalive, so the service has no further
+    events for now.
+    """
     responses: int = 0
-    """Messages received, keepalives and commit answers included: a sign of life."""
+    """Messages received, including keepalives and commit responses."""
     process_time: int | None = None
-    """When the service received the last commit that it confirmed, by its own clock, in
-    milliseconds since 1970 UTC; None for a topic."""
+    """When the service received the last confirmed commit, by its own clock, in milliseconds since
+    1970 UTC; None for a plain subscription.
+    """
 
     @property
     def can_receive(self) -> bool:
-        """Whether an event could arrive now, so that silence means that there are no events."""
+        """Return whether events can arrive now, so that silence means there are none."""
         return self.state in ("opening", "streaming")
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more is delivered."""
+        """Return whether the subscription no longer delivers events."""
         return self.state in ("saving", "draining", "closing", "closed")

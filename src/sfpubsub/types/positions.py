@@ -1,4 +1,4 @@
-"""Positions in an event stream: opaque, to be compared for equality and nothing else."""
+"""Positions in an event stream. They are opaque and support only equality."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 class ReplayId:
     """An opaque position in an event stream.
 
-    Equality and hash are those of the bytes. There is no order and no number in it: the service
-    promises neither (pubsub_api.proto, ``ConsumerEvent.replay_id``), and ids are neither
+    Equality and hash are those of the bytes. Replay ids have no order and are not numbers: the
+    service promises neither (pubsub_api.proto, ``ConsumerEvent.replay_id``), and ids are neither
     contiguous nor sorted as bytes.
 
     Args:
@@ -26,17 +26,18 @@ class ReplayId:
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
-        if type(value) is not bytes:  # the usual case comes once for each event
+        # One cheap check for the usual case, because this runs once per event.
+        if type(value) is not bytes:
             if not isinstance(value, (bytes, bytearray, memoryview)):
-                raise TypeError(f"a replay id is bytes, not {type(value).__name__}")
+                raise TypeError(f"a replay id must be bytes, not {type(value).__name__}")
             value = bytes(value)
         if not value:
-            raise ValueError("a replay id has at least one byte")
+            raise ValueError("a replay id must have at least one byte")
         self._value = value
 
     @classmethod
     def from_hex(cls, text: str) -> ReplayId:
-        """Read the form that `hex` writes.
+        """Parse the output of `hex`.
 
         Raises:
             ValueError: *text* is not an even number of hexadecimal digits.
@@ -46,7 +47,7 @@ class ReplayId:
             value = bytes.fromhex(digits)
         except ValueError:
             value = b""
-        # fromhex skips white space between digits; an id with some in it was mangled on its way.
+        # fromhex skips whitespace between digits, but an id with whitespace in it was corrupted.
         if not value or len(digits) != 2 * len(value):
             raise ValueError(
                 f"not a replay id: {text!r} (an even number of hexadecimal digits, as printed in "
@@ -56,7 +57,7 @@ class ReplayId:
 
     @classmethod
     def from_base64(cls, text: str) -> ReplayId:
-        """Read the form that `base64` writes.
+        """Parse the output of `base64`.
 
         Raises:
             ValueError: *text* is not standard base64.
@@ -67,11 +68,11 @@ class ReplayId:
             raise ValueError(f"not a replay id in base64: {text!r}") from error
 
     def hex(self) -> str:
-        """Return lower-case hexadecimal digits, two a byte."""
+        """Return lower-case hexadecimal digits, two per byte."""
         return self._value.hex()
 
     def base64(self) -> str:
-        """Return standard base64 with padding."""
+        """Return the bytes in standard base64 with padding."""
         return base64.b64encode(self._value).decode("ascii")
 
     def __bytes__(self) -> bytes:
@@ -93,7 +94,7 @@ class ReplayId:
 
 
 class ReplayPreset(enum.Enum):
-    """Where a new stream begins, in the wire's own words."""
+    """Where a new stream begins, as named on the wire."""
 
     LATEST = 0
     EARLIEST = 1
@@ -102,23 +103,23 @@ class ReplayPreset(enum.Enum):
 
 @dataclass(frozen=True)
 class StartPosition:
-    """Where a stream begins: use `latest`, `earliest` or `after`."""
+    """Where a stream begins. Create one with `latest`, `earliest` or `after`."""
 
     preset: ReplayPreset
     replay_id: ReplayId | None = None
 
     def __post_init__(self) -> None:
         if (self.preset is ReplayPreset.CUSTOM) != (self.replay_id is not None):
-            raise ValueError("a replay id belongs to CUSTOM, and CUSTOM needs one")
+            raise ValueError("CUSTOM requires a replay id, and the other presets allow none")
 
     @classmethod
     def latest(cls) -> StartPosition:
-        """Begin at the tip: events published from now on."""
+        """Begin with events published from now on."""
         return cls(ReplayPreset.LATEST)
 
     @classmethod
     def earliest(cls) -> StartPosition:
-        """Begin at the oldest event that the service still keeps (72 h)."""
+        """Begin with the oldest event that the service still retains (72 h)."""
         return cls(ReplayPreset.EARLIEST)
 
     @classmethod
@@ -133,25 +134,25 @@ class StartPosition:
 
 
 class ReplayOption(enum.Enum):
-    """Where a subscription without a position starts, in the words of the Streaming API."""
+    """Where a subscription without a position starts, as named by the Streaming API."""
 
     NEW_EVENTS = "latest"
     ALL_EVENTS = "earliest"
 
 
-# What `subscribe(replay=…)` takes, apart from a store.
+# What `subscribe(replay=…)` accepts, apart from a store.
 Replay: TypeAlias = str | ReplayId | ReplayOption | StartPosition
 
 
 def start_position(replay: Replay) -> StartPosition:
-    """Turn what a caller wrote into a `StartPosition`.
+    """Convert *replay* to a `StartPosition`.
 
     Args:
         replay: ``"latest"``, ``"earliest"``, a `ReplayOption`, a `ReplayId`, its hexadecimal
             form, or a `StartPosition`.
 
     Raises:
-        ValueError: A string that is not one of these.
+        ValueError: The string is none of these.
     """
     if isinstance(replay, StartPosition):
         return replay

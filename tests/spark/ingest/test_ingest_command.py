@@ -412,8 +412,8 @@ def test_a_table_inside_a_table_is_refused_before_spark_starts(tmp_path: Path, m
     (table / mark).touch()
     deep = str(table / "a" / "b")
     for arguments, message in (
-        (["--to", deep], f"would be in {table}, which is a table itself: name another directory"),
-        (["--to", deep, "--format", "delta"], f"would be in {table}, which is a table itself"),
+        (["--to", deep], f"would be inside {table}, which is a table: choose another directory"),
+        (["--to", deep, "--format", "delta"], f"would be inside {table}, which is a table"),
     ):
         result = CliRunner().invoke(ingest, ["--managed", "A", *arguments])
         assert isinstance(result.exception, ConfigurationError)

@@ -371,7 +371,8 @@ def test_a_full_disk_is_said_and_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr("sfpubsub.spark.ingest.key_run.sync", full)
-        with pytest.raises(WriteError, match=r"keys.*No space left on device.*make room there"):
+        said = r"keys.*No space left on device.*free some space there"
+        with pytest.raises(WriteError, match=said):
             table.add(window, list(range(30, 60)), START)
     table.fill(window, START)
     table.check(window, START)

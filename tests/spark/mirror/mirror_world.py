@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sfpubsub.client.client import PubSubClient
 from sfpubsub.emulator.server import EmulatorServer
@@ -17,6 +17,7 @@ from sfpubsub.spark.mirror.settings import MirrorSettings
 from sfpubsub.spark.mirror.stream import MirrorStream
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.sources import Source
+from sfpubsub.spark.tables.target import Place
 from sfpubsub.types import StartPosition
 from tests.conftest import until
 from tests.rest.support import QUICK as QUICK_REST
@@ -31,19 +32,28 @@ TOPIC = "/data/ChangeEvents"
 
 
 class World:
-    """An org of accounts, and their mirror in *path*.
+    """An org of accounts, and their mirror: in *path*, or in a place that Spark knows by *to*.
 
     The mirror's clock stands still, but that a margin passes whenever there is nothing to do.
     """
 
     def __init__(
-        self, spark: SparkSession, path: Path, emulator: EmulatorServer, table_format: str
+        self,
+        spark: SparkSession,
+        path: Path,
+        emulator: EmulatorServer,
+        table_format: str,
+        *,
+        to: str | None = None,
     ) -> None:
         self.spark = spark
         self.emulator = emulator
         self.format = table_format
         self.to = path / "lake"
-        self.raw = Destination.parse(self.to / "_raw", table_format)
+        self.place = Place.parse(to or self.to, table_format)
+        separator = "." if self.place.in_catalog else "/"
+        raw = f"{self.place.address}{separator}_raw"
+        self.raw = Destination.parse(raw, table_format)
         self.objects: Sequence[str] = ["Account"]
         self.settings: dict[str, Any] = {"sweep": 0.0, "refresh_formulas": 0.0}
         self.now = 0.0
@@ -79,7 +89,7 @@ class World:
                 self.spark,
                 OrgReader(session, timings=QUICK_REST),
                 self.raw,
-                self.to,
+                self.place.address,
                 self.objects,
                 format=self.format,
                 settings=MirrorSettings(margin=MARGIN, **{**self.settings, **settings}),
@@ -88,8 +98,7 @@ class World:
                 wall=lambda: self.wall,
             ) as mirror,
         ):
-            raw = self._read().load(self.raw.url)
-            self.taken = raw.count()
+            self.taken = self._read("_raw").count()
             if self.before is None:
                 self.before = self.events()
             stream.begin()
@@ -127,9 +136,11 @@ class World:
         topic = self.emulator.bus.topic(TOPIC)
         return len(self.emulator.bus.read(topic, 0, 10**6)[0])
 
-    def _read(self) -> DataFrameReader:
+    def _read(self, name: str) -> DataFrame:
         # A session's catalog of Iceberg goes on seeing a table as it was.
-        return self.spark.newSession().read.format(self.format)
+        read = self.spark.newSession().read
+        place = self.place.of(name)
+        return read.table(place) if self.place.in_catalog else read.format(self.format).load(place)
 
     def create(self, count: int, **values: Any) -> list[str]:
         """Create accounts."""
@@ -142,8 +153,7 @@ class World:
 
     def rows(self, name: str = "Account") -> dict[str, dict[str, Any]]:
         """Return the rows of a table, by record."""
-        place = f"file://{self.to}/{name}"
-        rows = self._read().load(place).toArrow().to_pylist()
+        rows = self._read(name).toArrow().to_pylist()
         return {row["record_id"]: row for row in rows}
 
     def check(self) -> None:

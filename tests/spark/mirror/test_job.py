@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
+from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
+from tests.conftest import until
+from tests.faults.storm_org import seed_of
 from tests.spark.conftest import TABLE_FORMAT
-from tests.spark.mirror.mirror_world import World
+from tests.spark.mirror.mirror_world import PATIENCE, World
+from tests.spark.object_store import ObjectStore
 
 
 @pytest.fixture
@@ -48,6 +53,99 @@ def test_a_table_equals_its_object(world: World):
         world.settle(mirror)
         world.check()
         assert mirror.report.reads == 1
+
+
+@pytest.mark.slow  # over a minute
+def test_a_mirror_follows_an_org_that_changes_and_does_what_it_is_told(
+    spark: SparkSession, tmp_path: Path
+):
+    """A field that is added becomes a column; formulas, of which no event tells, are refreshed on
+    schedule. Signals make it pause, continue, read some records again and take another object."""
+    with EmulatorServer(tmp_path / "org", seed=seed_of(tmp_path)) as emulator:
+        records = emulator.records
+        world = World(spark, tmp_path, emulator, TABLE_FORMAT)
+        world.objects = ["Order__c"]
+        mailbox = Mailbox(spark, world.place)
+        first, second = (
+            records.create("Order__c", {"Name": n, "Quantity__c": 2, "Price__c": 5}, world.user)
+            for n in "ab"
+        )
+        with world.mirror(refresh_formulas=3600.0) as mirror:
+            world.settle(mirror)
+            assert world.rows("Order__c")[first]["Total__c"] == 10
+
+            colour = {"name": "Colour__c", "type": "string"}
+            records.put_object(records.describe("Order__c").with_field(colour))
+            records.update("Order__c", first, {"Colour__c": "red"}, world.user)
+            world.settle(mirror)
+            found = world.rows("Order__c")
+            assert (found[first]["Colour__c"], found[second]["Colour__c"]) == ("red", None)
+
+            formula = {"name": "Total__c", "type": "currency", "formula": "Quantity__c * 100"}
+            records.put_object(records.describe("Order__c").with_field(formula))
+            world.settle(mirror)
+            assert world.rows("Order__c")[first]["Total__c"] == 10
+            world.wall += 3600.0
+            world.settle(mirror)
+            assert {row["Total__c"] for row in world.rows("Order__c").values()} == {200}
+
+            mailbox.put(Signal("pause"))
+            world.until(mirror, lambda: "paused" in world.said[-1])
+            laid = mirror.report.events
+            records.update("Order__c", first, {"Colour__c": "blue"}, world.user)
+            until(world.is_through, "the event", PATIENCE)
+            assert not mirror.advance(world.stream.standing())
+            assert mirror.report.events == laid
+            mailbox.put(Signal("resume"))
+            world.settle(mirror)
+            assert world.rows("Order__c")[first]["Colour__c"] == "blue"
+
+            before = mirror.report.records
+            mailbox.put(Signal("reread", "Order__c", "Name = 'b'"))
+            mailbox.put(Signal("add", "Account"))
+            (account,) = world.create(1)
+            until(lambda: world.advance(mirror) and not mailbox.waiting(), "the answer", PATIENCE)
+            world.settle(mirror)
+            assert mirror.report.records == before + 2
+            assert world.rows()[account]["Name"] == "account 0"
+        with world.mirror() as mirror:
+            assert set(mirror.tables.objects) == {"Order__c", "Account"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["catalog", "object store"])
+def test_a_mirror_is_in_a_catalog_or_in_an_object_store(
+    where: str, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
+):
+    """By the name of a schema, and by a URL of the S3 API (scripts/test_s3.sh): a first read in
+    bulk, events, a read by ids, a restart."""
+    name = f"mirror_{uuid.uuid4().hex}"
+    to = f"shop.{name}" if TABLE_FORMAT == "iceberg" else name
+    if where == "object store":
+        store: ObjectStore = request.getfixturevalue("object_store")
+        # An object store has no rename, so Iceberg's tables are in a catalog of a database.
+        to = f"depot.{name}" if TABLE_FORMAT == "iceberg" else store.url(name)
+    if "/" not in to:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {to}")
+    settings = Settings(keepalive_s=0.3, overflow_changes=3)
+    with EmulatorServer(tmp_path / "org", settings=settings) as emulator:
+        world = World(spark, tmp_path, emulator, TABLE_FORMAT, to=to)
+        old = world.create(20)
+        with world.mirror(bulk_from=0, piece_rows=7, deletes="remove") as mirror:
+            world.settle(mirror)
+            world.check()
+            world.update(old[0], Phone="1")
+            emulator.records.delete("Account", old[1], world.user)
+            world.settle(mirror)
+            world.check()
+            assert old[1] not in world.rows()
+        with emulator.records.transaction(world.user) as changing:
+            for record_id in old[2:8]:
+                changing.update("Account", record_id, {"Phone": "overflow"})
+        world.create(2)
+        with world.mirror(deletes="remove") as mirror:
+            world.settle(mirror)
+            world.check()
 
 
 @pytest.mark.slow  # over a minute

@@ -103,9 +103,18 @@ def test_a_delta_table_of_the_catalog_has_all_promises(spark: SparkSession, sche
         "schema-1"
     ]
     raw = RawBatches(spark, Destination.parse(table, "delta"))
-    found = raw.after(None)
+    version = raw.version()
+    found = raw.after(None, version)
     assert len(found) == 2
     assert raw.rows(found[1:]).count() == 2
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList
+    before = jobs(None).size()
+    assert raw.after(found[1], raw.version()) == []
+    assert jobs(None).size() == before, "a version was looked at to its end: no job of Spark"
+    assert raw.after(found[0], version) == found[1:]
+    with open_writer(spark, table) as writer:
+        writer.write(batch_of([7]))
+    assert len(raw.after(found[1], raw.version())) == 1
 
 
 @delta

@@ -138,6 +138,20 @@ def test_rows_are_merged_and_deleted_once(target):
     assert (seqs(table), table.step()) == ([], 8)
 
 
+def test_rows_of_a_frame_are_inserted_once(target):
+    """With their step, by name, and none of them is looked for in the table."""
+    table = target.table("Account")
+    table.make(COLUMNS, merged=True)
+    source = target.spark.createDataFrame(rows(1, 9).select(["ingest_seq", "event_id"]))
+    table.insert(source, 1)
+    table.insert(source, 1)
+    assert (seqs(table), table.step()) == ([1, 9], 1)
+    table.insert(source.limit(0), 2)
+    assert (seqs(table), table.step()) == ([1, 9], 2), "an insert of nothing is a step, too"
+    table.merge(source, ["ingest_seq"], 3)
+    assert (seqs(table), table.step()) == ([1, 9], 3)
+
+
 def test_a_url_and_a_catalog_are_targets(spark, lake):
     """Through Spark's own file systems, and by name."""
     places = ["viewfs://lake/tables/targets"]
@@ -156,10 +170,11 @@ def test_a_url_and_a_catalog_are_targets(spark, lake):
             table.make(WIDER, {"kind": "x"})
             more = rows(1, 2, columns=WIDER)
             table.merge(target.spark.createDataFrame(more), ["ingest_seq"], 2)
-            assert seqs(table) == [0, 1, 2]
+            table.insert(target.spark.createDataFrame(rows(3, columns=WIDER)), 3)
+            assert seqs(table) == [0, 1, 2, 3]
             # A catalog of Spark's own keeps names in lower case.
             names = [name.lower() for name in target.names()]
-            assert (names, table.step()) == (["order_event__e"], 2)
+            assert (names, table.step()) == (["order_event__e"], 3)
             assert table.facts() == {"kind": "x"}
 
 

@@ -1,1 +1,1 @@
-"""From a subscription into a raw table, each event once."""
+"""Ingest events from subscriptions into a raw table, each exactly once."""

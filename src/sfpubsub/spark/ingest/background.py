@@ -1,7 +1,7 @@
-"""A thread that does one piece of work at a time, beside the thread that submits it.
+"""A background thread that runs one task at a time.
 
-Not `concurrent.futures`: its threads keep the interpreter from ending, and a write into a Spark
-that is stuck may never end.
+`concurrent.futures` is not used, because its threads keep the interpreter from exiting, and a write
+to a stuck Spark may never return.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """One daemon thread. Not thread-safe; a context manager, whose end waits for the work.
+    """One daemon thread. Not thread-safe. A context manager; leaving it waits for the submitted
+    work.
 
     Args:
-        name: The thread's.
-        patience: Seconds that the end waits for the work; None for as long as it takes.
+        name: Name of the thread.
+        patience: Seconds to wait for the work when leaving; None waits as long as it takes.
     """
 
     def __init__(self, name: str, patience: float | None = None) -> None:
@@ -43,7 +44,7 @@ class Background(Generic[T]):
         self._thread.join(self._patience)
 
     def start(self, work: Callable[[], T]) -> Future[T]:
-        """Have *work* done after what was submitted before, and return its future result."""
+        """Run *work* after everything submitted before; return a future for its result."""
         future: Future[T] = Future()
         self._work.put((future, work))
         return future
@@ -54,4 +55,4 @@ class Background(Generic[T]):
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001  # raised when the result is requested
                 future.set_exception(error)
-            del future, work  # or this thread would keep a batch alive until the next one comes
+            del future, work  # otherwise this thread would keep a batch alive until the next one

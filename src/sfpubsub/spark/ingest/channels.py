@@ -1,12 +1,12 @@
-"""A channel of the legacy Streaming API as an ingest job takes it: events for a raw table.
+"""Adapts a channel of the legacy Streaming API to an ingest job.
 
-The payload is the JSON of the message's ``data``, as UTF-8, and there is no schema. The position is
-the table's, so nothing is acked to the service.
+The payload is the message's ``data`` as JSON in UTF-8; there is no schema. The table keeps the
+position, so nothing is acked to the service.
 
-Ids are numbers that restart when an org is moved, so a position is an id and an *epoch*: the
-number of times that an id was refused. ``123`` is of the first epoch, ``123/1`` of the next one.
-The row has the id alone. Invariant: what was received after a refusal is of the next epoch, and
-what was received before it is not.
+Ids are numbers that restart when an org is migrated, so a position consists of an id and an
+*epoch*: the number of times that an id was rejected. ``123`` belongs to the first epoch, ``123/1``
+to the next one. A row contains only the id. Invariant: an event belongs to the new epoch if and
+only if it was received after the rejection.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from sfpubsub.errors import (
 from sfpubsub.streaming import StreamingMessage
 from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_key
 
-# Seconds without a connection after which the job is told, so that it does not take an outage for
-# silence. Shorter than usual idle timeouts, longer than a reconnect.
+# Seconds without a connection after which the job is notified, so that it does not mistake an
+# outage for silence. Shorter than typical idle timeouts, longer than a reconnect.
 CONNECTION_TIMEOUT = 5.0
 
-# Messages delivered at once, and held beyond that: about what one answer of the server has.
+# Most messages delivered at once, and most held in addition: about as many as in one server
+# response.
 _MOST = 1000
 
 _ALL_EVENTS = -2
@@ -46,7 +47,7 @@ _SEPARATOR = "/"
 
 
 class Client(Protocol):
-    """What is needed of a `StreamingClient`."""
+    """The part of a `StreamingClient` that is needed here."""
 
     def open(self) -> None:
         """Connect."""
@@ -57,7 +58,7 @@ class Client(Protocol):
         ...
 
     def subscribe(self, channel: str, replay: int | None = None) -> None:
-        """Subscribe; returns when it is confirmed."""
+        """Subscribe, and return once it is confirmed."""
         ...
 
     def receive(self, timeout: float | None = None) -> StreamingMessage | None:
@@ -66,17 +67,17 @@ class Client(Protocol):
 
     @property
     def pending_count(self) -> int:
-        """Messages received and not delivered."""
+        """Number of messages received and not yet delivered."""
         ...
 
     @property
     def closed(self) -> bool:
-        """Whether it is over."""
+        """Whether the client was closed or has failed."""
         ...
 
 
 class ChannelEvent(Event):
-    """One message as a row of a raw table is made of it."""
+    """One message, as an event for a raw table."""
 
     __slots__ = ()
 
@@ -84,7 +85,7 @@ class ChannelEvent(Event):
 
     @property
     def event_time(self) -> int | None:
-        """When the event was made, in milliseconds since 1970 UTC, where it says so."""
+        """When the event was created, in milliseconds since 1970 UTC, if known."""
         return _milliseconds(self._message.created_date)
 
     def facts_and_json(self) -> tuple[int | None, None, str]:
@@ -93,7 +94,9 @@ class ChannelEvent(Event):
 
     @property
     def dedupe_key(self) -> bytes:
-        """Of the event's id where it has one, else of channel, epoch, replay id and date."""
+        """Key derived from the event's id if it has one, else from channel, epoch, replay id and
+        date.
+        """
         if self.raw.id:
             return dedupe_key(self.raw.id, "", b"")
         message = self._message
@@ -106,15 +109,15 @@ class ChannelEvent(Event):
 
 
 class ChannelBatch(EventBatch):
-    """Some messages of one epoch, in order of arrival.
+    """Messages of one epoch, in order of arrival.
 
     Args:
-        subscription: The channel as it was subscribed, filter included.
+        subscription: The subscribed channel, including its filter.
         messages: At least one.
-        epoch: Refusals before them.
-        first_seq: `Event.delivery_seq` of the first.
+        epoch: Number of rejections before these messages.
+        first_seq: `Event.delivery_seq` of the first message.
         received_at: Seconds since 1970 UTC.
-        ack: As for `EventBatch`.
+        ack: See `EventBatch`.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class ChannelBatch(EventBatch):
         self.messages = messages
         self.epoch = epoch
         name = messages[0].channel
-        # The positions of these events have the epoch in them; those of the rows have not.
+        # The positions of these events include the epoch; those of the rows do not.
         events = tuple(_raw_event(message, epoch) for message in messages)
         super().__init__(
             subscription=subscription,
@@ -150,10 +153,10 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Takes the place of a schema where events have none; it names them.
+    """Stands in for the schema of events that have none, and supplies their name.
 
     Args:
-        channel: Where they come from.
+        channel: The channel of the events.
     """
 
     def __init__(self, channel: str) -> None:
@@ -163,18 +166,18 @@ class JsonCodec(NoCodec):
 
 
 class ChannelSubscription:
-    """The events of one channel, for one thread at a time; a context manager.
+    """A subscription to one channel. A context manager; use it in one thread at a time.
 
     Args:
-        connect: Makes the client, with the keyword arguments that it is given.
-        channel: Perhaps with a filter.
-        position: Where to resume; None for the oldest event that is kept.
-        fallback: ``earliest`` or ``latest``: where to continue when the position is refused; None
-            to raise.
+        connect: Creates the client from the given keyword arguments.
+        channel: The channel, optionally with a filter.
+        position: Where to resume; None for the oldest retained event.
+        fallback: ``earliest`` or ``latest``: where to continue if the position is rejected; None
+            raises an error.
         clock: Seconds since 1970 UTC.
 
     Raises:
-        ConfigurationError: The position is not one of a channel.
+        ConfigurationError: The position does not belong to a channel.
     """
 
     def __init__(
@@ -222,10 +225,10 @@ class ChannelSubscription:
         self._end()
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return what has come; None after *timeout* seconds.
+        """Return the next events, or None after *timeout* seconds.
 
         Raises:
-            ReplayIdRejectedError: The position is refused, and there is no fallback.
+            ReplayIdRejectedError: The position was rejected, and there is no fallback.
             SubscriptionClosedError: The client was closed.
             SfPubSubError: The client has failed.
         """
@@ -251,7 +254,7 @@ class ChannelSubscription:
         return batch
 
     def health(self) -> Health:
-        """Return what it is doing. Any thread may ask."""
+        """Return the current health. Thread-safe."""
         return Health(
             state=self._state,
             reason=self._reason,
@@ -270,7 +273,7 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message; after a refusal it is of the next epoch."""
+        """Return the next message. After a rejection it belongs to the next epoch."""
         try:
             message = self._client.receive(timeout)
         except ReplayIdRejectedError as error:
@@ -284,13 +287,12 @@ class ChannelSubscription:
             return None
         except LocalProtocolError as error:
             raise SubscriptionClosedError(f"{self.name} is closed") from error
-        # It does not say when it is connected again, only, time and again, that it is not.
+        # The client reports repeatedly that it is disconnected, but not when it is connected again.
         if message is not None or time.monotonic() >= self._down_until:
             self._state, self._reason = "streaming", None
         if message is not None and message.replay_id is None:
             raise RemoteProtocolError(
-                f"an event of {self.name} came without a replay id, and so it has no position to "
-                f"resume from"
+                f"an event of {self.name} has no replay id, so there is no position to resume from"
             )
         return message
 
@@ -301,7 +303,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Begin an epoch, or raise."""
+        """Start a new epoch, or raise."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:
@@ -326,7 +328,8 @@ def _raw_event(message: StreamingMessage, epoch: int) -> RawEvent:
     uuid = about.get("EventUuid") if isinstance(about, Mapping) else None
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     if not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        text = json.dumps(data, separators=(",", ":"))  # halves of letters have no UTF-8
+        # escaped, because lone surrogates have no UTF-8 form.
+        text = json.dumps(data, separators=(",", ":"))
     digits = str(message.replay_id)
     position = digits if epoch == 0 else f"{digits}{_SEPARATOR}{epoch}"
     return RawEvent(
@@ -343,13 +346,13 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
         return int(digits), int(epoch or "0")
     except ValueError as error:
         raise ConfigurationError(
-            f"the table's position {position.hex()} is not one of channel {channel}: was it "
-            f"written as a topic?"
+            f"the table's position {position.hex()} is not a position of the channel {channel}: "
+            f"was the table written from a topic?"
         ) from error
 
 
 def _milliseconds(date: str | None) -> int | None:
-    """Return what `StreamingMessage.created_date` says: an ISO date, or milliseconds."""
+    """Parse `StreamingMessage.created_date`, which is an ISO date or a number of milliseconds."""
     if date is None:
         return None
     try:

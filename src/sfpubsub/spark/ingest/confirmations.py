@@ -1,6 +1,6 @@
-"""Which writes are safe: acked, and their position confirmed by the service or stored.
+"""Track which writes are safe: acked, with their position confirmed by the service or stored.
 
-Knows counts only; nothing here waits, and no position is compared.
+It works with counts only; it never blocks and never compares positions.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ class Commit:
     """Writes whose position is safe: confirmed by the service, or stored with the rows."""
 
     subscription: str
-    """Topic, or name or id of the managed subscription."""
+    """The topic, or the managed subscription's name or id."""
     replay_id: str
     """The position, in hexadecimal."""
     received: int
-    """Events of these writes: rows, duplicates, those set aside, and conflicts."""
+    """Events in these writes: rows, duplicates, set-aside events and conflicts."""
     rows: int
     duplicates: int
     set_aside: int
     conflicts: int
     batches: int
-    """Batches of the raw table among the writes; one of duplicates alone makes none."""
+    """Batches of the raw table; a write with only duplicates creates none."""
     first_seq: int | None
-    """``ingest_seq`` of the first row; None without rows."""
+    """``ingest_seq`` of the first row; None if there are no rows."""
     last_seq: int | None
 
 
 @dataclass(frozen=True)
 class _Written:
-    """A write that was acked and is not known to be safe."""
+    """A write that was acked but is not yet known to be safe."""
 
     acked: int
-    """Events that had been acked with it, since the beginning."""
+    """Total number of events acked up to and including this write."""
     result: WriteResult
     position: ReplayId
 
 
 class Unconfirmed:
-    """Writes of one subscription, in their order. Not thread-safe.
+    """Unconfirmed writes of one subscription, in order. Not thread-safe.
 
     Args:
-        subscription: Topic, or name or id of the managed subscription.
+        subscription: The topic, or the managed subscription's name or id.
     """
 
     def __init__(self, subscription: str) -> None:
@@ -55,20 +55,20 @@ class Unconfirmed:
         self._writes: deque[_Written] = deque()
 
     def add(self, acked: int, result: WriteResult, position: ReplayId) -> None:
-        """Add a write that was acked just now.
+        """Add a write that was just acked.
 
         Args:
-            acked: Events acked so far, this write's included.
-            result: What the writer said.
-            position: The last event's.
+            acked: Events acked so far, including this write.
+            result: The writer's result.
+            position: Position of the last event.
         """
         self._writes.append(_Written(acked, result, position))
 
     def confirmed(self, events: int, committed: ReplayId | None) -> Commit | None:
-        """Return what has become safe since the last time, as one commit; None if nothing has.
+        """Return the writes that became safe since the last call as one commit, or None.
 
         Args:
-            events: Acked events whose position is safe (`Health.confirmed`).
+            events: Number of acked events whose position is safe (`Health.confirmed`).
             committed: The last position that the service confirmed; None for a topic.
         """
         safe: list[_Written] = []

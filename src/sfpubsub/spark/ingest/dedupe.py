@@ -1,9 +1,10 @@
-"""Which events are new, which came before, and which only have another one's id.
+"""Decide which events are new, which are duplicates, and which only share another event's id.
 
-An event is known by its dedupe key. With each key the window keeps a mark, made of the payload and
-of where it came from, so that two events of one id with different payloads are distinguished: they
-are a conflict, or one event that was encoded anew. What a mark leaves open is asked of the table,
-once for all events of a write. Knows keys, rows and times; not Spark, not files, and no clock.
+An event is identified by its dedupe key. For each key the window stores a mark, derived from the
+payload and its origin, to distinguish two events with the same id but different payloads: they are
+either a conflict or one event that was encoded again. What the marks cannot decide is looked up in
+the table, once for all events of a write. Deals with keys, rows and times only; no Spark, no files,
+no clock.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from sfpubsub.spark.ingest.key_window import Known, hour_of
 from sfpubsub.spark.raw.layout import LONGEST_PARTITION
 from sfpubsub.spark.raw.table import StoredRow
 
-# Seconds that the service is taken to keep an event at most: 72 h (Salesforce documentation), and
-# as much again, since it purges late. What says to be older does not say when it happened.
+# Longest time for which the service is assumed to retain an event, in seconds: 72 h (Salesforce
+# documentation), doubled because it purges late. A time that claims to be older is not the time of
+# the event.
 KEPT = 144 * 3600.0
 
-# Seconds that an event may say to be younger than it was when it arrived: publishers set its time
-# themselves, with their own clocks. A look-up in the table begins so much earlier.
+# Seconds by which an event's time may be too late: publishers set it with their own clocks. Lookups
+# in the table start that much earlier.
 _CLOCK_MARGIN = 24 * 3600.0
 
-# Of a mark's 64 bits: the hour, then 12 of the schema and the topic, then 32 of the payload.
+# Layout of a mark's 64 bits: the hour, then 12 bits for schema and topic, then 32 for the payload.
 _CONTEXT_BITS = 12
 _CONTEXT_MASK = (1 << _CONTEXT_BITS) - 1
 _PAYLOAD_SHIFT = HOUR_BITS + _CONTEXT_BITS
@@ -41,25 +43,27 @@ LookUp: TypeAlias = Callable[[Sequence[bytes], Sequence[Span]], Mapping[bytes, S
 
 
 class Window(Protocol):
-    """What is asked of a `KeyWindow`."""
+    """The part of a `KeyWindow` that is needed here."""
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        """Return what is known of those of *keys* that are in the window."""
+        """Return what is known about those *keys* that are in the window."""
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the time since which every key is in the window."""
+        """Return the time since when the window is complete."""
         ...
 
 
 class Marker:
-    """Makes the marks of rows."""
+    """Computes the marks of rows."""
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return a mark for each row, to be written at *now*. None is that of an unknown row."""
+        """Return a mark for each row, to be written at *now*. It is never equal to the mark of an
+        unknown row.
+        """
         hour = hour_of(now)
         contexts = self._contexts
         marks = []
@@ -77,22 +81,24 @@ class Marker:
 
 @dataclass(frozen=True)
 class Conflict:
-    """An event with the id of another one, of the same schema and channel, and another payload."""
+    """An event that has the id, schema and channel of another event, but a different payload."""
 
     index: int
-    """Its place among the rows."""
+    """Its index among the rows."""
     stored: StoredRow
-    """The row that has the id."""
+    """The row that already has the id."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the events of a write are."""
+    """Classification of the events of a write."""
 
     new: list[int]
-    """The places of those that are new."""
+    """Indexes of new events."""
     reencoded: list[int] = field(default_factory=list)
-    """Those that came before, encoded with another schema or enriched by another channel."""
+    """Indexes of duplicates that were encoded with another schema, or enriched by
+    another channel.
+    """
     conflicts: list[Conflict] = field(default_factory=list)
 
 
@@ -105,28 +111,28 @@ def judge(
     now: float,
     is_live: bool,
 ) -> Verdict:
-    """Return which of *rows* are new, and what the others are.
+    """Classify *rows* as new, duplicates or conflicts.
 
-    1. The window knows the keys of its time. Where its mark says what the event is, that is all.
-    2. Asked of the table are: rows whose mark is another one's, or not known; keys of an earlier
-       process, whose rows may be gone; and events that happened before the window's time, or do not
-       say when, since those may have been received before it.
-    3. Within the rows the first of a key is the one that counts.
+    1. The window knows all keys of its time span. If a mark classifies the event, that settles it.
+    2. Looked up in the table are: rows whose mark differs or is unknown; keys from an earlier
+       process, whose rows may have been deleted; and events from before the window's time span or
+       without a time, since they may have been received before it.
+    3. Among the rows themselves, the first one with a key counts.
 
     Args:
         rows: Rows of a raw table.
-        marks: One for each.
-        window: Knows the keys of its time.
-        look_up: Returns the rows with keys that the table has in one of some spans of time.
+        marks: One mark per row.
+        window: The recent keys.
+        look_up: Returns the table's rows with the given keys in the given time spans.
         now: Seconds since 1970 UTC.
-        is_live: Whether the rows were delivered lately, so that the service kept them till then.
-            Any others may have been written at any time after they happened.
+        is_live: Whether the rows were delivered recently, so that the service had retained them
+            until then. Other rows may be written at any time after the event.
     """
     keys = rows["dedupe_key"].to_pylist()
     known = window.find(keys)
     asked = _to_ask(rows, keys, marks, known, window.oldest(now), now if is_live else None)
     if not known and not asked and len(set(keys)) == len(keys):
-        return Verdict(list(range(len(keys))))  # the usual write
+        return Verdict(list(range(len(keys))))  # the usual case
     stored = look_up(list(asked), merged(asked.values())) if asked else {}
     first: dict[bytes, int] = {}
     new, reencoded, conflicts = [], [], []
@@ -153,7 +159,7 @@ def judge(
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in their order, as few as cover the same."""
+    """Return the spans sorted, with overlapping ones merged."""
     found: list[Span] = []
     for start, end in sorted(set(spans)):
         if found and start <= found[-1][1]:
@@ -171,7 +177,9 @@ def _to_ask(
     oldest: float,
     live_at: float | None,
 ) -> dict[bytes, Span]:
-    """Return the keys that the table is to be asked for, and when their rows were written."""
+    """Return the keys to look up in the table, with the time span in which their rows may have been
+    written.
+    """
     asked: dict[bytes, Span] = {}
     times = rows["event_time"].cast(pa.int64()).to_pylist()
     limit = oldest * 1_000_000
@@ -180,7 +188,7 @@ def _to_ask(
         if found is not None:
             if not found.sure or not _is_settled(found, mark):
                 written = (found.mark & _HOUR_MASK) * HOUR
-                # What was read from the table is known by the end of its partition.
+                # For keys read from the table, only the end of their partition is known.
                 before = HOUR if _has_payload(found.mark) else LONGEST_PARTITION
                 asked[key] = (written - before, written + HOUR)
         elif time is None or time < limit:
@@ -192,14 +200,14 @@ def _to_ask(
 
 
 def _is_settled(known: Known, mark: int) -> bool:
-    """Whether the marks alone say what an event of a known key is."""
+    """Return whether the marks alone classify an event with a known key."""
     if not _has_payload(known.mark):
         return False
     return _same_payload(known.mark, mark) or (known.mark ^ mark) >> HOUR_BITS & _CONTEXT_MASK != 0
 
 
 def _has_payload(mark: int) -> bool:
-    """Whether a mark says more than the hour."""
+    """Return whether a mark contains more than the hour."""
     return mark >> HOUR_BITS != 0
 
 
@@ -215,4 +223,4 @@ def _context_bits(schema_id: str | None, topic: str | None) -> int:
 
 def _row(rows: pa.Table, index: int) -> StoredRow:
     row = {name: rows[name][index].as_py() for name in StoredRow.COLUMNS}
-    return StoredRow(**row | {"ingest_seq": None})  # it has no number yet
+    return StoredRow(**row | {"ingest_seq": None})  # not numbered yet

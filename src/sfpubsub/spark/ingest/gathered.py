@@ -1,4 +1,4 @@
-"""What one write is made of, as it comes in response by response."""
+"""Collects the events of one write, response by response."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sfpubsub.types import ReplayId
 
 
 class Gathered:
-    """Events that are, or will be, one write. Not thread-safe.
+    """Events collected for one write. Not thread-safe.
 
-    Of the responses themselves only the last one is kept; see `EventRows`.
+    Only the last response itself is kept; see `EventRows`.
     """
 
     def __init__(self) -> None:
         self.rows = EventRows()
         self.opened = 0.0
-        """When the first events came."""
+        """When the first events arrived."""
         self._last: tuple[EventBatch, int] | None = None
         self._acks: list[Callable[[], None]] = []
 
@@ -34,19 +34,19 @@ class Gathered:
         self._acks.append(partial(batch.ack_range, batch.first_seq, batch.first_seq + count - 1))
 
     def ack(self) -> None:
-        """Ack them all."""
-        # Backwards: the acked prefix, and with it the position, moves once and to the end.
+        """Ack all events."""
+        # In reverse, so that the acked prefix, and with it the position, moves only once.
         for ack in reversed(self._acks):
             ack()
 
     @property
     def last(self) -> tuple[EventBatch, int]:
-        """The last response, and how many of its events there are."""
-        assert self._last is not None  # noqa: S101  # asked once there are events
+        """The last response, and the number of its events that were added."""
+        assert self._last is not None  # noqa: S101  # only used once there are events
         return self._last
 
     @property
     def position(self) -> ReplayId:
-        """Of the last event."""
+        """Position of the last event."""
         batch, count = self.last
         return batch.raw_events[count - 1].replay_id

@@ -1,9 +1,9 @@
-"""The ingest loop: take events, decode them, write them, ack them.
+"""The ingest loop: receive events, decode them, write them, ack them.
 
-Decides when a batch is full and when the job is over. An event is acked only after its write has
-returned; whatever ends the loop otherwise acks nothing, and the events come again. While one batch
-is written, in a thread of its own, the next one is received and decoded: Spark's work is done
-outside this process, which would wait for it otherwise.
+It decides when a batch is full and when the job ends. An event is acked only after its write has
+returned; if the loop ends in any other way, nothing is acked and the events are redelivered. While
+one batch is written in a separate thread, the next one is received and decoded, because Spark does
+its work outside this process.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from sfpubsub.types import Gap, Health
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Events of one write. Spark costs about 0.1 s a write, which 10,000 events spread thin (measured:
-# 10k events 0.2 s, 100k events 1 s), and a killed job receives no more than these again.
+# Events per write. A write costs about 0.1 s in Spark, which is small per event with 10,000 events
+# (measured: 10k events 0.2 s, 100k events 1 s), and a killed job has to receive at most this many
+# again.
 DEFAULT_BATCH_EVENTS = 10_000
 
-# Seconds that the first event of a batch waits for the others.
+# Seconds that the first event of a batch waits for more.
 DEFAULT_BATCH_SECONDS = 10.0
 
-# Payload bytes of one write. They travel to an executor within one task, with their JSON of about
-# twice the size, and Spark refuses 128 MiB (spark.rpc.message.maxSize).
+# Payload bytes per write. They are sent to an executor in one task, together with their JSON of
+# about twice the size, and Spark rejects more than 128 MiB (spark.rpc.message.maxSize).
 DEFAULT_BATCH_BYTES = 32 * 1024 * 1024
 
-# Seconds without an event after which ``once`` ends. Longer than the 20 s that gRPC gives a
-# connection to be made, so that an endpoint out of reach shows itself and is not taken for idle.
+# Seconds without an event after which ``once`` ends. Longer than gRPC's 20 s connection timeout, so
+# that an unreachable endpoint is not mistaken for an idle one.
 DEFAULT_IDLE_TIMEOUT = 30.0
 
-# Seconds: the longest sleep without a look at `IngestJob.stop` and at Spark's JVM.
+# Longest sleep, in seconds, before checking `IngestJob.stop` and Spark's JVM.
 _POLL = 0.25
 _CHECK_EVERY = 1.0
 
 
 class Subscription(Protocol):
-    """What the loop needs of a subscription with manual acks."""
+    """The part of a subscription (with manual acks) that the loop needs."""
 
     @property
     def name(self) -> str:
@@ -60,36 +61,36 @@ class Subscription(Protocol):
         ...
 
     def health(self) -> Health:
-        """Return what it is doing."""
+        """Return the current health."""
         ...
 
 
 class Writer(Protocol):
-    """What the loop needs of an `EventWriter`."""
+    """The part of an `EventWriter` that the loop needs."""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether what was gathered is to be written now, as others are writing."""
+        """Whether the collected events should be written now, because other sources are writing."""
         ...
 
     def write_read(self, received: EventRows) -> WriteResult:
-        """Make the events durable. Called in a thread of its own, for one batch at a time."""
+        """Write the events durably. Called in a separate thread, for one batch at a time."""
         ...
 
     def check(self) -> None:
-        """Raise if it can no longer write."""
+        """Raise an error if it can no longer write."""
         ...
 
     def hear_time(self, process_time: int) -> None:
-        """Take note of a time of the service's own clock."""
+        """Record a time of the service's own clock."""
         ...
 
 
 class Beside(Protocol):
-    """What the loop keeps beside the table: see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
+    """Where the loop stores gaps and commits; see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
-        """Make gaps durable."""
+        """Store gaps durably."""
         ...
 
     def keep_commit(self, commit: Commit) -> None:
@@ -97,40 +98,42 @@ class Beside(Protocol):
         ...
 
     def look(self) -> None:
-        """Write what has waited long enough."""
+        """Write entries that have waited long enough."""
         ...
 
 
 @dataclass
 class _Writing:
-    """A write under way."""
+    """A write in progress."""
 
     batch: Gathered
     result: Future[tuple[WriteResult, float]]
-    """What was written, and how many seconds it took."""
+    """The result, and how long the write took in seconds."""
     since: float
 
 
 class IngestJob:
-    """Moves events from one subscription to one table. Not thread-safe, apart from `stop`.
+    """Writes events from one subscription to one table. Not thread-safe, except for `stop`.
 
     Args:
-        subscription: Opened with ``ack="manual"``. Left open: leaving its own block drains it, and
-            `settle` then notes what the drain committed.
-        writer: The table's writer.
-        beside: Where gaps and commits are kept; None to keep none.
-        batch_events: Events after which a batch is written.
-        batch_bytes: Payload bytes after which a batch is written; a response more may be in it.
-        batch_seconds: Seconds after a batch's first event after which it is written.
-        max_events: End after exactly this many events received, duplicates included; the rest of a
-            response is not acked and comes again.
-        idle_timeout: End when the open stream has brought nothing for this many seconds; None to
-            continue for ever.
-        until_caught_up: End when the service says, by a keepalive, that nothing is left.
+        subscription: Opened with ``ack="manual"``. The job does not close it: its own ``with``
+            block drains it, and `settle` then records what the drain committed.
+        writer: Writer of the table.
+        beside: Stores gaps and commits; None stores none.
+        batch_events: Number of events after which a batch is written.
+        batch_bytes: Payload bytes after which a batch is written; it may be exceeded by one
+            response.
+        batch_seconds: Seconds after its first event at which a batch is written.
+        max_events: Stop after exactly this many received events, including duplicates; the rest of
+            a response is not acked and will be redelivered.
+        idle_timeout: Stop when the open stream has received nothing for this many seconds; None
+            runs forever.
+        until_caught_up: Stop when a keepalive of the service shows that nothing is left.
         on_progress: Called after each write, in the thread of `run`.
-        on_acked: Called after each write with the last batch in it, and how many of its events.
-        on_look: Called some times a second with the subscription's health.
-        clock: Seconds; steady.
+        on_acked: Called after each write with the last response in it, and the number of its
+            events.
+        on_look: Called several times a second with the subscription's health.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -176,23 +179,26 @@ class IngestJob:
         self._kept_gaps = 0
         self._unconfirmed = Unconfirmed(subscription.name)
         self.progress: Progress = Progress()
-        """What was done so far."""
+        """Progress so far."""
 
     def stop(self) -> None:
-        """End `run` soon: what was received is written and acked first. Safe in signal handlers."""
+        """Make `run` stop soon, after writing and acking what was received. Safe in signal
+        handlers.
+        """
         self._stopping = True
 
     def writing_seconds(self) -> float | None:
-        """Return how long the write under way has taken; None if there is none. Thread-safe."""
+        """Return how long the current write has been running, or None if none is. Thread-safe."""
         writing = self._writing
         return None if writing is None else self._clock() - writing.since
 
     def run(self) -> Summary:
-        """Run until stopped, idle, or done; once. No write is under way when this returns.
+        """Run until stopped, idle or done. Call it only once. No write is in progress when it
+        returns.
 
         Raises:
-            WriteError: A batch was not written, or Spark has ended. Nothing of it was acked.
-            SfPubSubError: The subscription failed. What was written before is acked.
+            WriteError: A batch was not written, or Spark has exited. None of its events was acked.
+            SfPubSubError: The subscription failed. Events written before are acked.
         """
         with self._background:
             try:
@@ -200,15 +206,15 @@ class IngestJob:
             except SfPubSubError as error:
                 self._finish_after(error)
                 raise
-            except BaseException:  # Ctrl-C, or a fault in somebody's function
+            except BaseException:  # Ctrl-C, or an error in a callback
                 self._let_end()
                 raise
 
     def settle(self) -> None:
-        """Note the commits that have been confirmed since `run`; call it after the drain.
+        """Record the commits confirmed since `run`. Call it after the drain.
 
         Raises:
-            WriteError: They could not be.
+            WriteError: They could not be recorded.
         """
         self._note_confirmed(self._subscription.health())
 
@@ -223,7 +229,7 @@ class IngestJob:
                 return Summary(self.progress, ending, health.gaps)
             try:
                 batch = self._subscription.next_batch(timeout=self._patience())
-            except SubscriptionClosedError:  # somebody else has ended it
+            except SubscriptionClosedError:  # another thread has closed it
                 self._stopping = True
                 continue
             now = self._clock()
@@ -238,7 +244,7 @@ class IngestJob:
             if self._is_due(now):
                 self._write()
             elif self._writing is None and now - self._checked >= _CHECK_EVERY:
-                self._writer.check()  # an idle job must not outlive its Spark unseen
+                self._writer.check()  # an idle job must notice if Spark has exited
                 self._checked = now
 
     def _take_stock(self, now: float) -> Health:
@@ -246,8 +252,9 @@ class IngestJob:
         health = self._subscription.health()
         if health.process_time is not None:
             self._writer.hear_time(health.process_time)
-        if self._writing is None:  # a write may put something beside the table as well
-            if not health.has_ended:  # or one may be what it failed with: see `_finish_after`
+        if self._writing is None:  # a write uses the sidecars as well
+            # Otherwise the last gap may be the failure itself, see `_finish_after`.
+            if not health.has_ended:
                 self._keep_gaps(health.gaps)
             self._note_confirmed(health)
             if self._beside is not None:
@@ -257,10 +264,10 @@ class IngestJob:
         return health
 
     def _look_at_state(self, health: Health, now: float) -> None:
-        """Look at the state after a time without events."""
+        """Check the state after a time without events."""
         if not health.can_receive:
             self._active = now
-        # The keepalive may have come behind events that are still to be delivered.
+        # The keepalive may have arrived after events that are yet to be delivered.
         elif health.state == "streaming" and health.caught_up and not health.pending_count:
             self._caught_up = True
 
@@ -272,7 +279,7 @@ class IngestJob:
         if self._caught_up and self._until_caught_up:
             return "caught-up"
         idle = self._clock() - self._active
-        # During a write a full ledger may be what keeps events away.
+        # During a write, events may be missing only because the ledger is full.
         if self._idle_timeout is not None and idle >= self._idle_timeout and not self._writing:
             return "idle"
         return None
@@ -297,21 +304,21 @@ class IngestJob:
     def _is_due(self, now: float) -> bool:
         pending = self._pending
         if len(pending.rows) >= self._batch_events or pending.rows.bytes >= self._batch_bytes:
-            return True  # and if a write is under way, nothing more is taken until its end
+            return True  # if a write is in progress, no more events are taken until it ends
         if not pending.rows or self._writing is not None:
             return False
         return now - pending.opened >= self._batch_seconds or self._writer.is_wanted
 
     def _write(self) -> None:
-        """Begin to write what was gathered, after the write that is under way."""
+        """Start writing the collected events, after the current write."""
         self._finish()
         if not self._pending.rows:
             return
         batch, self._pending = self._pending, Gathered()
         if self._beside is not None:
             health = self._subscription.health()
-            # The last one of a subscription that has ended may be what it failed with: a failure
-            # sorts that out, and all that is gathered came before it.
+            # The last gap of a failed subscription may be the failure itself, which is handled
+            # later; all collected events came before it.
             self._keep_gaps(health.gaps[:-1] if health.has_ended else health.gaps)
             self._note_confirmed(health)
         since = self._clock()
@@ -322,7 +329,9 @@ class IngestJob:
         self._writing = _Writing(batch, self._background.start(write), since)
 
     def _finish(self) -> None:
-        """Wait for the write, then ack; the order of these lines is what the package is for."""
+        """Wait for the write, then ack. The order of these lines is the package's central
+        guarantee.
+        """
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -331,7 +340,7 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """Do what a failure leaves to be done, and let nothing hide it."""
+        """Finish what can be finished after a failure, without hiding the failure."""
         try:
             self._finish()
         except SfPubSubError as second:
@@ -339,7 +348,7 @@ class IngestJob:
         self._keep_gaps_of_a_failure(error)
 
     def _let_end(self) -> None:
-        """Say so if the write under way, which nobody waits for any more, fails as well."""
+        """Log it if the current write, which nobody waits for any more, fails as well."""
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:
             error = written.exception()
@@ -359,7 +368,7 @@ class IngestJob:
         if self._on_acked is not None:
             self._on_acked(*batch.last)
 
-    # What is kept beside the table.
+    # Sidecars.
 
     def _keep_gaps(self, gaps: Sequence[Gap]) -> None:
         new = gaps[self._kept_gaps :]
@@ -368,16 +377,16 @@ class IngestJob:
         self._kept_gaps = len(gaps)
 
     def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
-        """Keep the gaps that the job went past. One that it stops at does not count."""
+        """Store the gaps that the job passed, but not the one that it stopped at."""
         stopped_by = error.gap if isinstance(error, ReplayIdRejectedError) else None
         gaps = [gap for gap in self._subscription.health().gaps if gap is not stopped_by]
         try:
             self._keep_gaps(gaps)
-        except SfPubSubError as second:  # must not hide the first
+        except SfPubSubError as second:  # must not hide the first error
             _log.warning("%s", second)
 
     def _note_confirmed(self, health: Health) -> None:
-        """Log the writes whose position is safe by now."""
+        """Log the writes whose position is now safe."""
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
         if commit is not None and self._beside is not None:
             self._beside.keep_commit(commit)

@@ -1,7 +1,7 @@
-"""Which sorted runs should be one, and how they become one, piece by piece.
+"""Choose which sorted runs to merge, and merge them incrementally.
 
-A look-up asks every run, so there should be few; a merge writes every record again, so each should
-be merged seldom. Knows runs only: what becomes of them is key_window.py's business.
+A lookup searches every run, so there should be few runs; a merge rewrites every record, so each
+should rarely be merged. This module only deals with runs; key_window.py manages them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import numpy as np
 
 from sfpubsub.spark.ingest.key_run import HEADS, KeyRun, RunWriter, sorted_records
 
-# Runs of about the same size that become one. A key is then written once for each power of four in
-# the window, and a look-up asks about 15 runs when there are 300 million keys.
+# Number of similarly sized runs to merge into one. A key is then rewritten once for each power of
+# four in the window, and a lookup searches about 15 runs with 300 million keys.
 _FAN = 4
 
 
 def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[KeyRun]:
-    """Return runs side by side that should be one, the smallest first; none if all is well.
+    """Return adjacent runs to merge, preferring the smallest; empty if no merge is needed.
 
     Args:
-        runs: The oldest first.
-        most: Keys of a run, at most.
-        longest: Seconds between the first and the last key of a run, at most.
+        runs: All runs, oldest first.
+        most: Most keys in a run.
+        longest: Most seconds between the first and the last key of a run.
     """
     for size in sorted(set(map(_size_class, runs))):
         for side_by_side in _split(runs, size):
@@ -34,7 +34,7 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
 
 def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
-    """Return what is left side by side without the runs that are larger than *size*."""
+    """Return the groups of adjacent runs that remain without those larger than *size*."""
     parts: list[list[KeyRun]] = [[]]
     for run in runs:
         if _size_class(run) <= size:
@@ -45,10 +45,11 @@ def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
 
 
 def _mergeable(runs: list[KeyRun], most: int, longest: float) -> list[KeyRun]:
-    """Return the first of *runs* that make a run of use, or none.
+    """Return the first of *runs* that are worth merging, or none.
 
-    They are four, or fewer if one more would make it too long in time or too large. None is much
-    larger than all the others, or it would be written again for each of them.
+    It returns four runs, or fewer if another one would make the result too long in time or too
+    large. No run is much larger than all the others together, because it would be rewritten for
+    each of them.
     """
     while len(runs) > 1:
         some = [runs.pop(0)]
@@ -64,12 +65,12 @@ def _mergeable(runs: list[KeyRun], most: int, longest: float) -> list[KeyRun]:
 
 
 def _size_class(run: KeyRun) -> int:
-    """Return a number that is the same for runs of about the same size."""
+    """Return the size class, which is equal for runs of about the same size."""
     return (len(run).bit_length() - 1) // (_FAN.bit_length() - 1)
 
 
 class Merge:
-    """Runs that become one, piece by piece of the range of keys."""
+    """Merges runs into one, one piece of the key range at a time."""
 
     def __init__(self, inputs: list[KeyRun], output: RunWriter) -> None:
         self.inputs = inputs
@@ -82,7 +83,7 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* records more, and return how many it were, at least 1."""
+        """Merge about *count* more records; return the actual number, at least 1."""
         width = max(1, HEADS * count // sum(map(len, self.inputs)))
         self._head = min(HEADS, self._head + width)
         ends = [run.place(self._head) for run in self.inputs]

@@ -1,9 +1,9 @@
-"""A sorted run: dedupe keys in one file of the local disk, with a filter for them in memory.
+"""A sorted run: dedupe keys in one local file, with an in-memory filter.
 
-A record is three 64-bit numbers: the two halves of a key, and its mark, of which the hour matters.
-Records are sorted by key. Keys are hashes, so they spread evenly, and a place in the file follows
-from a key's first bits. Invariant: `KeyRun.find` finds exactly the keys that were written; the
-filter only spares the disk, and what it lets pass is compared with the file.
+A record consists of three 64-bit numbers: the two halves of a key, and its mark, which includes the
+hour. Records are sorted by key. Keys are hashes and evenly distributed, so a key's first bits
+predict its position in the file. Invariant: `KeyRun.find` finds exactly the keys that were written;
+the filter only avoids disk reads, and its hits are compared with the file.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Numbers = npt.NDArray[np.uint64]
 _COLUMNS = 3
 RECORD_BYTES = 8 * _COLUMNS
 
-# Bits of filter for each key, in blocks of one word, of which a key sets five. So a new key is
-# looked for in the file for nothing in some 3 of 100 cases. With two bits more, 300 million keys
-# and a merge of an eighth of them would not fit into half a gigabyte.
+# Filter bits per key, in blocks of one word, of which a key sets five. About 3 in 100 new keys
+# cause a needless file lookup. With two more bits, 300 million keys and a merge of an eighth of
+# them would not fit into half a gigabyte.
 _FILTER_BITS = 8
 _BITS_SET = 5
 
-# Records for each entry of the index, which is 4 bytes: half a bit a key.
+# Records per index entry of 4 bytes: half a bit per key.
 _BUCKET = 64
 
-# Keys that are compared with the file at once: bounds the memory for it to some 10 MB.
+# Keys compared with the file at once: limits the memory for it to about 10 MB.
 _COMPARED = 1 << 12
 
-# Records that are read at once when a run is opened: 6 MB.
+# Records read at once when a run is opened: 6 MB.
 _CHUNK = 1 << 18
 
-# A mark's last bits: the hour, counted from 1970, in which its row was written.
+# Low bits of a mark: the hour, counted from 1970, in which its row was written.
 HOUR_BITS = 20
 _HOUR_MASK = np.uint64((1 << HOUR_BITS) - 1)
 
@@ -57,11 +57,11 @@ _RANDOM = getattr(mmap, "MADV_RANDOM", None)
 
 
 class DamagedRunError(Exception):
-    """A file is not the run that it is said to be. Never leaves this package."""
+    """A file is not the expected run. Never leaves this package."""
 
 
 def sorted_records(records: Numbers) -> Numbers:
-    """Return records in the order of a run."""
+    """Return the records sorted as in a run."""
     ordered: Numbers = records[np.argsort(records[:, 0])]
     heads = ordered[:, 0]
     if (heads[1:] == heads[:-1]).any():  # equal keys, or hashes that agree in 64 bits
@@ -70,12 +70,12 @@ def sorted_records(records: Numbers) -> Numbers:
 
 
 class Sought:
-    """Keys that are looked for, with what every run asks of them."""
+    """Keys to look up, with precomputed values that every run needs."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         joined = b"".join(keys)
         if len(joined) != len(keys) * KEY_BYTES:
-            raise ValueError(f"a dedupe key has {KEY_BYTES} bytes")
+            raise ValueError(f"a dedupe key must have {KEY_BYTES} bytes")
         halves = np.frombuffer(joined, "<u8").reshape(-1, 2)
         self.heads: Numbers = np.ascontiguousarray(halves[:, 0])
         self.tails: Numbers = np.ascontiguousarray(halves[:, 1])
@@ -85,7 +85,7 @@ class Sought:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """What must be known of a run to believe its file."""
+    """What must be known about a run to validate its file."""
 
     name: str
     count: int
@@ -97,17 +97,17 @@ class RunEntry:
 
     @property
     def start(self) -> float:
-        """Seconds since 1970 UTC: no key is older."""
+        """Time of the oldest possible key, in seconds since 1970 UTC."""
         return self.first_hour * HOUR
 
     @property
     def end(self) -> float:
-        """Seconds since 1970 UTC: every key is older."""
+        """Time after the newest possible key, in seconds since 1970 UTC."""
         return (self.last_hour + 1) * HOUR
 
 
 class _Index:
-    """Filter and places of a run that is being written or read, in the order of its keys."""
+    """Filter and index of a run, built while it is written or read in key order."""
 
     def __init__(self, expected: int) -> None:
         self._blocks = np.uint64(max(1, expected * _FILTER_BITS // 64))
@@ -116,7 +116,7 @@ class _Index:
         self._starts = np.zeros(int(self._buckets) + 1, np.uint32)
 
     def add(self, records: Numbers) -> None:
-        """Take records that come after those before."""
+        """Add the next records in key order."""
         tops = records[:, 0] >> _TOP
         blocks = _scaled(tops, self._blocks)
         begins = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
@@ -132,16 +132,16 @@ class _Index:
         return self._filter.nbytes + self._starts.nbytes
 
     def close(self) -> None:
-        """Make it ready for look-ups."""
+        """Finish building; then lookups are possible."""
         np.cumsum(self._starts, out=self._starts)
 
     def may_hold(self, sought: Sought) -> npt.NDArray[np.intp]:
-        """Return the places in *sought* of the keys that the run may have."""
+        """Return the indexes in *sought* of keys that the run may contain."""
         words = self._filter[_scaled(sought.tops, self._blocks)]
         return np.flatnonzero((words & sought.bits) == sought.bits)
 
     def spans(self, tops: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return for each key where the records that it may be among begin and end."""
+        """Return, for each key, the range of records that may contain it."""
         buckets = _scaled(tops, self._buckets)
         starts = self._starts
         return starts[buckets].astype(np.int64), starts[buckets + 1].astype(np.int64)
@@ -154,7 +154,7 @@ class KeyRun:
         self.path = path
         self.entry = entry
         self.is_sure = is_sure
-        """Whether all of it was written by this process."""
+        """Whether this process wrote all of its keys."""
         self._index = index
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -165,28 +165,28 @@ class KeyRun:
 
     @classmethod
     def open(cls, directory: Path, entry: RunEntry) -> KeyRun:
-        """Read a run once through: that checks it, and makes its filter.
+        """Open a run: read it completely to validate it and to build its filter.
 
         Raises:
-            DamagedRunError: The file is missing, or not what was written.
+            DamagedRunError: The file is missing or damaged.
         """
         path = directory / entry.name
         index, crc, left = _Index(entry.count), 0, entry.count
         try:
             with path.open("rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size != entry.count * RECORD_BYTES:
-                    raise DamagedRunError(f"{path} has another length")
+                    raise DamagedRunError(f"{path} has an unexpected length")
                 while left:
                     data = file.read(min(left, _CHUNK) * RECORD_BYTES)
                     if not data or len(data) % RECORD_BYTES:
-                        raise DamagedRunError(f"{path} cannot be read to its end")
+                        raise DamagedRunError(f"{path} is truncated")
                     crc = zlib.crc32(data, crc)
                     index.add(np.frombuffer(data, "<u8").reshape(-1, _COLUMNS))
                     left -= len(data) // RECORD_BYTES
-        except (OSError, ValueError, IndexError) as error:  # the latter two: it is not sorted
+        except (OSError, ValueError, IndexError) as error:  # the latter two if it is not sorted
             raise DamagedRunError(f"{path} cannot be read: {error}") from error
         if crc != entry.crc:
-            raise DamagedRunError(f"{path} has other contents")
+            raise DamagedRunError(f"{path} has unexpected contents")
         index.close()
         return cls(path, entry, index, is_sure=False)
 
@@ -195,11 +195,11 @@ class KeyRun:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of memory of its filter and index."""
+        """Memory used by its filter and index, in bytes."""
         return self._index.nbytes
 
     def find(self, sought: Sought) -> tuple[npt.NDArray[np.intp], Numbers]:
-        """Return the places in *sought* of the keys that the run has, and their marks."""
+        """Return the indexes in *sought* of the keys that the run contains, and their marks."""
         maybe = self._index.may_hold(sought)
         found = [
             self._compare(sought, maybe[first : first + _COMPARED])
@@ -214,10 +214,10 @@ class KeyRun:
     def _compare(
         self, sought: Sought, maybe: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Numbers]:
-        """Return which of some keys are in the file, and their marks."""
+        """Return which of the candidate keys are in the file, and their marks."""
         starts, ends = self._index.spans(sought.tops[maybe])
-        # All records that a key may be among, and some after them: one look instead of seven
-        # steps of a search, each of which would cost as much.
+        # All records that may match a key, and some more: one read instead of seven steps of a
+        # binary search, each of which would cost as much.
         width = max(1, int((ends - starts).max()))
         near = np.minimum(starts, len(self) - width)[:, None] + np.arange(width)
         rows, columns = np.nonzero(self._heads[near] == sought.heads[maybe][:, None])
@@ -226,7 +226,7 @@ class KeyRun:
         return maybe[rows[same]], records[same, 2]
 
     def place(self, head: int) -> int:
-        """Return how many records have a first half below *head*."""
+        """Return the number of records whose first half is below *head*."""
         if head >= HEADS:
             return len(self)
         (low,), (high,) = self._index.spans(np.array([head >> 32], np.uint64))
@@ -234,23 +234,23 @@ class KeyRun:
         return int(low) + int(np.searchsorted(heads, np.uint64(head)))
 
     def between(self, start: int, end: int) -> Numbers:
-        """Return a copy of the records from place *start* to before *end*."""
+        """Return a copy of the records from index *start* up to, but excluding, *end*."""
         copied = self._records[start:end].copy()
         self.release()
         return copied
 
     def release(self) -> None:
-        """Give the pages of the file that were touched back to the system, which keeps them."""
+        """Release the touched pages of the file; they stay in the system's page cache."""
         if _DONT_NEED is not None:
             self._map.madvise(_DONT_NEED)
 
 
 class RunWriter:
-    """Writes one run, piece by piece in the order of its keys.
+    """Writes one run incrementally, in key order.
 
     Args:
-        path: A file that does not exist.
-        expected: Records that there will be, at most.
+        path: A file that does not exist yet.
+        expected: Upper limit for the number of records.
     """
 
     def __init__(self, path: Path, expected: int) -> None:
@@ -263,10 +263,10 @@ class RunWriter:
         self._last_hour = 0
 
     def write(self, records: Numbers) -> None:
-        """Write sorted records, none of which is before one that was written.
+        """Write sorted records that come after all those already written.
 
         Raises:
-            OSError: The system could not.
+            OSError: The file could not be written.
         """
         if not len(records):
             return
@@ -281,10 +281,10 @@ class RunWriter:
         self._last_hour = max(self._last_hour, int(hours.max()))
 
     def finish(self) -> KeyRun:
-        """Make the file durable and open it. Something was written.
+        """Make the file durable and open it. Something must have been written.
 
         Raises:
-            OSError: The system could not.
+            OSError: The file could not be written.
         """
         self._file.close()
         sync(self.path)
@@ -299,7 +299,7 @@ class RunWriter:
 
 
 def _scaled(tops: Numbers, size: np.uint64) -> npt.NDArray[np.int64]:
-    """Return places below *size* that rise with the keys."""
+    """Scale keys to numbers below *size*, preserving their order."""
     return ((tops * size) >> _TOP).view(np.int64)
 
 

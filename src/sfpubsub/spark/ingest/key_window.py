@@ -1,15 +1,15 @@
-"""The dedupe keys of the last hours: the newest in memory, the others in sorted runs on local disk.
+"""The dedupe keys of the last hours: the newest in memory, older ones in sorted runs on local disk.
 
-An LSM tree: when there are enough keys in memory they become a run (key_run.py), runs of about the
-same size become one, and a run whose keys have all expired is deleted. Merging is done in small
-pieces, with each batch that is added, so that no batch waits for it.
+It is an LSM tree: keys in memory are eventually written as a run (key_run.py), runs of about the
+same size are merged, and a run whose keys have all expired is deleted. Merging is done in small
+pieces with each added batch, so that no batch has to wait for it.
 
-The directory is a cache of the table, and can be deleted at any time: a manifest says which runs
-are whole and up to which row they cover the table. Whatever is not in the manifest, is damaged, or
-does not fit the table is read from the table again. Knows keys, marks and times; not Spark, no
-tables, and no clock but the one that is passed in. Invariant: a key that was added less than the
-window's length ago is found, unless there are too many (`KeyWindow.oldest`), and no other key ever
-is that was not added.
+The directory is a cache of the table and can be deleted at any time. A manifest lists the complete
+runs and the last row of the table that they cover. Anything that is not in the manifest, is damaged
+or does not match the table is read from the table again. Deals with keys, marks and times only; no
+Spark, no tables, and time is passed in. Invariant: a key added less than the window's length ago is
+found, unless there are too many (`KeyWindow.oldest`), and a key that was never added is never
+found.
 """
 
 from __future__ import annotations
@@ -38,42 +38,43 @@ from sfpubsub.types.events import KEY_BYTES
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds. The service keeps an event for 72 h and can deliver it again for as long; one hour more
-# covers clocks that differ and an event that was on its way at the end.
+# Seconds. The service retains an event for 72 h and can redeliver it until then; one more hour
+# covers clock differences and events in flight at the end.
 DEFAULT_WINDOW = 73 * 3600.0
 
-# Seconds by which clocks may differ: so much later an event must have happened for its key to be
-# among those that are left when the oldest were dropped.
+# Seconds by which clocks may differ. After old keys were dropped, an event must be this much newer
+# than the dropped ones for its key to count as certainly present.
 _CLOCKS = 3600.0
 
-# Keys of the window, in memory and on disk. At 1.1 bytes of memory and 24 of disk each, they take
-# less than 500 MB and 9 GB, for 1,140 events a second over 73 h.
+# Most keys in the window, in memory and on disk. At 1.1 bytes of memory and 24 bytes of disk each,
+# they take less than 500 MB and 9 GB, enough for 1,140 events per second over 73 h.
 DEFAULT_WINDOW_KEYS = 300_000_000
 
-# Keys in memory that become a run: 25 MB as a dictionary, which is the quickest there is.
+# Keys in memory before they are written as a run: 25 MB in a dictionary, the fastest structure.
 _RECENT_KEYS = 1 << 17
 
-# Keys that become a run at once when a table is read in: bounds the memory for it to some 20 MB.
+# Keys per run while a table is loaded: limits the memory for it to about 20 MB.
 _LOADED_KEYS = 1 << 17
 
-# Runs are not merged whose keys are spread over more than this part of the window: they expire
-# together, and so late that an eighth more keys are held than must be.
+# Runs are not merged if their keys span more than this fraction of the window: merged keys expire
+# together, so at most an eighth more keys are kept than necessary.
 _SPREAD = 8
 
-# Records that are merged for each key that is added: two more than a key is merged times.
+# Records merged for each added key: two more than the number of times that a key is merged.
 _MERGED_A_KEY = 10
 
-# Records that are merged at once: bounds the memory for it to some 10 MB.
+# Records merged at once: limits the memory for it to about 10 MB.
 _MERGED_AT_ONCE = 1 << 16
 
 
 class Known(NamedTuple):
-    """What is known of a key that is in the window."""
+    """What is known about a key in the window."""
 
     mark: int
     sure: bool
-    """Whether its row is in the table. Of a run of an earlier process it is not sure: rows may have
-    been deleted since."""
+    """Whether its row is certainly in the table. For a run of an earlier process it is not, because
+    rows may have been deleted since.
+    """
 
 
 @dataclass(frozen=True)
@@ -81,25 +82,26 @@ class Covered:
     """How far the runs cover the table."""
 
     seq: int
-    """``ingest_seq`` of the last row whose key is in them."""
+    """``ingest_seq`` of the last row whose key is in the runs."""
     key: str
-    """That row's key, hexadecimal: the table is another one if it has not this row."""
+    """That row's key, in hexadecimal: without this row, it is a different table."""
     hour: int
-    """The hour in which it was written, counted from 1970."""
+    """Hour in which the row was written, counted from 1970."""
 
 
 class KeyWindow:
     """The dedupe keys of the last *length* seconds. Not thread-safe.
 
-    It is filled from the table: `begin`, then `load` what `covered` does not cover, then `loaded`.
+    To fill it from the table, call `begin`, then `load` for the rows after `covered`, then
+    `loaded`.
 
     Args:
-        table: What the table is called: a directory that was used for another one is emptied.
-        directory: Where runs are kept; made when it is first needed. For one process at a time: if
-            another has it, or it cannot be used, a temporary one takes its place.
-        length: Seconds that a key is kept for, at least.
-        max_keys: Keys that are kept at most. With more the oldest are dropped, and `oldest` says
-            since when all are there.
+        table: Name of the table; a directory that was used for another table is emptied.
+        directory: Directory for runs; created when needed. Only one process can use it: if it is in
+            use or not usable, a temporary directory is used instead.
+        length: Seconds for which a key is kept, at least.
+        max_keys: Most keys to keep. Beyond that, the oldest are dropped, and `oldest` tells since
+            when the window is complete.
 
     Raises:
         ValueError: *length* or *max_keys* is not positive.
@@ -113,21 +115,21 @@ class KeyWindow:
         max_keys: int = DEFAULT_WINDOW_KEYS,
     ) -> None:
         if length <= 0:
-            raise ValueError(f"a dedupe window is longer than 0 s, not {length}")
+            raise ValueError(f"a dedupe window must be longer than 0 s, not {length}")
         if max_keys < 1:
-            raise ValueError(f"a dedupe window holds 1 key or more, not {max_keys}")
+            raise ValueError(f"a dedupe window must hold at least 1 key, not {max_keys}")
         self.length = length
         self._max_keys = max_keys
         self._max_recent = min(_RECENT_KEYS, max(1, max_keys // _SPREAD))
         self._table = table
         self._place = RunDirectory(directory)
         self._recent: dict[bytes, int] = {}
-        self._runs: list[KeyRun] = []  # the oldest first
+        self._runs: list[KeyRun] = []  # oldest first
         self._merge: Merge | None = None
         self._covered: Covered | None = None
-        self._floor = 0.0  # of rows written before, keys may be missing
+        self._floor = 0.0  # keys of rows written before this time may be missing
         self._loading: list[Numbers] = []
-        self._loaded_runs = 0  # the last of the runs, which nothing covers yet
+        self._loaded_runs = 0  # number of newest runs that are not covered yet
         self._read_manifest()
 
     def __len__(self) -> int:
@@ -135,23 +137,23 @@ class KeyWindow:
 
     @property
     def covered(self) -> Covered | None:
-        """How far the runs cover the table; None if they do not."""
+        """How far the runs cover the table; None if unknown."""
         return self._covered
 
     @property
     def needs_cover(self) -> bool:
-        """Whether what was loaded becomes a run, so that `loaded` should know the last row."""
+        """Whether the loaded keys are written as a run, so that `loaded` needs the last row."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return the time, in seconds since 1970 UTC, since which every key is in the window."""
+        """Return the time since when the window is complete, in seconds since 1970 UTC."""
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
-        """Forget what `covered` does not cover.
+        """Drop all keys beyond `covered`.
 
         Raises:
-            WriteError: The disk fails.
+            WriteError: The disk failed.
         """
         if self._covered is None:
             self.clear()
@@ -164,10 +166,10 @@ class KeyWindow:
             self._place.remove(uncovered)
 
     def clear(self) -> None:
-        """Forget every key, on disk too.
+        """Delete all keys, including those on disk.
 
         Raises:
-            WriteError: The disk fails.
+            WriteError: The disk failed.
         """
         self._forget_recent()
         self._covered, self._floor = None, 0.0
@@ -180,15 +182,15 @@ class KeyWindow:
         self._drop_merge()
 
     def load(self, keys: bytes, now: float) -> None:
-        """Add keys of rows that are in the table, while it is read in. Their marks are not known.
+        """Add keys of existing rows while the table is loaded. Their marks are unknown.
 
         Args:
-            keys: Whole keys, one after the other.
-            now: Seconds since 1970 UTC, when the rows were written, or a little later.
+            keys: Concatenated keys.
+            now: When the rows were written, or a little later, in seconds since 1970 UTC.
 
         Raises:
-            ValueError: *keys* is not a whole number of keys.
-            WriteError: The disk is full, or fails.
+            ValueError: The length of *keys* is not a multiple of the key length.
+            WriteError: The disk is full or failed.
         """
         if len(keys) % KEY_BYTES:
             raise ValueError(f"a dedupe key has {KEY_BYTES} bytes")
@@ -205,14 +207,15 @@ class KeyWindow:
                 self._drop_surplus()
 
     def loaded(self, last: Covered | None, since: float) -> None:
-        """End a `load`: everything up to the row *last* is in the window.
+        """Finish loading: all keys up to the row *last* are in the window.
 
         Args:
-            last: None if the row is not known; then the next process reads the table in again.
-            since: What was written before was not loaded; seconds since 1970 UTC.
+            last: The last row; None if unknown, in which case the next process loads the table
+                again.
+            since: Rows written before this time were not loaded; seconds since 1970 UTC.
 
         Raises:
-            WriteError: The disk is full, or fails.
+            WriteError: The disk is full or failed.
         """
         self._floor = max(self._floor, since)
         if not self.needs_cover:
@@ -227,10 +230,10 @@ class KeyWindow:
         self._commit([])
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
-        """Return what is known of those of *keys* that are in the window.
+        """Return what is known about those *keys* that are in the window.
 
         Raises:
-            ValueError: One of them is not a key.
+            ValueError: One of *keys* is not a valid key.
         """
         sought = Sought(keys)
         recent = self._recent
@@ -242,16 +245,16 @@ class KeyWindow:
         return found
 
     def add(self, keys: Sequence[bytes], marks: Sequence[int], now: float, last_seq: int) -> None:
-        """Add keys that are not in the window, of rows that are in the table since *now*.
+        """Add new keys of rows that were written to the table at *now*.
 
         Args:
-            keys: In the order of their rows, which are the table's last.
-            marks: One for each key, with the hour of *now*.
-            now: Seconds since 1970 UTC; never less than before.
+            keys: In the order of their rows, which are the last rows of the table.
+            marks: One mark per key, with the hour of *now*.
+            now: Seconds since 1970 UTC; must not decrease between calls.
             last_seq: ``ingest_seq`` of the last row.
 
         Raises:
-            WriteError: The disk is full, or fails. The keys are in the window all the same.
+            WriteError: The disk is full or failed. The keys are in the window nevertheless.
         """
         self._recent.update(zip(keys, marks, strict=True))
         if keys and len(self._recent) >= self._max_recent:
@@ -266,7 +269,7 @@ class KeyWindow:
         """Delete the runs whose keys are all older than the window.
 
         Raises:
-            WriteError: The disk fails.
+            WriteError: The disk failed.
         """
         limit = now - self.length
         gone = 0
@@ -277,7 +280,7 @@ class KeyWindow:
             self._drop_oldest(gone)
 
     def close(self) -> None:
-        """Let another process have the directory. Nothing can be looked up any more."""
+        """Release the directory for other processes. No more lookups are possible."""
         self._drop_merge()
         self._recent, self._runs = {}, []
         self._place.close()
@@ -287,7 +290,7 @@ class KeyWindow:
         return sum(map(len, self._loading))
 
     def _drop_surplus(self) -> None:
-        """Drop the oldest runs, if there are more keys than there may be."""
+        """Drop the oldest runs if there are too many keys."""
         count, gone = len(self), 0
         while count > self._max_keys and gone < len(self._runs):
             count -= len(self._runs[gone])
@@ -295,8 +298,8 @@ class KeyWindow:
         if gone:
             self._floor = max(self._floor, self._runs[gone - 1].entry.end + _CLOCKS)
             _log.warning(
-                "the dedupe window has more than %d keys (window_keys): events that happened "
-                "before %s UTC are looked up in the table from now on",
+                "the dedupe window has more than %d keys (window_keys): events from before %s UTC "
+                "are looked up in the table from now on",
                 self._max_keys,
                 datetime.fromtimestamp(self._floor, UTC).strftime("%Y-%m-%d %H:%M"),
             )
@@ -325,7 +328,7 @@ class KeyWindow:
             raise self._place.failure(error) from error
 
     def _commit(self, dropped: Sequence[KeyRun]) -> None:
-        """Make the runs durable as they are now, then delete those that are no longer needed."""
+        """Make the current set of runs durable, then delete runs that are no longer needed."""
         if self._covered is not None and not self._loaded_runs:
             runs = [asdict(run.entry) for run in self._runs]
             record = {"table": self._table, "covered": asdict(self._covered), "runs": runs}
@@ -344,7 +347,7 @@ class KeyWindow:
             runs = [self._place.open_run(RunEntry(**entry)) for entry in found["runs"]]
         except (DamagedRunError, KeyError, TypeError, ValueError) as error:
             _log.warning(
-                "the dedupe keys kept in %s cannot be used, and are read from the table: %s",
+                "the dedupe keys cached in %s cannot be used and are read from the table: %s",
                 self._place.path,
                 error,
             )
@@ -355,11 +358,11 @@ class KeyWindow:
     # Merging.
 
     def _work(self, budget: int) -> None:
-        """Merge as many records as that, if there is something to merge."""
+        """Merge up to *budget* records, if there is anything to merge."""
         try:
             while budget > 0:
                 if self._merge is None:
-                    # While a table is read in, what is covered stays as the manifest has it.
+                    # While a table is loaded, covered runs stay as listed in the manifest.
                     first = -self._loaded_runs if self._loaded_runs else 0
                     inputs = runs_to_merge(
                         self._runs[first:],
@@ -374,7 +377,7 @@ class KeyWindow:
                 if self._merge.is_done:
                     self._finish_merge(self._merge)
         except OSError as error:
-            self._drop_merge()  # a part of a piece may be in the file
+            self._drop_merge()  # the file may contain an incomplete piece
             raise self._place.failure(error) from error
 
     def _finish_merge(self, merge: Merge) -> None:
@@ -394,7 +397,7 @@ class KeyWindow:
 
 
 def hour_of(time: float) -> int:
-    """Return the hour of a time in seconds since 1970 UTC, counted from then."""
+    """Return the hour, counted from 1970, of a time in seconds since 1970 UTC."""
     return int(time // HOUR)
 
 

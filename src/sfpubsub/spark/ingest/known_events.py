@@ -1,4 +1,4 @@
-"""What a writer knows of the events that came before, and the time by which it does."""
+"""A writer's knowledge of earlier events, and its notion of time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sfpubsub.spark.ingest.key_window import Covered, KeyWindow, hour_of
 from sfpubsub.spark.ingest.service_time import ServiceTime
 from sfpubsub.spark.raw.table import RawTable
 
-# Seconds by which a clock may be set back after a start before the table is read in again. What is
-# missing for a while is looked up.
+# Seconds by which the clock may go back after a start before the table is loaded again. Keys
+# missing until then are looked up in the table.
 _SET_BACK = 1800.0
 
 
 class KnownEvents:
-    """The keys of a raw table's events: the newest in a window, the others in the table.
+    """The keys of a raw table's events: recent ones in a window, the others in the table.
 
-    `recover` comes first, and again after a write of which it is not known what became. One thread
-    at a time; `hear_time` may be called in any.
+    Call `recover` first, and again after a write with an unknown outcome. Not thread-safe, except
+    for `hear_time`.
 
     Args:
         table: The table.
-        window: Keeps the newest keys; the caller closes it.
+        window: Holds the recent keys; the caller closes it.
         clock: Seconds since 1970 UTC.
     """
 
@@ -35,11 +35,11 @@ class KnownEvents:
         self._window = window
         self._time = ServiceTime(clock)
         self._marker = Marker()
-        self._latest = 0.0  # the time of the newest write; never goes back
+        self._latest = 0.0  # time of the newest write; never decreases
         self._recovered_at = 0.0
 
     def recover(self) -> None:
-        """Read from the table what is known of it; of the keys, those that no run covers.
+        """Load the state of the table, including the keys that no run covers.
 
         Raises:
             WriteError: The table cannot be read.
@@ -49,16 +49,16 @@ class KnownEvents:
     def time_of(self, rows: pa.Table, *, is_live: bool) -> float:
         """Return the time at which *rows* are written, in seconds since 1970 UTC.
 
-        It does not go back: a batch's day says where its rows are found.
+        It never decreases, because a batch's day determines where its rows are looked up.
 
         Args:
             rows: Rows of a raw table.
-            is_live: Whether they were delivered lately.
+            is_live: Whether they were delivered recently.
         """
         newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
         now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
         now = self._latest = max(self._latest, self._table.newest_time, now)
-        # Too little was read in, by a clock that was ahead.
+        # Too little was loaded, because the clock was ahead.
         if now < self._recovered_at - _SET_BACK:
             self._window.clear()
             self._recover(now)
@@ -69,7 +69,7 @@ class KnownEvents:
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
-        """Return what the rows are: new, duplicates or conflicts. See `dedupe.judge`."""
+        """Classify the rows as new, duplicates or conflicts. See `dedupe.judge`."""
         self._window.expire(now)
         return judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
 
@@ -79,7 +79,7 @@ class KnownEvents:
         self._window.add(keys, marks, now, self._table.next_seq - 1)
 
     def hear_time(self, service_time: float) -> None:
-        """Compare the clock with the service's own, in seconds since 1970 UTC."""
+        """Compare the clock with a time of the service, in seconds since 1970 UTC."""
         self._time.hear(service_time)
 
     def _recover(self, now: float) -> None:
@@ -89,7 +89,7 @@ class KnownEvents:
         covered = window.covered
         if covered is not None:
             key = table.key_of(covered.seq, covered.hour * HOUR)
-            if key is None or key.hex() != covered.key:  # the table was restored, or made anew
+            if key is None or key.hex() != covered.key:  # the table was restored or recreated
                 window.clear()
                 covered = None
         self._recovered_at = now = max(now, table.newest_time)

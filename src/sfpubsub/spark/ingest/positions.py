@@ -1,7 +1,7 @@
-"""The positions of plain subscriptions, kept in the table that their events go to.
+"""Positions of plain subscriptions, stored in the table that receives their events.
 
-Rows and position are one transaction there, so a crash never leaves one without the other. Decides
-nothing: the table says where to resume.
+Rows and position are written in one transaction, so a crash never leaves one without the other. The
+table alone determines where to resume.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from sfpubsub.types import ReplayId, StartPosition
 
 
 class PositionKeeper(Protocol):
-    """What the store needs of an `EventWriter`."""
+    """The part of an `EventWriter` that the store needs."""
 
     @property
     def sources(self) -> Sequence[Source]:
-        """Whose events the table takes."""
+        """Sources of the table's events."""
         ...
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where each of them resumes, by name."""
+        """Where each source resumes, by name."""
         ...
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Make *position* durable."""
+        """Store *position* durably."""
         ...
 
 
 class TableReplayStore(ReplayStore):
-    """Gives ``client.subscribe(topic, replay=…)`` the position of the topic in a writer's table.
+    """A replay store for ``client.subscribe(topic, replay=…)`` that reads positions from a table.
 
-    For subscriptions whose events go into this table by manual acks: then there is nothing to
-    store while a write is under way, and a position that came to it would be an error.
+    Use it only for subscriptions with manual acks whose events are written to this table. Then
+    nothing needs to be stored while a write is in progress.
 
     Args:
-        writer: The `EventWriter` that takes the subscriptions' events.
+        writer: The `EventWriter` that writes the subscriptions' events.
     """
 
     def __init__(self, writer: PositionKeeper) -> None:
@@ -51,20 +51,21 @@ class TableReplayStore(ReplayStore):
         """Return where *topic* resumes.
 
         Raises:
-            ConfigurationError: The table does not take its events.
+            ConfigurationError: The topic is not a source of the table.
         """
         self._check(topic)
         position = self._writer.positions.get(topic)
-        # A new table takes all that the service keeps. Beginning at LATEST, a crash before the
-        # first batch would begin at a later LATEST, and what came between would be lost unseen.
+        # A new table starts with everything that the service retains. With LATEST, a restart after
+        # a crash before the first batch would start at a later position, and the events in between
+        # would be lost silently.
         return StartPosition.earliest() if position is None else StartPosition.after(position)
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Keep *replay_id*. Does nothing after a write that carried the same position.
+        """Store *replay_id*. Does nothing if a write has already stored it.
 
         Raises:
-            ConfigurationError: The table does not take its events.
-            WriteError: It could not be made durable.
+            ConfigurationError: The topic is not a source of the table.
+            WriteError: The position could not be stored.
         """
         self._check(topic)
         if replay_id != self._writer.positions.get(topic):

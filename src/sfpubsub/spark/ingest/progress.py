@@ -1,4 +1,4 @@
-"""What an ingest job reports about itself: while it runs, and at its end."""
+"""Progress and summary of an ingest job."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ Ending: TypeAlias = Literal["idle", "caught-up", "max-events", "stopped"]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a job has done so far. Counts are of this run."""
+    """Progress of a job. All counts are for this run."""
 
     received: int = 0
-    """Events taken from the subscription and done with: `rows`, `duplicates`, `set_aside` and
-    `conflicts`."""
+    """Events processed: the sum of `rows`, `duplicates`, `set_aside` and `conflicts`."""
     rows: int = 0
     """Events written."""
     duplicates: int = 0
-    """Events that the table had already."""
+    """Events that the table already had."""
     undecodable: int = 0
-    """Events that could not be decoded: rows without JSON, or `set_aside`."""
+    """Events that could not be decoded: written as rows without JSON, or `set_aside`."""
     set_aside: int = 0
-    """Events that have no row because they could not be decoded: quarantined or skipped."""
+    """Undecodable events without a row: quarantined or skipped."""
     conflicts: int = 0
-    """Events with the id of another event and another payload: kept in ``_conflicts``."""
+    """Events with the id of another event but a different payload; stored in ``_conflicts``."""
     reencoded: int = 0
-    """Of the duplicates: those that were encoded again."""
+    """Duplicates that were encoded again."""
     batches: int = 0
-    """Batches published."""
+    """Batches written."""
     position: ReplayId | None = None
-    """The last event's position that was made durable."""
+    """Position of the last durable event."""
     seconds: float = field(default=0.0, compare=False)
-    """How long the last write took."""
+    """How long the last write took, in seconds."""
 
     def after(self, result: WriteResult, position: ReplayId | None, seconds: float) -> Progress:
-        """Return the progress with one more write, which took some seconds."""
+        """Return the progress after one more write."""
         return Progress(
             received=self.received + result.received,
             rows=self.rows + result.rows,
@@ -60,4 +59,4 @@ class Summary:
     progress: Progress
     ending: Ending
     gaps: tuple[Gap, ...]
-    """Every position that the subscription gave up: events may be missing there."""
+    """Gaps of the subscription, where events may be missing."""

@@ -1,8 +1,8 @@
-"""The directory of a window's runs: who has it, which of its files count, and their order on disk.
+"""The directory of a window's runs: locking, the manifest, and the order of file operations.
 
-A run is durable before the manifest that names it, and a manifest before a run that it no longer
-names is deleted. So a death leaves files that no manifest names, which are deleted at the next
-start, and never a name without its file. What the manifest says is for its reader to check.
+A run is durable before the manifest that lists it, and the manifest before a run that it no longer
+lists is deleted. So a crash can leave unlisted files, which are deleted at the next start, but
+never a listed run without its file. The reader has to validate the manifest's contents.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _MANIFEST = "keys.json"
 _LOCK = "lock"
 _RUNS = "*.keys"
 
-# Version of the files.
+# Version of the file format.
 _VERSION = 1
 
 
 class RunDirectory:
-    """A directory of runs, for one process at a time. Not thread-safe.
+    """A directory of runs, used by one process at a time. Not thread-safe.
 
-    It is made when the first run is written. If another process has it, or it cannot be written, a
-    temporary one takes its place, which is deleted by `close`.
+    It is created when the first run is written. If another process uses it, or it is not writable,
+    a temporary directory is used instead, which `close` deletes.
 
     Args:
-        path: Where it is to be, on a local disk.
+        path: The directory, on a local disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,9 +56,9 @@ class RunDirectory:
             self._take()
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """Return the manifest; None if there is none, or one that was damaged or is of old.
+        """Return the manifest; None if it is missing, damaged or outdated.
 
-        Files that it does not name are deleted.
+        Files that it does not list are deleted.
         """
         if self._lock is None:
             return None
@@ -82,7 +82,7 @@ class RunDirectory:
         """Replace the manifest.
 
         Raises:
-            WriteError: It could not be.
+            WriteError: The disk failed.
         """
         whole = {"version": _VERSION, **record}
         try:
@@ -92,13 +92,13 @@ class RunDirectory:
             raise self.failure(error) from error
 
     def empty(self) -> None:
-        """Delete the manifest, so that no run counts, and then the runs.
+        """Delete the manifest, which invalidates all runs, and then the runs.
 
         Raises:
-            WriteError: It could not be.
+            WriteError: The disk failed.
         """
         if self._lock is None:
-            return  # nothing is there, or it is another's
+            return  # nothing to delete, or not ours
         try:
             (self.path / _MANIFEST).unlink(missing_ok=True)
             for file in self.path.glob(_RUNS):
@@ -107,7 +107,7 @@ class RunDirectory:
             raise self.failure(error) from error
 
     def new_run(self, expected: int) -> RunWriter:
-        """Begin a run of at most *expected* records.
+        """Start a run of at most *expected* records.
 
         Raises:
             OSError: The system could not.
@@ -115,30 +115,30 @@ class RunDirectory:
         return RunWriter(self._writable() / f"{uuid.uuid4().hex}.keys", expected)
 
     def open_run(self, entry: RunEntry) -> KeyRun:
-        """Open a run that a manifest names.
+        """Open a run listed in a manifest.
 
         Raises:
-            DamagedRunError: The file is not what was written.
+            DamagedRunError: The file is damaged.
         """
         if Path(entry.name).name != entry.name:
             raise DamagedRunError(f"{entry.name} is not in {self.path}")
         return KeyRun.open(self.path, entry)
 
     def remove(self, runs: Sequence[KeyRun]) -> None:
-        """Delete the files of runs that the manifest does not name."""
+        """Delete the files of runs that are not in the manifest."""
         for run in runs:
-            with suppress(OSError):  # or at the next start
+            with suppress(OSError):  # otherwise it is deleted at the next start
                 run.path.unlink(missing_ok=True)
 
     def failure(self, error: OSError) -> WriteError:
-        """Return what to raise when the disk fails."""
+        """Return the error to raise after a disk failure."""
         return WriteError(
-            f"the dedupe keys cannot be kept in {self.path} ({error.strerror}), which needs 24 "
-            f"bytes for each event of the window: make room there"
+            f"the dedupe keys cannot be stored in {self.path} ({error.strerror}), which needs 24 "
+            f"bytes per event in the window: free some space there"
         )
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the directory for other processes."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -147,7 +147,7 @@ class RunDirectory:
             self._temporary = None
 
     def _writable(self) -> Path:
-        """Return the directory, which is there and ours."""
+        """Return the directory, creating and locking it if necessary."""
         if self._lock is None:
             try:
                 make_directory(self.path)
@@ -170,8 +170,8 @@ class RunDirectory:
     def _use_temporary(self, reason: str) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sfpubsub-keys-")
         _log.warning(
-            "dedupe keys are kept in %s, and read from the table at the next start, because %s "
-            "cannot be used: %s",
+            "storing dedupe keys in %s, so that they are read from the table at the next start, "
+            "because %s cannot be used: %s",
             self._temporary,
             self.path,
             reason,
@@ -181,9 +181,10 @@ class RunDirectory:
 
 
 def keys_directory(place: Destination) -> Path:
-    """Return where the dedupe keys of a table are kept on this machine.
+    """Return the directory for a table's dedupe keys on this machine.
 
-    Beside a table of this machine; else in the user's cache. They can be deleted at any time.
+    It is next to a local table, or else in the user's cache directory. It can be deleted at any
+    time.
     """
     if place.local is not None:
         beside = place_of(place.local, None) if place.format != "parquet" else place.beside

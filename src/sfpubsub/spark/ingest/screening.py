@@ -1,4 +1,4 @@
-"""What of several sources' events is to be written: those that are new, and can be decoded."""
+"""Select which events of several sources to write: new ones that can be decoded."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from sfpubsub.spark.raw.schema import SCHEMA
 
 @dataclass(frozen=True)
 class Part:
-    """What one source contributes to a write."""
+    """One source's events in a write."""
 
     source: str
-    """Its name."""
+    """Name of the source."""
     rows: EventRows
     """Not empty."""
 
 
 @dataclass(frozen=True)
 class ScreenedPart:
-    """What is to be written of a part."""
+    """The rows of a part that should be written."""
 
     rows: pa.Table
     marks: list[int]
-    """Of the rows."""
+    """One mark per row."""
     result: WriteResult
-    """Without batch, number and position, which the write adds."""
+    """Lacks batch, number and position, which the write adds."""
 
 
 @dataclass(frozen=True)
 class Screened:
-    """What is to be written of some parts."""
+    """The rows of all parts that should be written."""
 
     now: float
     """The time of the write, in seconds since 1970 UTC."""
     parts: list[ScreenedPart | DecodeError]
-    """In the order of the parts; the error of one that is left out."""
+    """In the order of the parts; a part that was excluded is replaced by its error."""
     judged: pa.Table
-    """All rows of those that are not left out."""
+    """All rows of the parts that are not excluded."""
     conflicts: list[Conflict]
-    """Among `judged`."""
+    """Conflicts among `judged`."""
 
 
 def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) -> Screened:
-    """Return what is to be written of *parts*.
+    """Select the rows of *parts* to write.
 
     Raises:
         WriteError: The table or the quarantine failed.
@@ -62,8 +62,8 @@ def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) 
     marks = [known.marks(table, now) for table in tables]
     errors: dict[int, DecodeError] = {}
     while True:
-        # Together, since a look-up in the table costs as much for all as for one. Without those
-        # left out: what they have in common with others is not written by them.
+        # All parts together, since one table lookup costs as much as many. Excluded parts are
+        # omitted, because they do not write the events that they share with others.
         going = [n for n in range(len(parts)) if n not in errors]
         rows = pa.concat_tables([SCHEMA.empty_table(), *(tables[n] for n in going)])
         verdict = known.judge(rows, [mark for n in going for mark in marks[n]], now, is_live=True)
@@ -83,14 +83,14 @@ def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) 
 
 
 def taken_of(rows: pa.Table, kept: list[int]) -> pa.Table:
-    """Return some of the rows, by their places, which are in order."""
+    """Return the rows at the given indexes, which must be sorted."""
     return rows if len(kept) == len(rows) else rows.take(pa.array(kept, pa.int64()))
 
 
 def _part(
     rows: EventRows, table: pa.Table, marks: list[int], verdict: Verdict, undecodable: Undecodable
 ) -> ScreenedPart:
-    """Apply the policy to those of the new events of a part that could not be decoded."""
+    """Apply the policy for undecodable events to the new events of a part."""
     new = kept = verdict.new
     news = set(new) if rows.undecodable else set()
     bad = {index: row for index, row in rows.undecodable if index in news}
@@ -111,7 +111,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return what a verdict says of *count* rows from *start* on, as if they were all."""
+    """Return the verdict for *count* rows from *start*, with indexes relative to *start*."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

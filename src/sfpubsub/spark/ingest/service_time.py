@@ -1,10 +1,10 @@
-"""Which time it is, as far as this machine's clock can be believed.
+"""The current time, as far as this machine's clock can be trusted.
 
-The hour of a batch is written into the table, and never goes back. A clock that was a year ahead
-for one batch would keep all later rows in that hour, and every event would look too old for the
-window. With a managed subscription the service says its own time with each commit. Without, it is
-known that the service keeps an event for some days only, so the newest event of a batch says how
-late it can be at most.
+The hour of a batch is written to the table and never decreases. If the clock were a year ahead for
+one batch, all later rows would stay in that hour, and every event would look too old for the
+window. For a managed subscription, the service reports its own time with each commit. Otherwise,
+the service retains an event for only a few days, so the newest event of a batch limits how late it
+can be.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from sfpubsub.spark.ingest.dedupe import KEPT
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds by which a clock may be ahead of what the service's own times allow.
+# Seconds by which the clock may exceed what the service's times allow.
 _AHEAD = 3600.0
 
-# Seconds since 1970 UTC: the beginning of 2021, when there was no Pub/Sub API. An event that says
-# to be older has a date that was not set, and says nothing.
+# Start of 2021, before the Pub/Sub API existed, in seconds since 1970 UTC. An older event time was
+# not set properly and is ignored.
 _FIRST_EVENT = 1_609_459_200.0
 
 
 class ServiceTime:
-    """A clock that is compared with the service's times. One thread reads it; any may call `hear`.
+    """A clock that is checked against the service's times. One thread reads it; any thread may call
+    `hear`.
 
     Args:
         clock: Seconds since 1970 UTC.
-        steady: Seconds that only pass.
+        steady: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -39,28 +40,28 @@ class ServiceTime:
     ) -> None:
         self._clock = clock
         self._steady = steady
-        self._heard: tuple[float, float] | None = None  # the service's time, and when it came
+        # The service's time, and when it was received.
+        self._heard: tuple[float, float] | None = None
         self._is_said = False
 
     def hear(self, service_time: float) -> None:
-        """Take note of the service's own clock.
+        """Record a time of the service's own clock.
 
         Args:
-            service_time: Seconds since 1970 UTC. Again the same is nothing new.
+            service_time: Seconds since 1970 UTC. A repeated value is ignored.
         """
         if self._heard is None or service_time != self._heard[0]:
             self._heard = service_time, self._steady()
 
     def read(self) -> float:
-        """Return the time: the clock's, if the service's own clock does not say otherwise."""
+        """Return the clock's time, unless the service's clock contradicts it."""
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
-        """Return the time at which events were delivered, by the clock or the service's times.
+        """Return the time at which events were delivered, from the clock or the service's times.
 
         Args:
-            newest_event: When the newest of them happened, in seconds since 1970 UTC; None if
-                unknown.
+            newest_event: Time of the newest event, in seconds since 1970 UTC; None if unknown.
         """
         now, service = self._clock(), None
         if self._heard is not None:
@@ -73,13 +74,12 @@ class ServiceTime:
             return now
         if not self._is_said:
             _log.warning(
-                "this machine's clock says %s UTC, which the service's times contradict: %s; the "
-                "clock is not believed, and batches are filed under the service's time: set the "
-                "clock",
+                "this machine's clock says %s UTC, but %s; ignoring the clock and using the "
+                "service's time for batches: correct the clock",
                 _text(now),
-                f"its own clock says {_text(service)}"
+                f"the service's clock says {_text(service)}"
                 if self._heard is not None
-                else f"it would not deliver so late what happened at {_text(service)}",
+                else f"the service would not deliver an event of {_text(service)} that late",
             )
             self._is_said = True
         return service

@@ -1,17 +1,18 @@
-"""The five tables beside a raw table: schemas, quarantine, gaps, commits and conflicts.
+"""The five sidecar tables of a raw table: schemas, quarantine, gaps, commits and conflicts.
 
-Each is a directory of JSON files, one object a line (raw/sidecar_files.py). What they are for
-decides when they are written:
+Each is a directory of JSON files with one object per line (raw/sidecar_files.py). Their purpose
+determines when they are written:
 
-- a *schema* is durable before a row that needs it is published (writer.py does that);
-- an event in the *quarantine* is durable before its position may pass (writer.py does that);
-- a *gap* is durable before anything that came after it is written;
-- a *commit* is a line of a log, written after the service's word and never read by a job. A job
-  that is killed leaves out its last seconds;
-- a *conflict*, an event with the id of another event, is durable before its position may pass.
+- a *schema* is durable before a row that needs it is written (by writer.py);
+- an event in the *quarantine* is durable before its position can be committed (by writer.py);
+- a *gap* is durable before anything received after it is written;
+- a *commit* is a log line, written after the service's confirmation and never read by a job. A
+  killed job loses its last seconds of log;
+- a *conflict*, an event with the id of another event, is durable before its position can be
+  committed.
 
-Writing one again changes nothing: names are made of what is in the files. Decides nothing about
-events; where files are is raw/files.py's business.
+Writing an entry again changes nothing, because file names are derived from the contents. This
+module makes no decisions about events; raw/files.py decides where files are.
 """
 
 from __future__ import annotations
@@ -48,21 +49,22 @@ from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 from sfpubsub.types import Gap
 
-# Lines of one file of commits, 0.3 MB: nine files a day when a batch is written every 10 s, 170
-# when a backlog is read at two batches a second all day long.
+# Lines per file of commits, 0.3 MB: nine files a day with a batch every 10 s, 170 if a backlog is
+# read at two batches per second all day.
 COMMITS_A_FILE = 1000
 
-# Seconds between two writes of the newest file of commits: what a kill may leave out, and so rare
-# that two flushes and 0.3 MB cost a job nothing that can be measured.
+# Seconds between writes of the newest file of commits. This much may be lost if the job is killed;
+# it is so rare that two flushes and 0.3 MB have no measurable cost.
 COMMITS_EVERY = 5.0
 
 
 class Sidecars:
-    """Writes the tables beside one raw table. Thread-safe: each source has a thread of its own.
+    """Writes the sidecar tables of one raw table. Thread-safe, because each source has its own
+    thread.
 
     Args:
-        spark: Reaches file systems other than this machine's.
-        destination: The raw table. A catalog's table must exist when one of these is first used.
+        spark: Used to access non-local file systems.
+        destination: The raw table. A catalog's table must exist before a sidecar is first used.
         clock: Seconds since 1970 UTC.
     """
 
@@ -80,15 +82,16 @@ class Sidecars:
         self._root: Path | str | None = self._local
         self._kept: set[str] = set()
         self._gaps: Files | None = None
-        self._lock = threading.Lock()  # guards the log; the others write what is the same each time
+        # Guards the commit log; writes to the other sidecars are idempotent.
+        self._lock = threading.Lock()
         self._commits: _CommitLog | None = None
 
     def open(self) -> None:
-        """Make the directories, so that all can be read from the first moment on.
+        """Create the directories, so that all sidecars can be read from the start.
 
         Raises:
             ConfigurationError: The file system cannot be used.
-            WriteError: A directory could not be made.
+            WriteError: A directory could not be created.
         """
         for name in SIDECARS:
             self._files(name).make()
@@ -96,10 +99,10 @@ class Sidecars:
         self._commits = _CommitLog(self._files(COMMITS_NAME), self._clock())
 
     def close(self) -> None:
-        """Write the commits that are not written yet.
+        """Write the pending commits.
 
         Raises:
-            WriteError: They could not be.
+            WriteError: They could not be written.
         """
         with self._lock:
             if self._commits is not None:
@@ -107,28 +110,28 @@ class Sidecars:
 
     @property
     def schemas(self) -> SchemaStore:
-        """The store of schemas."""
+        """The schema store."""
         if isinstance(self._place, Path):
             return FileSchemaStore(self._place / SCHEMAS_NAME)
         return SidecarSchemas(self._files(SCHEMAS_NAME))
 
     @property
     def quarantine(self) -> Quarantine:
-        """The quarantine; it may be requested before the table exists."""
+        """The quarantine. It can be requested before the table exists."""
         if self._local is not None:
             return FileQuarantine(self._local / QUARANTINE_NAME)
         return SidecarQuarantine(lambda: self._files(QUARANTINE_NAME))
 
     def keep_schemas(self, schemas: Mapping[str, str]) -> None:
-        """Make the schemas of events durable; call it before their rows are written.
+        """Store the schemas of events durably. Call it before their rows are written.
 
         Args:
-            schemas: JSON texts by schema id. One that the service does not know is empty, and there
-                is nothing to keep.
+            schemas: JSON texts by schema id. The text is empty if the service does not know the
+                schema; such entries are ignored.
 
         Raises:
-            ConfigurationError: One could not be kept.
-            WriteError: As well.
+            ConfigurationError: A schema could not be stored.
+            WriteError: A schema could not be stored.
         """
         for schema_id, text in schemas.items():
             if schema_id in self._kept or not text:
@@ -140,7 +143,7 @@ class Sidecars:
             self._kept.add(schema_id)
 
     def lacks_schemas(self, schema_ids: Iterable[str]) -> list[str]:
-        """Return those of some schemas that are not kept.
+        """Return the ids of schemas that are not stored.
 
         Raises:
             ConfigurationError: The store cannot be read.
@@ -154,13 +157,13 @@ class Sidecars:
         return lacking
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
-        """Make gaps durable; call it before anything that was received after them is written.
+        """Store gaps durably. Call it before anything received after them is written.
 
-        A job that dies before it has written anything after a gap meets the same gap again, which
-        is one row.
+        If a job dies before it has written anything after a gap, it encounters the same gap again,
+        which remains one row.
 
         Raises:
-            WriteError: One was not kept.
+            WriteError: They could not be stored.
         """
         for gap in gaps:
             record: dict[str, object] = {
@@ -178,7 +181,7 @@ class Sidecars:
                 files.replace(name, _line(record))
 
     def gap_names(self) -> list[str]:
-        """Return the names of all gaps that were kept; one that is met again has its name again.
+        """Return the names of all stored gaps. A gap that occurs again has the same name.
 
         Raises:
             ConfigurationError: They cannot be listed.
@@ -187,17 +190,17 @@ class Sidecars:
         return [name for name in names if name.endswith(".json")]
 
     def keep_conflicts(self, rows: pa.Table, conflicts: Sequence[Conflict]) -> None:
-        """Make events durable that have the id of another event; call it before they are acked.
+        """Store events that have the id of another event durably. Call it before they are acked.
 
         Args:
-            rows: Rows of a raw table, of which some are those events.
-            conflicts: Which.
+            rows: Rows of a raw table that include those events.
+            conflicts: Which rows are conflicts.
 
         Raises:
-            WriteError: One was not kept.
+            WriteError: They could not be stored.
         """
         files = self._files(CONFLICTS_NAME)
-        files.make()  # a writer of a program of its own has opened none of them
+        files.make()  # a writer used without a job has not opened any of them
         for conflict in conflicts:
             row = rows.slice(conflict.index, 1).to_pylist()[0]
             names = ("subscription", "topic", "event_id", "schema_id")
@@ -212,17 +215,17 @@ class Sidecars:
                 files.replace(name, _line(record))
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a line to the log of commits; it is durable within seconds, and after `close`.
+        """Add a line to the commit log. It is durable within seconds, at the latest after `close`.
 
         Raises:
-            WriteError: The log could not be written; the line is kept for the next time.
+            WriteError: The log could not be written; the line is kept for the next attempt.
         """
         with self._lock:
             if self._commits is not None:
                 self._commits.add(commit, self._clock())
 
     def look(self) -> None:
-        """Write what has waited long enough. Cheap.
+        """Write lines that have waited long enough. Cheap.
 
         Raises:
             WriteError: It could not be written.
@@ -234,8 +237,8 @@ class Sidecars:
     @property
     def _place(self) -> Path | str:
         if self._root is None:
-            # In a session of its own: a catalog of Iceberg keeps for its session what it has looked
-            # up, and the user's would keep seeing the table as it is now.
+            # Use a separate session: an Iceberg catalog caches lookups per session, so the user's
+            # session would keep seeing the table as it is now.
             self._root = location_of(self._spark.newSession(), self._destination)
         return self._root
 
@@ -244,7 +247,7 @@ class Sidecars:
 
 
 class _CommitLog:
-    """Lines in files that are bounded in number: the newest one is written again as it grows."""
+    """A log in a bounded number of files: the newest file is rewritten as it grows."""
 
     def __init__(self, files: Files, now: float) -> None:
         self._files = files
@@ -277,7 +280,7 @@ class _CommitLog:
 
 
 def _name_of(record: Mapping[str, object]) -> str:
-    """Return the file's name for a record: the same one each time."""
+    """Return the file name for a record, which is always the same."""
     return f"{hashlib.blake2b(json.dumps(record).encode(), digest_size=16).hexdigest()}.json"
 
 

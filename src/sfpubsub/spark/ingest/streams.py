@@ -1,8 +1,8 @@
-"""Several ingest jobs side by side: one thread each, one table, one client.
+"""Run several ingest jobs concurrently: one thread each, one table, one client.
 
-One that fails stops the others in order, so that they write and commit what they have; or they go
-on without it. A table that cannot be written stops all. Decides nothing about events; each job
-(job.py) does that for its own source.
+If a job fails, the others either stop cleanly, so that they write and commit what they have, or
+continue without it. If the table cannot be written, all stop. This module makes no decisions about
+events; each job (job.py) does that for its own source.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from sfpubsub.types import Health
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds between checks of whether a job has ended. A signal wakes the main thread by itself.
+# Seconds between checks of whether a job has ended. A signal wakes the main thread anyway.
 _POLL = 0.2
 
-# Seconds that `abort` waits for writes under way; a write of the largest batch takes about one.
+# Seconds that `abort` waits for writes in progress; writing the largest batch takes about one.
 _ABORT_TIMEOUT = 5.0
 
 OnFailure: TypeAlias = Literal["stop", "continue"]
 
 
 class Watched(Protocol):
-    """A subscription, as far as words about it go."""
+    """The part of a subscription needed for messages."""
 
     def health(self) -> Health:
-        """Return what it is doing, or did last."""
+        """Return its current or last health."""
         ...
 
 
 @dataclass
 class Stream:
-    """One job with what belongs to it."""
+    """One job and everything that belongs to it."""
 
     source: Source
     job: IngestJob
     subscription: Watched
     block: AbstractContextManager[Any]
-    """The job runs in it; leaving it drains the subscription."""
+    """Context in which the job runs; leaving it drains the subscription."""
     finish: Callable[[], None]
-    """Called in the job's thread after the drain, whatever came before."""
+    """Called in the job's thread after the drain, even after a failure."""
     summary: Summary | None = None
-    """How the job ended; None while it runs, and if it failed."""
+    """How the job ended; None while it runs or if it failed."""
     error: BaseException | None = None
-    """What it failed with."""
+    """The error that it failed with."""
     is_running: bool = False
 
     def run(self) -> None:
-        """Run the job, and drain."""
+        """Run the job, then drain."""
         with self.block:
             self.summary = self.job.run()
 
@@ -66,8 +66,8 @@ class Streams:
     """Runs jobs until all have ended.
 
     Args:
-        streams: One or more, opened.
-        on_failure: What becomes of the others when a source fails.
+        streams: At least one; already opened.
+        on_failure: Whether the other sources stop or continue if one fails.
     """
 
     def __init__(self, streams: Sequence[Stream], on_failure: OnFailure = "stop") -> None:
@@ -83,16 +83,16 @@ class Streams:
         ]
 
     def stop(self) -> None:
-        """End all jobs soon and in order. Safe in signal handlers."""
+        """Make all jobs stop soon and cleanly. Safe in signal handlers."""
         for stream in self._streams:
             stream.job.stop()
 
     def run(self) -> None:
-        """Run all jobs; for the main thread, which stays free for signals.
+        """Run all jobs. Call it in the main thread, which remains free to handle signals.
 
         Raises:
-            SfPubSubError: What the first job to fail failed with; with several the text names its
-                source. The others have ended in order, and what they failed with is logged.
+            SfPubSubError: The error of the first job that failed; with several sources, the message
+                names its source. The others have stopped cleanly, and further errors are logged.
         """
         for stream, thread in zip(self._streams, self._threads, strict=True):
             stream.is_running = True
@@ -106,23 +106,23 @@ class Streams:
             raise _failure(self._told[0], named=len(self._streams) > 1)
 
     def _look(self) -> None:
-        """See whether one has failed since the last time; log all but the first, which is raised.
+        """Check for new failures. Log all except the first, which is raised.
 
-        With those that continue, the first one is logged as well: its end may be days away.
+        If the others continue, the first one is logged as well, because the end may be days away.
         """
         for stream in self._streams:
             if stream.error is None or stream in self._told:
                 continue
             self._told.append(stream)
             if self._on_failure == "continue" and _is_of_its_source(stream.error):
-                _log.error("%s failed, and is left out: %s", stream.source, stream.error)
+                _log.error("%s failed, continuing without it: %s", stream.source, stream.error)
                 continue
             if len(self._told) > 1:
                 _log.error("%s: %s", stream.source, stream.error)
             self.stop()
 
     def join(self) -> None:
-        """Wait a moment for jobs whose subscriptions were aborted."""
+        """Wait briefly for jobs whose subscriptions were aborted."""
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(_ABORT_TIMEOUT)
@@ -134,14 +134,16 @@ class Streams:
             except BaseException as error:  # noqa: BLE001  # raised in the main thread
                 if stream.error is None:
                     stream.error, stream.summary = error, None
-                else:  # the second must not hide the first
+                else:  # a second error must not hide the first
                     _log.warning("%s: %s", stream.source, error)
         stream.is_running = False
         self._ended.set()
 
 
 def _is_of_its_source(error: BaseException) -> bool:
-    """Whether the other sources can continue: the table is writable and nothing is broken here."""
+    """Return whether the other sources can continue after this error, because only its source
+    failed.
+    """
     return isinstance(error, SfPubSubError) and not isinstance(error, WriteError)
 
 

@@ -1,7 +1,7 @@
-"""Several sources, one table: what their jobs deliver at about the same time is one write.
+"""Combine batches that several sources deliver at about the same time into one write.
 
-A table format takes about a second for a commit, however little is in it, so that twenty sources
-with a batch each would never catch up. A source with a batch first waits a moment for the
+A commit of a table format takes about a second, however small it is, so twenty sources that each
+write their own batches would never keep up. A source with a batch first waits a moment for the
 others; then one of them writes for all, while the next ones gather. Decides nothing about events.
 
 Invariant: of each source one write is under way or waiting, and no position of a source is written
@@ -24,40 +24,40 @@ from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 
-# Seconds that the first one waits for the others. A job looks up four times a second.
+# Seconds that the first source waits for the others. A job checks four times a second.
 DEFAULT_PATIENCE = 0.4
 
-# Seconds after which a position without events, as of a keepalive, is written by itself. The
-# service forgets a position after 72 h, so it could wait longer; it is what a restart reads again.
+# Seconds after which a position without events, such as one from a keepalive, is written on its
+# own. The service accepts positions for 72 h, so it could wait longer, but a restart would then
+# read more again.
 MOVE_AFTER = 60.0
 
-# Positions of a source's writes that may come again as its stored position: the client stores about
-# one a second, and a position that it has yet to store is at most two writes old.
+# Number of recent write positions remembered per source, because the client may store one of them
+# again: it stores about one per second, and a position yet to be stored is at most two writes old.
 _OWN_POSITIONS = 16
 
 
-# Full batches of several sources that may be one write, if they are there: it takes hardly longer
-# than with one of them.
+# Most full batches combined into one write, if available: it takes hardly longer than one batch.
 _BATCHES_AT_ONCE = 4
 
 
 class PartsWriter(Protocol):
-    """What is needed of an `EventWriter`."""
+    """The part of an `EventWriter` that is needed here."""
 
     @property
     def sources(self) -> Sequence[Source]:
-        """Whose events it takes."""
+        """Sources of its events."""
         ...
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where each of them resumes."""
+        """Where each source resumes."""
         ...
 
     def write_parts(
         self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
     ) -> list[WriteResult | DecodeError]:
-        """Make the events and positions of several sources durable."""
+        """Write the events and positions of several sources durably."""
         ...
 
     def check(self) -> None:
@@ -71,7 +71,7 @@ class PartsWriter(Protocol):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A part that is not written yet."""
+    """A part that is waiting to be written."""
 
     part: Part
     since: float
@@ -80,20 +80,21 @@ class _Waiting:
 
 @dataclass
 class _Moves:
-    """Positions at which there were no events."""
+    """Positions without events."""
 
     positions: dict[str, ReplayId] = field(default_factory=dict)
     since: float = 0.0
 
 
 class Together:
-    """One writer for the jobs of several sources. Thread-safe.
+    """Shares one writer among the jobs of several sources. Thread-safe.
 
     Args:
-        writer: Of their table. Used by one thread at a time.
-        max_events: Events after which a write waits for nobody; it takes some more that are there.
-        max_bytes: Payload bytes of a write; what a source hands over may be beyond.
-        patience: Seconds that a write waits for the other sources.
+        writer: Writer of the table; used by one thread at a time.
+        max_events: Number of events at which a write no longer waits; it may include more that are
+            available.
+        max_bytes: Most payload bytes per write, unless a single source passes more.
+        patience: Seconds that a write waits for other sources.
     """
 
     def __init__(
@@ -119,15 +120,15 @@ class Together:
         }
 
     def member(self, source: Source) -> Member:
-        """Return what one source's job writes with."""
+        """Return the writer for one source's job."""
         return Member(self, self._writer, source)
 
     def write(self, source: str, rows: EventRows) -> WriteResult:
-        """Write a source's events along with what others have; wait until they are durable.
+        """Write a source's events together with those of others; wait until they are durable.
 
         Raises:
-            DecodeError: One of them cannot be decoded, and the policy is to fail.
-            WriteError: Nothing of the write is acked.
+            DecodeError: An event cannot be decoded, and the policy is ``fail``.
+            WriteError: The write failed; nothing may be acked.
         """
         own = _Waiting(Part(source, rows), time.monotonic())
         with self._changed:
@@ -136,7 +137,7 @@ class Together:
             self._changed.wait_for(lambda: own.result is not None or not self._is_led)
             if own.result is None:
                 self._is_led = True
-        while own.result is None:  # once, unless those before it fill a write
+        while own.result is None:  # usually once, unless earlier ones fill a write
             self._lead()
             with self._changed:
                 self._is_led = own.result is None
@@ -146,35 +147,35 @@ class Together:
         return own.result
 
     def note(self, source: str, position: ReplayId) -> None:
-        """Take a position at which there are no events to write: it goes with the next write."""
+        """Record a position without events, to be stored with the next write."""
         with self._changed:
             if position in self._own[source] or self._is_waiting(source):
-                return  # of a write that is done, or older than one under way
+                return  # already written, or older than the write in progress
             if not self._moves.positions:
                 self._moves.since = time.monotonic()
             self._moves.positions[source] = position
 
     def look(self) -> None:
-        """Write positions that have waited long enough; cheap if there are none.
+        """Write positions that have waited long enough. Cheap if there are none.
 
         Raises:
-            WriteError: They were not written; they are tried again.
+            WriteError: They could not be written and will be retried.
         """
         self._flush(older_than=MOVE_AFTER)
 
     def flush(self) -> None:
-        """Write all positions that wait.
+        """Write all waiting positions.
 
         Raises:
-            WriteError: They were not written; they are tried again.
+            WriteError: They could not be written and will be retried.
         """
         self._flush(older_than=0.0)
 
     def leave(self, source: str) -> None:
-        """Note that a source has ended: nobody waits for it, and its last position is written.
+        """Remove a source that has ended, and write its last position.
 
         Raises:
-            WriteError: It was not written.
+            WriteError: The position could not be written.
         """
         with self._changed:
             self._running.discard(source)
@@ -182,7 +183,7 @@ class Together:
         self._flush(older_than=0.0)
 
     def wants(self, source: str) -> bool:
-        """Whether a write is being gathered that the source has not joined."""
+        """Return whether a write is being collected that the source has not joined yet."""
         with self._changed:
             return self._is_gathering and not self._is_waiting(source)
 
@@ -191,7 +192,7 @@ class Together:
         return self._writer.positions.get(source)
 
     def _lead(self) -> None:
-        """Gather, write, and tell everybody what became of it."""
+        """Collect a group, write it, and pass the results to all its members."""
         with self._changed:
             self._is_gathering = True
             rest = self._waiting[0].since + self._patience - time.monotonic()
@@ -243,13 +244,13 @@ class Together:
         return any(waiting.part.source == source for waiting in self._waiting)
 
     def _is_complete(self) -> bool:
-        """Whether nobody is left to wait for, or there is enough for a write."""
+        """Return whether there is nobody left to wait for, or enough for a write."""
         if self._running <= {waiting.part.source for waiting in self._waiting}:
             return True
         return self._has(self._waiting, self._max_events)
 
     def _group(self) -> list[_Waiting]:
-        """Return those that came first, up to a full write; one at least."""
+        """Return the first waiting parts up to a full write, at least one."""
         group: list[_Waiting] = []
         for waiting in self._waiting:
             if group and self._has(group, _BATCHES_AT_ONCE * self._max_events):
@@ -258,7 +259,7 @@ class Together:
         return group
 
     def _has(self, group: Collection[_Waiting], events: int) -> bool:
-        """Whether they are so many, or all that one write can have."""
+        """Return whether the group reaches the number of events, or the size limit of a write."""
         return (
             sum(len(waiting.part.rows) for waiting in group) >= events
             or sum(waiting.part.rows.bytes for waiting in group) >= self._max_bytes
@@ -266,14 +267,14 @@ class Together:
 
 
 class Member:
-    """What the job of one source writes with. For that job's threads.
+    """The writer of one source's job. Only for that job's threads.
 
-    Also keeps the source's position, as `TableReplayStore` asks for it.
+    Also keeps the source's position for `TableReplayStore`.
 
     Args:
-        together: The others.
-        writer: Of the table.
-        source: Whose events come.
+        together: The shared writer.
+        writer: Writer of the table.
+        source: The job's source.
     """
 
     def __init__(self, together: Together, writer: PartsWriter, source: Source) -> None:
@@ -281,11 +282,11 @@ class Member:
         self._writer = writer
         self._source = source
         self.sources = (source,)
-        """Itself alone."""
+        """This source only."""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether others write, and wait for what there is by now."""
+        """Whether other sources are about to write and are waiting for this one."""
         return self._together.wants(self._source.name)
 
     def write_read(self, received: EventRows) -> WriteResult:
@@ -293,10 +294,10 @@ class Member:
         return self._together.write(self._source.name, received)
 
     def check(self) -> None:
-        """Make sure that Spark can still write; write what has waited long enough.
+        """Check that Spark can still write, and write positions that have waited long enough.
 
         Raises:
-            WriteError: It cannot, or it was not.
+            WriteError: Spark has exited, or the positions could not be written.
         """
         self._writer.check()
         self._together.look()
@@ -307,25 +308,25 @@ class Member:
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where the source resumes."""
+        """Where the sources resume, by name."""
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Keep a position at which there are no events; it is durable after a while."""
+        """Record a position without events. It becomes durable after a while."""
         self._together.note(source or self._source.name, position)
 
     def flush(self) -> None:
-        """Make a position durable at once that would wait for a while.
+        """Write waiting positions at once.
 
         Raises:
-            WriteError: It was not written; it is tried again.
+            WriteError: They could not be written and will be retried.
         """
         self._together.flush()
 
     def leave(self) -> None:
-        """End: nobody waits for this source any more.
+        """Leave the group: nobody waits for this source any more.
 
         Raises:
-            WriteError: Its last position was not written.
+            WriteError: Its last position could not be written.
         """
         self._together.leave(self._source.name)

@@ -1,4 +1,4 @@
-"""What becomes of an event that has no JSON: see `EventWriter`."""
+"""Policies for undecodable events; see `EventWriter`."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ class Undecodable:
 
     Args:
         policy: The policy.
-        quarantine: Takes the events, with ``quarantine`` and only then.
+        quarantine: Receives the events; required for, and only allowed with, ``quarantine``.
 
     Raises:
-        ConfigurationError: The policy is not valid, or the quarantine does not go with it.
+        ConfigurationError: The policy is not valid, or does not match *quarantine*.
     """
 
     def __init__(self, policy: OnUndecodable, quarantine: Quarantine | None) -> None:
         if policy not in get_args(OnUndecodable):
             raise ConfigurationError(
-                f"on_undecodable is one of {', '.join(get_args(OnUndecodable))}, not {policy!r}"
+                f"on_undecodable must be one of {', '.join(get_args(OnUndecodable))}, not "
+                f"{policy!r}"
             )
         if (policy == "quarantine") != (quarantine is not None):
-            raise ConfigurationError("on_undecodable='quarantine' and quarantine=… go together")
+            raise ConfigurationError(
+                "on_undecodable='quarantine' and quarantine=… must be used together"
+            )
         self._policy = policy
         self._quarantine = quarantine
 
     def keeps(self, bad: Sequence[Row]) -> bool:
-        """Whether rows are written that have no JSON. If not, they are durable elsewhere, or gone.
+        """Apply the policy; return whether to write rows without JSON. If not, they were
+        quarantined or skipped.
 
         Raises:
             WriteError: The quarantine could not be written.
@@ -53,7 +57,7 @@ class Undecodable:
             )
         became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
         for row, error in errors:
-            _log.error(  # the reason is one sentence; a traceback says no more
+            _log.error(  # the reason is one sentence; a traceback would add nothing
                 "event %s at %s is %s: %s",
                 row.event.id,
                 row.event.replay_id.hex(),

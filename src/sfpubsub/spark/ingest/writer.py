@@ -1,7 +1,8 @@
-"""Writes batches of events to a raw table, each event once.
+"""Write batches of events to a raw table, each event exactly once.
 
-Responsible for what is new and for the order of the steps; the table's format does the transaction
-(`sfpubsub.spark.raw`). Acks nothing: the caller does, after `EventWriter.write` has returned.
+Responsible for deduplication and for the order of the steps; the table format handles the
+transaction (`sfpubsub.spark.raw`). It acks nothing: the caller does so after `EventWriter.write`
+has returned.
 """
 
 from __future__ import annotations
@@ -49,45 +50,45 @@ _log = logging.getLogger("sfpubsub.spark")
 
 
 class EventWriter:
-    """The one writer of one raw table. A context manager; one thread at a time may write.
+    """The only writer of a raw table. A context manager; only one thread at a time may write.
 
-    Making it takes the table over: for a directory of this machine by a lease, for table formats by
-    a transaction that ends every older writer. It removes what a dead writer left, and reads the
-    keys of the window from the table.
+    Creating it takes over the table: a local directory by a lease, a table format by a transaction
+    that fences off every older writer. It removes leftovers of a dead writer and loads the window's
+    keys from the table.
 
     Args:
-        spark: A classic session (not Spark Connect), on this machine or with a shared file system;
-            for table formats with their jars (`spark_session`).
-        path: The table's directory, or for table formats a URL, or the name of a catalog's table
-            (``schema.table``, ``catalog.schema.table``); made if it is missing. One that was made
-            beforehand, with the same columns, is taken while it is empty.
+        spark: A classic session (not Spark Connect), local or with a shared file system. Table
+            formats need their jars (`spark_session`).
+        path: The table's directory; for table formats also a URL or the name of a catalog table
+            (``schema.table``, ``catalog.schema.table``). Created if missing. An existing table with
+            the same columns is accepted if it is empty.
         format: ``parquet``, ``delta`` or ``iceberg``.
-        subscription: Name or id of the managed subscription whose events come, or several of them.
+        subscription: Name or id of the managed subscription, or several.
         topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).
-        channel: The channel of the Streaming API, or several; as with topics.
-        window: Seconds for which a dedupe key is kept, in memory and on local disk.
-        window_keys: Keys that may be kept, with 1.1 bytes of memory and 24 of disk each. With more
-            of them in *window* older events are looked up in the table, which takes longer.
-        staging: With parquet: a directory to keep staging and sidecars in, on the table's file
-            system and not in the table; by default where they were before, or beside the table.
-        clock: Seconds since 1970 UTC; decides on the window and on the day of a batch.
-        on_undecodable: What becomes of an event that cannot be decoded: ``keep``: its row has no
-            JSON; ``quarantine``: it is put into *quarantine* and has no row; ``skip``: it is
-            counted, logged, and has no row; ``fail``: `write` raises.
-        quarantine: Where such events are kept.
-        org_id: Id of the org that the events come from, 18 characters; null in the table without.
-        table_properties: For table formats: what the table is given if it has to be made, such as
-            ``delta.logRetentionDuration``.
+        channel: The channel of the Streaming API, or several; handled like topics.
+        window: Seconds for which dedupe keys are kept, in memory and on local disk.
+        window_keys: Most keys to keep, at 1.1 bytes of memory and 24 bytes of disk each. If
+            *window* contains more, older events are looked up in the table, which takes longer.
+        staging: With parquet: directory for staging and sidecars, on the table's file system and
+            outside the table; by default where they already are, or next to the table.
+        clock: Seconds since 1970 UTC; determines the window and the day of a batch.
+        on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
+            without JSON; ``quarantine``: put it into *quarantine* instead of the table; ``skip``:
+            only count and log it; ``fail``: make `write` raise.
+        quarantine: Receives such events.
+        org_id: 18-character id of the org that the events come from; if None, the column is null.
+        table_properties: For table formats: properties to set if the table has to be created, such
+            as ``delta.logRetentionDuration``.
 
     Raises:
-        ConfigurationError: The destination is not valid or another's, or another writer lives; or
-            Spark lacks the format's jars; or *on_undecodable* is not a policy, or does not go with
-            *quarantine*.
-        WriteError: The table cannot be read, or Spark has ended.
+        ConfigurationError: The destination is not valid, belongs to someone else, or is in use by
+            another writer; Spark lacks the format's jars; or *on_undecodable* is not valid or does
+            not match *quarantine*.
+        WriteError: The table cannot be read, or Spark has exited.
     """
 
     is_wanted = False
-    """For an `IngestJob`: nobody else writes with this writer."""
+    """Used by `IngestJob`: no other source shares this writer."""
 
     def __init__(
         self,
@@ -109,20 +110,20 @@ class EventWriter:
     ) -> None:
         place = Destination.parse(path, format, staging)
         self.sources: tuple[Source, ...] = Source.several(subscription, topic, channel)
-        """Whose events it takes."""
+        """Sources of the events."""
         self._source_of = {source.name: source for source in self.sources}
         self._undecodable = Undecodable(on_undecodable, quarantine)
         self.destination = place
         self.org_id = org_id
         self._sidecars = Sidecars(spark, place, clock=clock)
         self._told: set[str] = set()
-        """Schemas that are known to be lacking."""
-        self._trusted = False  # whether window, numbers and position are those of the table
+        """Ids of schemas known to be missing."""
+        self._trusted = False  # whether window, numbers and position match the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
         self._jvm = jvm_of(spark)
         self._lease: Lease | None = None
-        place.check(self.sources)  # before anything of ours is in it
+        place.check(self.sources)  # before anything is written to it
         with ExitStack() as unless_done:
             if place.local is not None:
                 make_table_directory(place.local)
@@ -130,7 +131,7 @@ class EventWriter:
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, self.sources, table_properties)
             self._table.on_restored = self._note_restored
-            # Whose the table is may change, and its keys are its own all the same.
+            # Named after the table, because its owner may change while its keys stay the same.
             self._window = KeyWindow(
                 f"{place.format} {place}", keys_directory(place), window, window_keys
             )
@@ -141,29 +142,30 @@ class EventWriter:
             unless_done.pop_all()
 
     def write(self, batches: TimedEvents | Iterable[TimedEvents]) -> WriteResult:
-        """Make the events of *batches* durable, each once.
+        """Write the events of *batches* durably, each exactly once.
 
         1. Decode the events.
-        2. Drop those that came before: in these batches, by the window, or by the table, which is
-           asked once for all that the window cannot tell (dedupe.py).
-        3. Keep beside the table those that have the id of another event and another payload.
-        4. Put those that cannot be decoded into the quarantine, which makes them durable. They
-           have no row. (By default there is no quarantine, and their row has no JSON.)
-        5. Make the schemas of these events durable beside the table, where they are not yet.
-        6. Hand rows and positions to the table, which publishes them at once and returns when they
-           are durable. With no rows left, the positions alone: a redelivered tail is done too.
-        7. Remember the keys. Only then return, and only then may the caller ack.
+        2. Drop duplicates: within these batches, by the window, or by the table, with a single
+           lookup for everything that the window cannot decide (dedupe.py).
+        3. Store conflicts (the id of another event, but a different payload) in their sidecar.
+        4. Put events that cannot be decoded into the quarantine, durably and without a row. (By
+           default there is no quarantine, and their row has no JSON.)
+        5. Store missing schemas of these events durably in their sidecar.
+        6. Pass rows and positions to the table, which commits them atomically and returns when they
+           are durable. If no rows are left, pass only the positions, so that redelivered events are
+           not read yet again.
+        7. Remember the keys. Only then return; only after that may the caller ack.
 
-        If a step fails, nothing may be acked, and the next write begins by reading window, numbers
-        and position from the table again: it alone knows whether the batch is in it.
+        If a step fails, nothing may be acked. The next write first reloads window, numbers and
+        position from the table, which alone knows whether it contains the batch.
 
         Args:
             batches: One or more, in order of arrival, of this table's subscription.
 
         Raises:
-            WriteError: Nothing is acked; the same batches may be written again.
-            DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
-            LocalProtocolError: The writer was closed, or is writing in another thread.
+            WriteError: The write failed; the same batches can be written again.
+            DecodeError: With ``fail``: an event cannot be decoded. Nothing was written.
+            LocalProtocolError: The writer was closed, or another thread is writing.
         """
         rows = EventRows()
         for batch in [batches] if isinstance(batches, TimedEvents) else batches:
@@ -171,17 +173,17 @@ class EventWriter:
         return self.write_read(rows)
 
     def write_read(self, received: EventRows, source: str | None = None) -> WriteResult:
-        """Do what `write` does after its first step, which may be done elsewhere meanwhile.
+        """Do the same as `write` with events that were already decoded, perhaps in another thread.
 
         Args:
-            received: Events of one of this table's sources.
-            source: Its name; may be left out if there is but one.
+            received: Events of one of the table's sources.
+            source: Name of the source; optional if there is only one.
 
         Raises:
-            WriteError: Nothing is acked; the same events may be written again.
-            DecodeError: With ``fail``: an event cannot be decoded. Nothing is acked.
-            LocalProtocolError: The writer was closed, or is writing in another thread, or it is not
-                known whose the events are.
+            WriteError: The write failed; the same events can be written again.
+            DecodeError: With ``fail``: an event cannot be decoded. Nothing was written.
+            LocalProtocolError: The writer was closed, another thread is writing, or the source is
+                ambiguous.
         """
         (result,) = self.write_parts([Part(self._name(source), received)])
         if isinstance(result, DecodeError):
@@ -191,20 +193,20 @@ class EventWriter:
     def write_parts(
         self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
     ) -> list[WriteResult | DecodeError]:
-        """Make the events of several sources durable, as one batch with all positions.
+        """Write the events of several sources durably, as one batch with all positions.
 
-        Their order in the table is that of the parts, and within a part that of arrival.
+        Events are written in the order of the parts, and within a part in order of arrival.
 
         Args:
-            parts: At most one of each source.
-            moves: Positions, by source, at which there are no events to write.
+            parts: At most one per source.
+            moves: Positions without events, by source.
 
         Returns:
-            What became of each part. One with a DecodeError is left out, position and all.
+            The result of each part. A part with a DecodeError is not written, nor is its position.
 
         Raises:
-            WriteError: Nothing is acked; the same events may be written again.
-            LocalProtocolError: The writer was closed, or is writing in another thread, or has no
+            WriteError: The write failed; the same events can be written again.
+            LocalProtocolError: The writer was closed, another thread is writing, or there is no
                 such source.
         """
         positions = {self._keeping(name): place for name, place in (moves or {}).items()}
@@ -242,32 +244,33 @@ class EventWriter:
     def write_rows(
         self, rows: pa.Table, *, name: str | None = None, schemas: Mapping[str, str] | None = None
     ) -> WriteResult:
-        """Make rows of a raw table durable, each once; the table's position stays as it is.
+        """Write rows of a raw table durably, each once. The table's positions stay unchanged.
 
-        They are new or not by their ``dedupe_key``, as in `write`, and get an ``ingest_seq`` of
-        their own. What they say otherwise is not looked at.
+        They are deduplicated by ``dedupe_key`` as in `write`, and get a new ``ingest_seq``. Other
+        columns are not inspected.
 
         Args:
-            rows: With the columns of `sfpubsub.spark.raw.schema.SCHEMA`, in the order to keep;
-                ``ingest_seq`` may be missing, and ``schema_json`` be there, as the streaming source
-                has it. Of any subscription.
-            name: What a streaming query calls these rows. It is part of the transaction, and if
-                one of the table's last 32 batches has it, nothing is done: they are in the table.
-                Rows without one may be of any age, and are looked up however old they are.
-            schemas: The Avro schemas of the rows as JSON texts, by id. They are durable before the
-                rows. Rows whose schema is neither here nor in ``schema_json`` nor kept beside the
-                table are written, and the log says so: typed tables need it.
+            rows: Rows in order, with the columns of `sfpubsub.spark.raw.schema.SCHEMA`;
+                ``ingest_seq`` may be missing, and ``schema_json`` may be added, as in the streaming
+                source. They may come from any subscription.
+            name: A streaming query's name for these rows. It becomes part of the transaction. If
+                one of the table's last 32 batches has the same name, nothing is written, because
+                the rows are already in the table. Rows without a name may be of any age and are
+                always looked up.
+            schemas: The Avro schemas of the rows as JSON text, by id. They are stored durably
+                before the rows. Rows whose schema is neither here nor in ``schema_json`` nor in the
+                sidecar are written with a warning, because typed tables need the schema.
 
         Raises:
-            LocalProtocolError: Columns are missing or of other types; or the writer was closed.
-            WriteError: Whether the rows are in the table is unknown; write them again.
+            LocalProtocolError: Columns are missing or have other types, or the writer was closed.
+            WriteError: It is unknown whether the rows were written; write them again.
         """
         given = {**schemas_in(rows), **(schemas or {})}
         rows = check_rows(rows)
         with self._turn():
             if name is not None and name in self._table.names:
                 return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
-            is_live = name is not None  # else they may be of any age
+            is_live = name is not None  # otherwise they may be of any age
             now = self._known.time_of(rows, is_live=is_live)
             marks = self._known.marks(rows, now)
             verdict = self._known.judge(rows, marks, now, is_live=is_live)
@@ -293,63 +296,63 @@ class EventWriter:
 
     @property
     def table_sources(self) -> tuple[Source, ...]:
-        """Whose table it is: all whose events it was ever to take, this writer's included."""
+        """All sources that the table has ever had, including this writer's."""
         return self._table.sources
 
     @property
     def position(self) -> ReplayId | None:
-        """Where the only topic or channel resumes: the last durable position.
+        """Last durable position of the only topic or channel.
 
-        None if there is none, or if there are other sources than one.
+        None if there is none, or if there is more than one source.
         """
         return self.positions.get(self.sources[0].name) if len(self.sources) == 1 else None
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where each topic and channel resumes, by name, as far as it has a durable position."""
+        """Last durable position of each topic and channel that has one, by name."""
         return self._table.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Make a position durable without events, as after a keepalive.
+        """Store a position without events durably, for instance after a keepalive.
 
         Args:
             position: The position.
-            source: Name of the topic or channel; may be left out if there is but one source.
+            source: Name of the topic or channel; optional if there is only one source.
 
         Raises:
-            LocalProtocolError: It is a managed subscription, whose position is the service's. Or
-                the writer was closed.
-            WriteError: It was not made durable.
+            LocalProtocolError: The source is a managed subscription, whose position the service
+                keeps; or the writer was closed.
+            WriteError: The position could not be stored.
         """
         name = self._keeping(self._name(source))
         with self._turn():
             self._table.move({name: position})
 
     def check(self) -> None:
-        """Make sure that Spark can still write. Cheap.
+        """Check that Spark can still write. Cheap.
 
         Raises:
-            WriteError: Its JVM has ended.
+            WriteError: Its JVM has exited.
         """
         if not self._jvm.alive():
-            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has ended")
+            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has exited")
 
     def hear_time(self, process_time: int) -> None:
-        """Compare this machine's clock with the service's. Safe in any thread.
+        """Compare this machine's clock with the service's. Thread-safe.
 
         Args:
-            process_time: What the service's clock says now, or lately said for the first time, in
-                milliseconds since 1970 UTC (`CommitReceipt.process_time`).
+            process_time: The service's current or recent time, in milliseconds since 1970 UTC
+                (`CommitReceipt.process_time`).
         """
         self._known.hear_time(process_time / 1000)
 
     def close(self) -> None:
-        """Give the table up; nothing can be written after that. Does nothing the second time.
+        """Release the table; nothing can be written afterwards. Can be called repeatedly.
 
-        If a write is under way in another thread the lease stays, and ends with this process.
+        If another thread is writing, the lease stays and ends with this process.
         """
         self._is_closed = True
-        # Kept from now on: a write that was about to begin finds it taken.
+        # Never released: a write that is about to start finds the lock taken.
         if self._busy.acquire(blocking=False):
             self._window.close()
             if self._lease is not None:
@@ -371,8 +374,8 @@ class EventWriter:
             return
         self._sidecars.keep_conflicts(rows, conflicts)
         _log.warning(
-            "%s: %d events have the id of another event and another payload; they are not rows of "
-            "the table, and are kept in %s",
+            "%s: %d events have the id of another event but a different payload; they were stored "
+            "in %s instead of the table",
             self.destination,
             len(conflicts),
             CONFLICTS_NAME,
@@ -386,7 +389,7 @@ class EventWriter:
         now: float,
         name: str | None = None,
     ) -> str:
-        """Hand rows to the table, and remember their keys."""
+        """Append rows to the table, and remember their keys."""
         rows = renumbered(of_org(rows, self.org_id).combine_chunks(), self._table.next_seq)
         batch_id = self._table.append(rows, positions, now, name)
         self._known.add(rows, marks, now)
@@ -397,15 +400,15 @@ class EventWriter:
         lacking = self._sidecars.lacks_schemas(wanted) if wanted else []
         if lacking:
             _log.warning(
-                "rows of schema %s are written to %s without it: give schemas=, or put it "
-                "into the _schemas beside the table before typed tables are made of them",
+                "rows with schema %s are written to %s without the schema: pass schemas=, or add "
+                "it to the table's _schemas before building typed tables",
                 ", ".join(lacking),
                 self.destination,
             )
             self._told.update(lacking)
 
     def _move(self, positions: Mapping[str, ReplayId]) -> None:
-        """Make those positions durable that are not, if there are any."""
+        """Store positions that are not durable yet, if there are any."""
         known = self._table.positions
         moved = {name: place for name, place in positions.items() if known.get(name) != place}
         if moved:
@@ -417,39 +420,42 @@ class EventWriter:
         if source is None or source not in self._source_of:
             names = ", ".join(self._source_of)
             raise LocalProtocolError(
-                f"say of which of its sources they are: {self.destination} takes events of {names}"
+                f"name the source: {self.destination} takes events of {names}"
                 + (f", not of {source}" if source else "")
             )
         return source
 
     def _keeping(self, name: str) -> str:
         if not self._source_of[self._name(name)].keeps_position:
-            raise LocalProtocolError("the position of a managed subscription is the service's")
+            raise LocalProtocolError("the service keeps the position of a managed subscription")
         return name
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the table for one write, and know it before."""
-        if self._is_closed:  # the next writer relies on that: what this one knows is of the past
+        """Lock the table for one write, after making sure that its state is known."""
+        if self._is_closed:  # the next writer relies on this; what this writer knows is outdated
             raise LocalProtocolError(
-                f"the writer of {self.destination} was closed, and others may write by now: make "
-                f"another one"
+                f"the writer of {self.destination} was closed, and another writer may be active: "
+                f"create a new one"
             )
         if not self._busy.acquire(blocking=False):
             raise LocalProtocolError(
-                f"the writer of {self.destination} is writing in another thread: one at a time"
+                f"the writer of {self.destination} is already writing in another thread: use one "
+                f"thread at a time"
             )
         try:
             if not self._trusted:
                 self._known.recover()
-            self._trusted = False  # until all is done
+            self._trusted = False  # until everything is done
             yield
             self._trusted = True
         finally:
             self._busy.release()
 
     def _note_restored(self, sources: Sequence[Source], last: Mapping[str, ReplayId]) -> None:
-        """Note that rows were taken back which a managed subscription will not deliver again."""
+        """Record a gap if a restore removed rows that a managed subscription will not deliver
+        again.
+        """
         gaps = [
             Gap("restored", source.name, after=last.get(source.name))
             for source in sources
@@ -461,7 +467,7 @@ class EventWriter:
         for source in sources:
             if source.keeps_position:
                 _log.warning(
-                    "%s was restored: what came after the newest row of %s is read again",
+                    "%s was restored: reading events after the newest row of %s again",
                     self.destination,
                     source,
                 )
@@ -482,7 +488,7 @@ def _open_table(
 
         return IcebergTable(spark, place, sources, properties)
     if properties:
-        raise ConfigurationError("table properties go with delta and iceberg; parquet has none")
+        raise ConfigurationError("table properties require delta or iceberg; parquet has none")
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
     beside, layout = claim_table(place.local, sources, place.staging)

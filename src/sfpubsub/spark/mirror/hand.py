@@ -55,7 +55,6 @@ class Hand:
         self._margin = margin
         self._clock, self._wall = clock, wall
         self._notes: list[Noted] = []
-        self._entries: dict[str, list[Entry]] | None = None
         self._written: int | None = None
         self._looked = float("-inf")
         self.events = 0
@@ -101,7 +100,6 @@ class Hand:
         note = replace(note, calls=self._budget.count(self._wall(), self._calls()))
         self._engine.beside(note.to_note())
         self._ledger.take(note)
-        self._entries = None
         self._note()
 
     @property
@@ -123,16 +121,14 @@ class Hand:
 
     def entries(self) -> dict[str, list[Entry]]:
         """Return the open entries of the queue, by object."""
-        if self._entries is None:
-            self._entries = self._queue.entries()
-            self.queued = {name: len(found) for name, found in self._entries.items()}
-        return self._entries
+        found = self._queue.entries()
+        self.queued = {name: len(entries) for name, entries in found.items()}
+        return found
 
     def _step(self) -> bool:
         report = self._engine.step()
         if report is None:
             return False
-        self._entries = None
         self.events += sum(report.rows.values())
         return True
 

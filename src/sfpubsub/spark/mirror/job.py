@@ -278,7 +278,11 @@ class Mirror:
         if self._clock() < self._signals_at or self._hand.is_between:
             return
         self._signals_at = self._clock() + _SIGNALS_EVERY
-        for signal in self._signals.new():
+        was_paused = self._signals.is_paused
+        signals = self._signals.new()
+        if self._signals.is_paused != was_paused:
+            self._say("resumed" if was_paused else "paused, until a signal tells it to resume")
+        for signal in signals:
             self._say(f"told to {signal.kind} {signal.entity}")
             try:
                 self._answer(signal)
@@ -435,6 +439,7 @@ class Mirror:
             is_last=False,
             laid=self._hand.laid(),
             at=now,
+            size=size,
         )
         if size:
             self._hand.do(merge)

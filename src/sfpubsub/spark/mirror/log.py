@@ -101,6 +101,7 @@ class ReadLog:
         self._target = target
         self._table = target.table(f"{LOG_PREFIX}{entity}")
         self._number = self._table.step()
+        self._made: pa.Schema | None = None
         self._cleared = -1
 
     @property
@@ -125,7 +126,9 @@ class ReadLog:
         number = self.next
         marker = replace(marker, piece=number, read=marker.read or number)
         schema = pa.schema([("record_id", pa.string()), *columns.schema.remove_metadata(), *FACTS])
-        self._table.make(schema, _FACTS)
+        if schema != self._made:  # waits for a merge that another thread may be doing
+            self._table.make(schema, _FACTS)
+            self._made = schema
         if not self._table.append([_file(schema, rows, marker)], number):
             raise WriteError(
                 f"piece {number} of {self._table.name} was written by another process: run one "

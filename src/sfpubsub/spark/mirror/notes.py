@@ -34,6 +34,8 @@ class Merge:
     """``ingest_seq`` of the newest raw row that was laid."""
     at: float
     """When the step was planned, in seconds since 1970 UTC."""
+    size: int = 0
+    """Rows of the pieces."""
     calls: int = 0
     """Requests made of the org since the step before this one that says so."""
     selected: tuple[str, ...] = ()

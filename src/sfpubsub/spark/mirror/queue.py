@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import functions as f
 
 from sfpubsub.spark.mirror.reads import AsOf, Entry
 from sfpubsub.spark.raw.frames import sql_text
@@ -28,10 +27,14 @@ _GAPS = "gaps"
 
 
 class MirrorQueue:
-    """The queue of one target. Not thread-safe."""
+    """The queue of one target. Nobody else changes it: it is read after a change only. Not
+    thread-safe.
+    """
 
     def __init__(self, target: Target) -> None:
         self._table = target.table(QUEUE_NAME)
+        self._rows: list[dict[str, Any]] | None = None
+        self._entries: dict[str, list[Entry]] | None = None
 
     def make(self) -> None:
         """Make the table, if it is not there."""
@@ -50,6 +53,7 @@ class MirrorQueue:
         """Add the entries of a step, unless they are there."""
         if rows:
             kept = sorted(rows, key=lambda row: (row["since_seq"], row["record_id"] or ""))
+            self._rows = self._entries = None
             content = parquet_of(pa.Table.from_pylist([dict(row) for row in kept], ENTRIES))
             self._table.append([content], 2 * step)
 
@@ -69,17 +73,20 @@ class MirrorQueue:
         if record_ids is not None:
             ids = ", ".join(map(sql_text, record_ids))
             condition += f" AND record_id IN ({ids})" if ids else " AND false"
+        self._rows = self._entries = None
         self._table.delete(condition, 2 * step + 1)
 
     def entries(self) -> dict[str, list[Entry]]:
         """Return all open entries, by object, in order."""
-        found: dict[str, list[Entry]] = {}
-        for row in self._table.read().toArrow().to_pylist():
-            found.setdefault(row["entity_name"], []).append(entry_of(row))
-        return {
-            entity: sorted(entries, key=lambda each: (each.asked, each.cue.ingest_seq))
-            for entity, entries in found.items()
-        }
+        if self._entries is None:
+            found: dict[str, list[Entry]] = {}
+            for row in self._open():
+                found.setdefault(row["entity_name"], []).append(entry_of(row))
+            self._entries = {
+                entity: sorted(entries, key=lambda each: (each.asked, each.cue.ingest_seq))
+                for entity, entries in found.items()
+            }
+        return self._entries
 
     def of(self, entity: str, before: int) -> list[dict[str, Any]]:
         """Return the rows of an object's open entries.
@@ -88,8 +95,14 @@ class MirrorQueue:
             entity: The object.
             before: Only those of earlier steps.
         """
-        of_object = (f.col("entity_name") == entity) & (f.col("step") < before)
-        return list(self._table.read().where(of_object).toArrow().to_pylist())
+        return [
+            row for row in self._open() if row["entity_name"] == entity and row["step"] < before
+        ]
+
+    def _open(self) -> list[dict[str, Any]]:
+        if self._rows is None:
+            self._rows = list(self._table.read().toArrow().to_pylist())
+        return self._rows
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:

@@ -8,10 +8,10 @@ holds what all steps up to it say; a step that is done again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,10 @@ from sfpubsub.spark.tables.target import Target
 
 # Rows of deleted records that are known to be right: what `remove` removes.
 _DELETED = "_is_deleted AND NOT _reread"
+
+# Rows of a read from which on those that are new are inserted by themselves: for fewer a second
+# change of the table, of half a second, costs more than to look for them all in a merge.
+_INSERT_FROM = 5000
 
 # Columns of what the rule has made that the queue gets.
 _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
@@ -141,7 +145,7 @@ class MirrorTables:
                 cached.callback(each.merged.unpersist)
             self.queue.add([*cues, *self._cues_of(laid, step)], number)
             for each in laid:
-                self._take(each.of, self._rows_of(each), number)
+                self._take(each.of, number, merged=self._rows_of(each))
 
     def _laid(
         self,
@@ -199,14 +203,15 @@ class MirrorTables:
             merging = found.merging(plan, read=note.read, entries=about_all, newest=note.newest)
             one = [row for row in queued if not entry_of(row).is_about_all]
             make = self._absent if note.is_last else self._returned
-            ruled, alone = make(note, found, merging, one, plan)
             with ExitStack() as cached:
-                if ruled is not None:
-                    cached.callback(ruled.persist().unpersist)
-                    self.queue.add(_cue_rows(note.entity, ruled, number), number)
-                parts = [each for each in (ruled, alone) if each is not None]
-                rows = found.current(reduce(DataFrame.unionByName, parts))
-                self._take(found, rows, number)
+                merged, new = make(note, found, merging, one, plan)
+                if merged is not None:
+                    cached.callback(merged.persist().unpersist)
+                    self.queue.add(_cue_rows(note.entity, merged, number), number)
+                    if new is not None and note.size < _INSERT_FROM:
+                        merged, new = merged.unionByName(new), None
+                rows = [None if each is None else found.current(each) for each in (merged, new)]
+                self._take(found, number, merged=rows[0], new=rows[1])
         self._heal(note, number)
 
     def _returned(
@@ -221,7 +226,7 @@ class MirrorTables:
 
         Returns:
             Those about which the rule was asked one by one, and those of which nothing else is
-            known, which give the queue nothing.
+            known: they are not in the table, and give the queue nothing.
         """
         read = self.log(note.entity).rows(note.first, note.last)
         ids = read.select("record_id")
@@ -239,6 +244,8 @@ class MirrorTables:
         if not parts:
             return None, found.alone(rows, merging)
         known = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
+        if known.isEmpty():  # so it is with the first read: two jobs less, and no merge
+            return None, found.alone(rows, merging)
         merged = found.merged([*parts, _among(rows, known)], merging)
         others = rows.join(f.broadcast(known), "record_id", "left_anti")
         return merged, found.alone(others, merging)
@@ -258,6 +265,8 @@ class MirrorTables:
             f"(`_read`.ingest_seq = {as_of.ingest_seq} AND `_read`.step < {as_of.asked})"
         )
         gone = found.table.read().where(before).where(f"NOT ({_DELETED})")
+        if gone.isEmpty():  # so it is with the first read
+            return None, None
         parts = [found.absent(gone, note.read.until), found.rows(gone)]
         if entries:
             parts.append(
@@ -294,7 +303,7 @@ class MirrorTables:
         self.queue.add(rows, number)
         doubt = Entry(None, cue).casts_doubt and note.record_ids is None
         if doubt and found.table.exists() and not self._has(found, number):
-            self._take(found, found.marked(f.lit(str(note.reason))), number)
+            self._take(found, number, merged=found.marked(f.lit(str(note.reason))))
 
     def _sweep(self, note: Sweep, number: int) -> None:
         """Put the records into the queue that the table has and the org does not, or vice versa."""
@@ -314,22 +323,39 @@ class MirrorTables:
     # Tables.
 
     def _has(self, found: MirroredObject, number: int) -> bool:
-        """Whether a table has a step. It takes two numbers a step, as the queue does."""
-        return found.table.step() >= 2 * number + 1
+        """Whether a table has a step: the last of its three numbers."""
+        return found.table.step() >= 3 * number + 2
 
-    def _take(self, found: MirroredObject, rows: DataFrame, number: int) -> None:
-        if self._deletes == "mark":
-            self._put(found, rows, 2 * number + 1)
-            return
-        if found.table.step() < 2 * number:
-            self._put(found, rows, 2 * number)
-        found.table.delete(_DELETED, 2 * number + 1)
+    def _take(
+        self,
+        found: MirroredObject,
+        number: int,
+        *,
+        merged: DataFrame | None = None,
+        new: DataFrame | None = None,
+    ) -> None:
+        """Give a table its rows of a step, by up to three changes; the last has its last number.
 
-    def _put(self, found: MirroredObject, rows: DataFrame, number: int) -> None:
-        if rows.isEmpty():  # a commit with nothing in it costs less than a merge of nothing
-            found.table.append([], number)
-        else:
-            found.table.merge(rows, ["record_id"], number)
+        A step that is done again may have rows to merge that it had inserted, and never the other
+        way round: a change that was made keeps a number that is as high.
+
+        Args:
+            found: The object.
+            number: The step's.
+            merged: Rows of records that the table may have.
+            new: Rows of records that it does not have.
+        """
+        changes: list[Callable[[int], object]] = []
+        if merged is not None:
+            changes.append(partial(found.table.merge, merged, ["record_id"]))
+        if new is not None:
+            changes.append(partial(found.table.insert, new))
+        if self._deletes == "remove":
+            changes.append(partial(found.table.delete, _DELETED))
+        changes = changes or [partial(found.table.append, [])]
+        for version, change in enumerate(changes, 3 * number + 3 - len(changes)):
+            if found.table.step() < version:
+                change(version)
 
 
 def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:

@@ -55,6 +55,8 @@ class RawBatches:
         self._table = table
         self._paths: dict[str, str] = {}
         """Of Parquet: the directory of each batch that was listed."""
+        self._end: tuple[str, str] | None = None
+        """A version, and the id of a batch after which it has none: a look costs a query."""
         self._lineage = lineage_of(spark, table)
         check_raw_table(table)
         if table.local is None and not table.in_catalog:
@@ -106,12 +108,20 @@ class RawBatches:
         Raises:
             WriteError: The table cannot be read.
         """
+        begin = "" if last is None else last.id
+        if version is not None and self._end is not None:
+            known, end = self._end
+            if version == known and begin >= end:
+                return []
         with self._errors("batches"):
             if self._table.format == "parquet":
                 found = self._listed(last)
             else:
                 found = self._queried(last, version)
-        return sorted(batch for batch in found if last is None or batch.id > last.id)
+        after = sorted(batch for batch in found if batch.id > begin)
+        if version is not None:
+            self._end = version, after[-1].id if after else begin
+        return after
 
     def named(self, ids: Collection[str], version: str | None = None) -> list[RawBatch]:
         """Return those of some batches that are in the table, in order.

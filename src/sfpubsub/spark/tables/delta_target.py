@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
@@ -129,11 +129,7 @@ class DeltaTargetTable(LoggedTargetTable):
             schema = spark_schema(columns)
             if self._lacks(columns):
                 writer = frame_of_rows(self._spark, [], schema).write.format("delta")
-                writer = writer.mode("append").option("mergeSchema", "true")
-                if self._in_catalog:
-                    writer.saveAsTable(self._address)
-                else:
-                    writer.save(self._address)
+                self._save(writer.mode("append").option("mergeSchema", "true"))
             if facts is not None and dict(facts) != self.facts():
                 self._spark.sql(
                     f"ALTER TABLE {self._in_sql} SET TBLPROPERTIES "
@@ -182,6 +178,14 @@ class DeltaTargetTable(LoggedTargetTable):
             self.append([], step)
         self._check(step)
 
+    def insert(self, source: DataFrame, step: int) -> None:
+        """See `TargetTable`."""
+        with self._errors("was not written"), self._numbered(step):
+            self._save(source.write.format("delta").mode("append"))
+        if self.step() < step:  # there were no rows
+            self.append([], step)
+        self._check(step)
+
     def delete(self, condition: str, step: int) -> None:
         """See `TargetTable`."""
         with self._errors("was not deleted from"), self._numbered(step):
@@ -209,6 +213,12 @@ class DeltaTargetTable(LoggedTargetTable):
         schema = self._java_session.parseDataType(spark_schema(columns).json())
         made.addColumns(schema).execute()
         self._exists = self._is_new = True
+
+    def _save(self, writer: DataFrameWriter) -> None:
+        if self._in_catalog:
+            writer.saveAsTable(self._address)
+        else:
+            writer.save(self._address)
 
     def _lacks(self, columns: pa.Schema) -> bool:
         """Whether the table lacks some of the columns, or parts of them."""

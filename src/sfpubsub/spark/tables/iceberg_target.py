@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -143,22 +144,27 @@ class IcebergTargetTable(LoggedTargetTable):
         replaced: Sequence[str] | None = None,
     ) -> None:
         """See `TargetTable`."""
-        name = f"merged_{uuid.uuid4().hex}"
         condition = " AND ".join(f"t.`{column}` = s.`{column}`" for column in on)
         new = ", ".join(f"t.`{column}` = s.`{column}`" for column in replaced or source.columns)
         columns = ", ".join(f"`{column}`" for column in source.columns)
         values = ", ".join(f"s.`{column}`" for column in source.columns)
-        statement = (
-            f"MERGE INTO {self._in_sql} t USING {name} s ON {condition} "  # noqa: S608
-            f"WHEN MATCHED THEN UPDATE SET {new} "
-            f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
-        )
-        source.createOrReplaceTempView(name)
-        try:
-            with self._errors("was not merged into"):
-                self._change(lambda attempt: self._run(statement, attempt, step), step)
-        finally:
-            self._spark.catalog.dropTempView(name)
+        with self._errors("was not merged into"), self._named(source) as name:
+            statement = (
+                f"MERGE INTO {self._in_sql} t USING {name} s ON {condition} "  # noqa: S608
+                f"WHEN MATCHED THEN UPDATE SET {new} "
+                f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
+            )
+            self._change(lambda attempt: self._run(statement, attempt, step), step)
+
+    def insert(self, source: DataFrame, step: int) -> None:
+        """See `TargetTable`."""
+        columns = ", ".join(f"`{column}`" for column in source.columns)
+        with self._errors("was not written"), self._named(source) as name:
+            statement = (
+                f"INSERT INTO {self._in_sql} ({columns}) "  # noqa: S608
+                f"SELECT {columns} FROM {name}"
+            )
+            self._change(lambda attempt: self._run(statement, attempt, step), step)
 
     def delete(self, condition: str, step: int) -> None:
         """See `TargetTable`."""
@@ -172,6 +178,16 @@ class IcebergTargetTable(LoggedTargetTable):
             if self._target.place.in_catalog:
                 self._spark.catalog.refreshTable(self._address)
             return self._spark.table(self._in_sql)
+
+    @contextmanager
+    def _named(self, rows: DataFrame) -> Iterator[str]:
+        """Give a frame a name for SQL."""
+        name = f"rows_{uuid.uuid4().hex}"
+        rows.createOrReplaceTempView(name)
+        try:
+            yield name
+        finally:
+            self._spark.catalog.dropTempView(name)
 
     def _run(self, statement: str, attempt: str, step: int) -> None:
         marked = {WAP_SETTING: attempt, f"{_SNAPSHOT_SETTING}{_STEP}": str(step)}

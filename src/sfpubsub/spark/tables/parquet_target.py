@@ -193,6 +193,10 @@ class ParquetTargetTable(TargetTable):
         """See `TargetTable`. Not with this format."""
         self._target.check_merge("tables whose rows are replaced")
 
+    def insert(self, source: DataFrame, step: int) -> None:
+        """See `TargetTable`. Not with this format."""
+        self._target.check_merge("tables that are written by Spark")
+
     def delete(self, condition: str, step: int) -> None:
         """See `TargetTable`. With this format only all rows can be removed, as ``true``."""
         if condition != "true":

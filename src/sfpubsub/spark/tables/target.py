@@ -178,6 +178,19 @@ class TargetTable(ABC):
         """
 
     @abstractmethod
+    def insert(self, source: DataFrame, step: int) -> None:
+        """Add rows of a frame, which a merge need not look for: for many rows that are all new.
+
+        Args:
+            source: As for `merge`; it is evaluated once.
+            step: As for `append`.
+
+        Raises:
+            ConfigurationError: The format cannot do that.
+            WriteError: `step` tells whether it was done.
+        """
+
+    @abstractmethod
     def delete(self, condition: str, step: int) -> None:
         """Remove the rows for which an SQL condition over the table's columns is true.
 
