@@ -61,7 +61,7 @@ class BlockFile:
             self._db.close()
 
     def use(self, form: str) -> None:
-        """Have blocks of this form alone: those of another are deleted."""
+        """Keep only blocks of this form; others are deleted."""
         with self._lock:
             if self._form() == form:
                 return

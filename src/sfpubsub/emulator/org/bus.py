@@ -261,7 +261,7 @@ class Bus(Positions):
     # Events in the form in which they are sent; what is in a block is not the bus's business.
 
     def use_blocks(self, form: str) -> None:
-        """Have blocks of this form alone."""
+        """Keep only blocks of this form."""
         self._store.blocks.use(form)
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:

@@ -7,7 +7,7 @@ import math
 from sfpubsub.emulator.http.exchange import Answer
 from sfpubsub.emulator.org.world import World
 from sfpubsub.emulator.page.live import Live, News, shown_time
-from sfpubsub.emulator.page.markup import Markup, button, joined, labelled, live, tag
+from sfpubsub.emulator.page.markup import Markup, button, labelled, live, tag
 from sfpubsub.emulator.page.topics import stream
 from sfpubsub.emulator.page.visit import Visit, back_to, facts
 
@@ -66,7 +66,11 @@ def _page(visit: Visit, problem: str) -> Answer:
         ),
         visit.form(
             PLACE,
-            tag("p", joined([_jump(s, text) for s, text in _JUMPS])),
+            tag(
+                "p",
+                *(button(f"+ {text}", name="seconds", value=s) for s, text in _JUMPS),
+                class_="row",
+            ),
             label="Jumps",
         ),
         visit.form(
@@ -78,11 +82,6 @@ def _page(visit: Visit, problem: str) -> Answer:
         problem=problem,
         live=f"{PLACE}/live",
     )
-
-
-def _jump(seconds: int, text: str) -> Markup:
-    """A button, and the space before the next one."""
-    return joined([button(f"+ {text}", name="seconds", value=seconds), " "])
 
 
 def _times(world: World) -> dict[str, Markup]:

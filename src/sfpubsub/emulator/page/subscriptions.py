@@ -1,4 +1,4 @@
-"""Managed subscriptions: where they stand, how far they are behind, RUN and STOP."""
+"""Managed subscriptions: their positions, how many events they are behind, RUN and STOP."""
 
 from __future__ import annotations
 
@@ -63,9 +63,12 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
     form = visit.form(
         PLACE,
         tag("input", type="hidden", name="name", value=record.developer_name),
-        button("Run", name="state", value="RUN"),
-        " ",
-        button("Stop", name="state", value="STOP"),
+        tag(
+            "p",
+            button("Run", name="state", value="RUN"),
+            button("Stop", name="state", value="STOP"),
+            class_="row",
+        ),
         tag("p", "Stop forgets the committed position.", class_="hint"),
         label=f"State of {record.developer_name}",
     )
