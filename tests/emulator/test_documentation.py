@@ -49,6 +49,13 @@ def test_the_seed_of_the_recipes_starts():
     assert Settings.from_mapping(tomllib.loads(text)["settings"]).headers_at_once
 
 
+def test_the_recipe_for_rust_is_what_is_tried():
+    """The page shows a part of the program that test_foreign_clients builds and runs."""
+    (shown,) = blocks(page("emulator-clients"), "rust")
+    program = Path(__file__).with_name("foreign") / "rust" / "main.rs"
+    assert shown.rstrip("\n") in program.read_text(encoding="utf-8")
+
+
 def test_default_credentials():
     """The page has the default credentials, each in a row of its own."""
     for value in (*DEFAULT_USER.values(), *DEFAULT_APP.values()):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 
 from ..streaming.test_foreign import CACHE, fetched, needs_java, needs_node, node_packages
@@ -125,3 +126,30 @@ def test_grpcurl(tmp_path, tls):
         client = Client(target, emulator.metadata, emulator.ca_file)
         assert len(client.subscribe().events(1)) == 1
         client.close()
+
+
+@pytest.mark.skipif(not shutil.which("cargo"), reason="cargo is not there")
+def test_tonic(tmp_path):
+    """A client on tonic, with code made of the proto, opens a stream before there are events,
+    publishes and receives; the recipe of docs/how-to/emulator-clients.md."""
+    home = CACHE / "rust"
+    shutil.copytree(HERE / "foreign" / "rust", home, dirs_exist_ok=True)
+    shutil.copy(HERE.parents[1] / "proto" / "pubsub_api.proto", home)
+    manifest = str(home / "Cargo.toml")
+    run("cargo", "build", "--quiet", "--manifest-path", manifest, CARGO_TARGET_DIR=str(home / "to"))
+    settings = Settings(headers_at_once=True)
+    with EmulatorServer(tmp_path / "data", tls=True, settings=settings) as emulator:
+        schema = emulator.bus.schema(emulator.bus.topic(ORDERS).schema_id)
+        payload = tmp_path / "payload"
+        payload.write_bytes(schema.encode({"Order_Number__c": "from Rust"}, emulator.clock.now()))
+        environment = {
+            "PUBSUB": emulator.grpc_target,
+            "CA_FILE": str(emulator.ca_file),
+            "TOKEN": emulator.access_token,
+            "INSTANCE": emulator.http_url,
+            "TENANT": emulator.tenant_id,
+            "TOPIC": ORDERS,
+            "PAYLOAD": str(payload),
+        }
+        received = run(str(home / "to" / "debug" / "emulator-client"), **environment)
+    assert json.loads(received) == list(payload.read_bytes())

@@ -23,6 +23,10 @@ PATIENCE_S = 600
 GROWTH_MB = 30.0
 """What a million rows may take: pieces of files, one list of places; rows alone would be 100."""
 
+LEAST_BY_CPU = 300
+"""Changes for each second of CPU time, with what the clients take; 500 are promised, and a machine
+that is busy takes up to half as much time again for the same."""
+
 
 @pytest.mark.slow
 def test_a_bulk_query_of_a_million_records_in_flat_memory(tmp_path):
@@ -67,7 +71,8 @@ def test_a_bulk_query_of_a_million_records_in_flat_memory(tmp_path):
 @pytest.mark.slow
 def test_five_hundred_changes_a_second_each_with_its_event(tmp_path):
     """Changes over REST by several clients at once: one event each, in the order in which they
-    were committed. The rate is printed, and checked only loosely: the machine may be busy."""
+    were committed. The rate is printed; what is checked is the CPU time of emulator and clients,
+    since the machine may be busy."""
     clients, changes = 4, 1000
     with EmulatorServer(tmp_path) as emulator:
         select(emulator, "Order__c")
@@ -92,14 +97,15 @@ def test_five_hundred_changes_a_second_each_with_its_event(tmp_path):
                 assert connection.getresponse().read() == b""
             connection.close()
 
-        began = time.monotonic()
+        began, cpu_began = time.monotonic(), time.process_time()
         threads = [threading.Thread(target=work, args=(n,)) for n in range(clients)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         rate = clients * changes / (time.monotonic() - began)
-        print(f"{rate:.0f} changes a second by {clients} clients, each with its event")
+        by_cpu = clients * changes / (time.process_time() - cpu_began)
+        print(f"{rate:.0f} changes a second by {clients} clients, {by_cpu:.0f} by CPU time")
         found = [
             event["ChangeEventHeader"] for event in events(emulator, "/data/Order__ChangeEvent")
         ]
@@ -110,4 +116,4 @@ def test_five_hundred_changes_a_second_each_with_its_event(tmp_path):
             own = set(ids)
             seen = [(h["recordIds"][0], h["changeType"]) for h in found if h["recordIds"][0] in own]
             assert seen == [(one, kind) for one in ids for kind in ("CREATE", "UPDATE")]
-        assert rate > 50
+        assert by_cpu > LEAST_BY_CPU

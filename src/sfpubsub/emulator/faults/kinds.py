@@ -64,7 +64,7 @@ _CALLS: dict[str, Kind] = {
     "refuse": Kind(
         RPCS,
         {"error_code": "service.unavailable", "status": ""},
-        "End a call at its start with an error code (suffix) and, if given, another status.",
+        "End a call at its start with this error code (its suffix) and, if given, another status.",
     ),
     "drop_call": Kind(
         RPCS,
@@ -72,18 +72,18 @@ _CALLS: dict[str, Kind] = {
         "End a call at its start as the infrastructure would: no trailers. RESET cuts the stream.",
     ),
     "delay_call": Kind(
-        RPCS, {"seconds": 1.0}, "Do nothing for that long at the start of a call, then continue."
+        RPCS, {"seconds": 1.0}, "Wait for this long at the start of a call, then continue."
     ),
     "drop_stream": Kind(
         _STREAMS,
         {"after_responses": 0, "status": "UNAVAILABLE"},
-        "End a stream once it has sent that many responses, without trailers. OK ends it cleanly, "
+        "End a stream once it has sent this many responses, without trailers. OK ends it cleanly, "
         "RESET cuts the HTTP/2 stream.",
     ),
     "fail_stream": Kind(
         _STREAMS,
         {"after_responses": 0, "error_code": "service.unavailable", "status": ""},
-        "End a stream once it has sent that many responses, with an error code.",
+        "End a stream once it has sent this many responses, with this error code.",
     ),
 }
 
@@ -94,12 +94,12 @@ _DELIVERY: dict[str, Kind] = {
         "A stream that starts at LATEST never delivers what is published in its first seconds.",
     ),
     "split_response": Kind(
-        _STREAMS, {"events": 1}, "The next response with events has at most that many."
+        _STREAMS, {"events": 1}, "The next response with events has at most this many."
     ),
     "merge_responses": Kind(
         _STREAMS,
         {"events": 10, "within_s": 5.0},
-        "Hold events until that many wait (or as many as the stream may have), or for that long, "
+        "Hold events until this many wait (or as many as the stream may have), or for this long, "
         "then send them in one response.",
     ),
     "withhold_keepalive": Kind(
@@ -123,7 +123,7 @@ _PUBLISHING: dict[str, Kind] = {
     "refuse_event": Kind(
         ("Publish", "PublishStream"),
         {"text": "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE: Try again later."},
-        "Refuse the first event of a request with that text, and take the others.",
+        "Refuse the first event of a request with this text, and publish the others.",
     ),
 }
 
@@ -144,7 +144,7 @@ _COMMITS: dict[str, Kind] = {
     "coalesce_commits": Kind(
         _MANAGED,
         {"count": 2, "within_s": 5.0},
-        "Hold answers until that many commits wait, or for that long, then answer all at once.",
+        "Hold answers until this many commits wait, or for this long, then answer all at once.",
     ),
     "shape_commit_answer": Kind(
         _MANAGED,
@@ -155,12 +155,12 @@ _COMMITS: dict[str, Kind] = {
     "answer_with_events": Kind(
         _MANAGED,
         {"within_s": 5.0},
-        "Send a commit's answer in one message with the next events, or alone after that long.",
+        "Send a commit's answer in one message with the next events, or by itself after this long.",
     ),
     "hold_slot": Kind(
         _MANAGED,
         {"seconds": 1.0},
-        "Keep the slot of a managed subscription that long after its stream has ended.",
+        "Keep the slot of a managed subscription for this long after its stream has ended.",
     ),
 }
 
@@ -168,7 +168,7 @@ _SIGN_IN: dict[str, Kind] = {
     "refuse_sign_in": Kind(
         (SIGN_IN,),
         {"error": "rate_limit_exceeded"},
-        "Refuse every token request, with that error of the token endpoint.",
+        "Refuse every token request with this error of the token endpoint.",
     ),
 }
 
@@ -176,17 +176,17 @@ _COMETD: dict[str, Kind] = {
     "refuse_message": Kind(
         BAYEUX,
         {"text": "403::Unknown client", "reconnect": "", "reason": ""},
-        "Refuse a message with that error, that advice (blank for none), and that failureReason "
+        "Refuse a message with this error, this advice (blank for none), and this failureReason "
         "(blank for none).",
     ),
     "end_cometd_session": Kind(
         _POLL, {}, "Forget a session, even while its connect is held: 403::Unknown client."
     ),
     "say_goodbye": Kind(
-        _POLL, {}, "End a session with /meta/disconnect, behind the events that wait for it."
+        _POLL, {}, "End a session with /meta/disconnect, after the events that wait for it."
     ),
     "answer_with_page": Kind(
-        BAYEUX, {"status": 500}, "Answer a request with a page in HTML and that HTTP status."
+        BAYEUX, {"status": 500}, "Answer a request with an HTML page and this HTTP status."
     ),
     "cut_poll": Kind(
         _POLL,
@@ -195,18 +195,18 @@ _COMETD: dict[str, Kind] = {
         "lost with it.",
     ),
     "drip_answer": Kind(
-        BAYEUX, {"seconds": 1.0}, "Send an answer in two halves, so long after each other."
+        BAYEUX, {"seconds": 1.0}, "Send an answer in two halves, with this much time between them."
     ),
 }
 
 _CHANGES: dict[str, Kind] = {
     "gap_event": Kind(
-        (CHANGE,), {}, "The next change of a record is told by a gap event: header only."
+        (CHANGE,), {}, "The next change of a record makes a gap event, which has a header only."
     ),
     "delay_event": Kind(
         (CHANGE,),
         {"seconds": 5.0},
-        "The next change event comes that much later than its change, behind those of later ones.",
+        "The next change event comes this much later than its change, after those of later ones.",
     ),
 }
 
@@ -214,12 +214,12 @@ _ORG: dict[str, Kind] = {
     "expire_token": Kind(
         (),
         {},
-        "All tokens are void; open streams end with service.auth.error at once, new calls are "
+        "All tokens expire; open streams end with service.auth.error at once, new calls are "
         "refused with it.",
         acts=True,
     ),
     "revoke_token": Kind(
-        (), {}, "All tokens are void; open streams live on, new calls are refused.", acts=True
+        (), {}, "All tokens are revoked; open streams continue, new calls are refused.", acts=True
     ),
     "corrupt_id": Kind(
         (), {"replay_id": ""}, "One replay id (hex) is invalid from now on.", acts=True
@@ -240,7 +240,7 @@ _ORG: dict[str, Kind] = {
         (),
         {},
         "All retained events get new replay ids and keep event.id; old ids are invalid; open "
-        "streams are dropped; commit numbers begin anew.",
+        "streams are dropped; commit numbers start again.",
         acts=True,
     ),
     "purge_record": Kind(

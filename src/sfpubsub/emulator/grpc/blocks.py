@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,10 +35,6 @@ _ENCODING = 1
 _LARGEST_BYTES = 512 * 1024
 """Events that take more together, some 5 KiB each, are not worth the room on disk: there the bytes
 take longer than the events."""
-
-_AHEAD = 64
-"""Blocks kept that were read and not wanted yet, those of all readers; as many as five readers of
-small events have ahead. A reader that comes back later reads its blocks again."""
 
 _UNKNOWN = sys.maxsize
 """Of the events that are in no block there may be any number."""
@@ -79,10 +75,6 @@ class Blocks:
         # By number of the topic: where its blocks end, and how many events there are after that,
         # at most.
         self._ends: dict[int, tuple[int, int]] = {}
-        self._reading = threading.Lock()  # guards the two below; never held while anything is read
-        # By number of the topic and position of the reader, who takes it away.
-        self._ahead: OrderedDict[tuple[int, int], Block] = OrderedDict()
-        self._ahead_losses = -1  # of `standing` of the bus, when these were read
         changes = "with" if settings.change_event_ids else "without"
         bus.use_blocks(
             f"{_ENCODING}, {sys.byteorder}: ids of {settings.replay_id_bytes} bytes,"
@@ -111,8 +103,7 @@ class Blocks:
     def after(self, topic: Topic, position: int, limit: int, size: int) -> Piece | None:
         """The next events of a topic as far as they are in one block, at most `limit` and `size`
         bytes of them; None if the next one is in no block or does not fit."""
-        losses, _ = self._bus.standing()
-        block = self._next(topic, position, losses)
+        block = self._bus.block_after(topic, position)
         if block is None:
             return None
         counts = [line.split(" ") for line in block.contents[_NUMBERS.size :].decode().splitlines()]
@@ -120,35 +111,9 @@ class Blocks:
             # All of it, as it is for a reader from the beginning: nothing is inspected.
             positions = array("q", block.contents[: EVENTS * 8])
             return Piece(positions, {name: int(count) for count, name in counts}, block.wire)
-        piece = _part(block, [name for _, name in counts], position, limit, size)
-        if piece is not None and piece.positions[-1] < block.last:
-            self._put_ahead(topic, piece.positions[-1], block, losses)
-        return piece
+        return _part(block, [name for _, name in counts], position, limit, size)
 
     # Inside.
-
-    def _next(self, topic: Topic, position: int, losses: int) -> Block | None:
-        """The block that has the next event of a topic: one that was read ahead, or from the file,
-        with some that follow. `losses` is what `standing` says."""
-        with self._reading:
-            if losses != self._ahead_losses:
-                self._ahead_losses = losses
-                self._ahead.clear()
-            found = self._ahead.pop((topic.number, position), None)
-        if found is not None:
-            return found
-        blocks = self._bus.blocks_after(topic, position)
-        for block in blocks[1:]:
-            self._put_ahead(topic, block.behind, block, losses)
-        return blocks[0] if blocks else None
-
-    def _put_ahead(self, topic: Topic, position: int, block: Block, losses: int) -> None:
-        """Keep a block for who comes to a position, unless events were lost since `losses`."""
-        with self._reading:
-            if losses == self._ahead_losses:
-                self._ahead[topic.number, position] = block
-                if len(self._ahead) > _AHEAD:
-                    self._ahead.popitem(last=False)
 
     def _with_ids(self, topic: Topic) -> bool:
         return topic.name.startswith("/event/") or self._settings.change_event_ids

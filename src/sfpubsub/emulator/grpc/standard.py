@@ -23,7 +23,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["PubSub"].full_name
 
 _HEALTH = "grpc.health.v1.Health"
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""The messages of the two versions differ in their names alone."""
+"""The messages of the two versions differ only in their names."""
 
 _REFLECTIONS = 16
 """Streams of reflection at a time, each of which holds a thread; half of those for unary calls."""

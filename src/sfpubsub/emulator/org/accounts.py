@@ -196,7 +196,7 @@ class Accounts:
         return str(rows[0][0]) if rows else None
 
     def end_refresh_token(self, token: str) -> bool:
-        """Make a refresh token void.
+        """Revoke a refresh token.
 
         Returns:
             Whether it was good.

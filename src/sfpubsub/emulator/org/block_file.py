@@ -19,10 +19,6 @@ _PAGE_BYTES = 16 * 1024
 """Of the file. A row of 100 change events takes five; with 64 KiB a read takes a fifth less, and a
 write twice as many bytes."""
 
-_AHEAD_BYTES = 256 * 1024
-"""Read at a time, and up to a block more: four blocks of change events, a dozen of small events.
-Ten blocks are read in the time of three that are read one by one."""
-
 _TABLES = """
 CREATE TABLE IF NOT EXISTS form (name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS blocks (
@@ -65,7 +61,7 @@ class BlockFile:
             self._db.close()
 
     def use(self, form: str) -> None:
-        """Have blocks of this form alone: those of another are deleted."""
+        """Keep only blocks of this form; others are deleted."""
         with self._lock:
             if self._form() == form:
                 return
@@ -83,23 +79,15 @@ class BlockFile:
                 "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)", (topic_id, *block)
             )
 
-    def after(self, topic_id: int, position: int) -> list[Block]:
-        """The block that has the next event of a topic, and some that follow it, in order; none if
-        that event is in no block."""
-        blocks: list[Block] = []
-        left = _AHEAD_BYTES
+    def after(self, topic_id: int, position: int) -> Block | None:
+        """The block that has the next event of a topic; None if that is in no block."""
         with self._lock:
-            rows = self._db.execute(_FROM, (topic_id, topic_id, position))
-            for row in rows:
-                block = Block._make(row)
-                if not blocks and block.last <= position:
-                    break
-                blocks.append(block)
-                left -= len(block.wire)
-                if left <= 0:
-                    break
-            rows.close()  # or it would keep the file's log from starting anew
-        return blocks
+            found = self._db.execute(
+                "SELECT behind, last, contents, wire FROM blocks"
+                " WHERE topic_id = ? AND behind <= ? ORDER BY behind DESC LIMIT 1",
+                (topic_id, position),
+            ).fetchone()
+        return Block._make(found) if found and found[1] > position else None
 
     def end(self, topic_id: int) -> int:
         """Where the last block of a topic ends; 0 if it has none."""
@@ -141,8 +129,4 @@ class BlockFile:
         return None if found is None else str(found[0])
 
 
-_FROM = """
-SELECT behind, last, contents, wire FROM blocks WHERE topic_id = ? AND behind >=
-    (SELECT max(behind) FROM blocks WHERE topic_id = ? AND behind <= ?) ORDER BY behind
-"""
 _NEXT_TOPIC = "SELECT topic_id FROM blocks WHERE topic_id > ? ORDER BY topic_id LIMIT 1"

@@ -261,7 +261,7 @@ class Bus(Positions):
     # Events in the form in which they are sent; what is in a block is not the bus's business.
 
     def use_blocks(self, form: str) -> None:
-        """Have blocks of this form alone."""
+        """Keep only blocks of this form."""
         self._store.blocks.use(form)
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:
@@ -272,17 +272,16 @@ class Bus(Positions):
             if self._losses == losses:
                 self._store.blocks.put(topic.number, block)
 
-    def blocks_after(self, topic: Topic, position: int) -> list[Block]:
-        """The block that has the next event of a topic, and some that follow it; none if that
-        event is in no block.
+    def block_after(self, topic: Topic, position: int) -> Block | None:
+        """The block that has the next event of a topic; None if that is in no block.
 
         A process that was killed may have left blocks with events that are forgotten.
         """
         with self._lock:
             self._purge()
             forgotten = self._purged_through
-        blocks = self._store.blocks.after(topic.number, max(position, forgotten))
-        return blocks if blocks and blocks[0].behind >= forgotten else []
+        block = self._store.blocks.after(topic.number, max(position, forgotten))
+        return block if block is not None and block.behind >= forgotten else None
 
     def end_of_blocks(self, topic: Topic) -> int:
         """After which position a topic has no block yet."""

@@ -1,4 +1,4 @@
-"""How far managed subscriptions are behind, and were: for people. Nothing decides by it.
+"""How many events managed subscriptions are behind, now and before. Shown to people only.
 
 The past is not sampled: it follows from when events were published, which the log knows, and from
 when positions were committed, which is remembered here as long as the process lives.

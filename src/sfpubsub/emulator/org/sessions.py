@@ -30,7 +30,7 @@ _TOKEN_BYTES = 72
 """Random bytes of a token: 96 characters, which with the org's id makes the usual 112."""
 
 _MOST_TOKENS = 1000
-"""Tokens of sign-ins that are remembered, good or void; older ones are forgotten, as an org ends
+"""Tokens of sign-ins that are remembered, valid or not; older ones are forgotten, as an org ends
 its oldest sessions."""
 
 
@@ -46,7 +46,8 @@ def eighteen(record_id: str) -> str:
 
 @dataclass(frozen=True)
 class _End:
-    """Why a token is void: `expired` ends open streams too; `cause` is the fault that did it."""
+    """Why a token is not valid any more: `expired` ends open streams too; `cause` is the fault that
+    did it."""
 
     expired: bool
     cause: Fault | None
@@ -54,7 +55,7 @@ class _End:
 
 @dataclass
 class _Token:
-    """What is known of a token; it is void once it has an end, or at its time."""
+    """What is known of a token; it is not valid once it has an end, or after its time."""
 
     username: str
     refresh_token: str
@@ -125,7 +126,7 @@ class Sessions:
             return known.username if known and self._is_good(known) else None
 
     def end_all(self, *, expired: bool, cause: Fault | None = None) -> None:
-        """Make all tokens void.
+        """End all tokens.
 
         Args:
             expired: Whether streams that are open with them end at once.
@@ -134,7 +135,7 @@ class Sessions:
         self._end(lambda _token, _known: True, _End(expired, cause))
 
     def revoke(self, token: str) -> bool:
-        """Make one token void, as its holder asks; streams that are open with it live on.
+        """Revoke one token, as its holder asks; streams that are open with it continue.
 
         Returns:
             Whether it was good.
@@ -142,11 +143,11 @@ class Sessions:
         return self._end(lambda item, _known: item == token, _End(False, None))
 
     def revoke_family(self, refresh_token: str) -> None:
-        """Make void what was made from a refresh token."""
+        """Revoke what was made from a refresh token."""
         self._end(lambda _token, known: known.refresh_token == refresh_token, _End(False, None))
 
     def expire(self, token: str) -> bool:
-        """Make one token void and end what is open with it.
+        """End one token and what is open with it.
 
         Returns:
             Whether it was good.
@@ -154,12 +155,12 @@ class Sessions:
         return self._end(lambda item, _known: item == token, _End(True, None))
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after tokens were made void, so that waiting streams look again."""
+        """Call `listener` after tokens have ended, so that waiting streams look again."""
         with self._lock:
             self._on_end.append(listener)
 
     def ended_by(self, token: str) -> Fault | None:
-        """The fault that made a token void, if one did."""
+        """The fault that ended a token, if one did."""
         with self._lock:
             known = self._tokens.get(token)
             return known.end.cause if known and known.end else None
@@ -206,8 +207,8 @@ class Sessions:
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Whether a token is valid or was; void ones still open the admin endpoint, or nobody could
-        ask for a new one."""
+        """Whether a token is valid or was; one that was still opens the admin endpoint, or nobody
+        could ask for a new one."""
         with self._lock:
             return token in self._tokens
 

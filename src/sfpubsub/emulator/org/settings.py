@@ -107,7 +107,7 @@ class Settings:
     """Size of one response, at most, unless a single event is larger. Reported: 3 MB."""
 
     event_bytes: int = 1024 * 1024
-    """A larger event is refused alone. Documented: 1 MB."""
+    """A larger event is refused, and the others of its request are not. Documented: 1 MB."""
 
     publish_request_bytes: int = 4 * 1024 * 1024
     """A larger PublishRequest breaks the call as a proxy would. Documented: 4 MB."""

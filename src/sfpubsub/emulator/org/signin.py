@@ -102,7 +102,7 @@ class SignIn:
         return user, self.sessions.issue(user.username)
 
     def revoke(self, token: str) -> None:
-        """Make an access or refresh token void, and with a refresh token what was made from it.
+        """Revoke an access or refresh token, and with a refresh token what was made from it.
 
         Raises:
             SignInRefused: It was not good.

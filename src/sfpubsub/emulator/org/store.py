@@ -157,7 +157,7 @@ class Store:
             self._db.execute(sql, values)
 
     def snapshot(self) -> Snapshot:
-        """The database as it is now, to be read beside all changes that come."""
+        """The database as it is now, to be read while changes come."""
         with self._lock:
             made = Snapshot(self._path)
             self._snapshots.add(made)

@@ -60,13 +60,17 @@ def _page(visit: Visit, problem: str) -> Answer:
         ),
         tag(
             "p",
-            "A jump makes everything due that the time would have made due: keepalives, deadlines, "
-            "the end of retention. It cannot be taken back; after a new start the emulator is back "
-            "at real time.",
+            "After a jump everything happens that would have happened in that time: keepalives, "
+            "deadlines, the end of retention. A jump cannot be undone; an emulator that is "
+            "restarted is back at real time.",
         ),
         visit.form(
             PLACE,
-            *(tag("p", button(f"+ {text}", name="seconds", value=s)) for s, text in _JUMPS),
+            tag(
+                "p",
+                *(button(f"+ {text}", name="seconds", value=s) for s, text in _JUMPS),
+                class_="row",
+            ),
             label="Jumps",
         ),
         visit.form(

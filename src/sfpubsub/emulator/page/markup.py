@@ -38,7 +38,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def joined(children: Iterable[object]) -> Markup:
-    """Several things behind each other."""
+    """Several things, one after another."""
     return Markup("".join(_escaped(child) for child in children if child is not None))
 
 
@@ -88,7 +88,7 @@ def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup
 
 
 def live(id_: str, content: object) -> Markup:
-    """A place whose content is put anew while one looks."""
+    """An element whose content is replaced while somebody looks."""
     return tag("span", content, id=id_)
 
 

@@ -131,7 +131,8 @@ def _object_page(
         open=entered is not None,
         id="new",
     )
-    caption = f"The {min(len(rows), _SHOWN)} that were changed last, of {_count(visit, of):,}"
+    count = _count(visit, of)
+    caption = f"The {len(rows)} changed last, of {count:,}" if count else "No records yet"
     listed = table(caption, columns, rows, "records")
     found_topic = _topic(visit, of)
     parts = (form, listed, *_changes(visit, found_topic, _SHOWN))

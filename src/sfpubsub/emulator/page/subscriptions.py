@@ -1,4 +1,4 @@
-"""Managed subscriptions: where they stand, how far they are behind, RUN and STOP."""
+"""Managed subscriptions: their positions, how many events they are behind, RUN and STOP."""
 
 from __future__ import annotations
 
@@ -63,9 +63,12 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
     form = visit.form(
         PLACE,
         tag("input", type="hidden", name="name", value=record.developer_name),
-        button("Run", name="state", value="RUN"),
-        " ",
-        button("Stop", name="state", value="STOP"),
+        tag(
+            "p",
+            button("Run", name="state", value="RUN"),
+            button("Stop", name="state", value="STOP"),
+            class_="row",
+        ),
         tag("p", "Stop forgets the committed position.", class_="hint"),
         label=f"State of {record.developer_name}",
     )
@@ -104,7 +107,8 @@ def _state(world: World, record: ManagedSubscription) -> Markup:
         delivered=f"{count.delivered:,}",
         commits=f"{count.commits_accepted:,} accepted, {count.commits_refused:,} refused",
     )
-    return joined([shown, plot(record.developer_name, lags)])
+    title = tag("p", "Events behind", class_="hint")
+    return joined([shown, title, plot(record.developer_name, lags)])
 
 
 def _lags(world: World, record: ManagedSubscription) -> list[Lag]:

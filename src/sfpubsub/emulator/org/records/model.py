@@ -1,4 +1,4 @@
-"""The records of one org: what all wires use. Knows none of them.
+"""The records of one org, as REST, Bulk and the page use them. Knows none of these.
 
 A record and the event of its change become durable in one transaction of the bus. All changes of
 records run one after another, in the order of their events.
@@ -126,7 +126,7 @@ class Records(Reading):
                 raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Publish the changes of what members select; of what none selects any more no longer."""
+        """Publish the changes of the objects that members select, and of no others."""
         events = {member.entity for member in members}
         for name in events | {member.entity for member in gone}:
             of = self._by_event(name)

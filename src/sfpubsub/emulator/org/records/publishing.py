@@ -34,7 +34,7 @@ _COMMIT_BASE = 10_000_000_000
 """Commit numbers begin above this, as those of an org that has lived for a while."""
 
 _MOVED_BASE = 1_000_000
-"""Above this they begin anew on another instance, which makes them smaller than before."""
+"""Those after a move to another instance begin above this: smaller than before it."""
 
 _HEADER = "changeeventheader."
 _OPERATIONS = {

@@ -186,7 +186,7 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
 
     def finish(self) -> None:
-        """Do what comes behind the events of the changes."""
+        """Do what comes after the events of the changes."""
         for table, record_id in self._removals:
             table.remove(record_id)
 
