@@ -34,6 +34,12 @@ def lake_settings(directory: Path) -> dict[str, str]:
     }
 
 
+def jobs_begun(spark: SparkSession) -> int:
+    """Return how many jobs Spark has begun: of those that it shows it keeps only the newest, and
+    learns of them later."""
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _quick_java() -> Iterator[None]:
     """Start the Java of the session, and that of commands, as all of the tests."""

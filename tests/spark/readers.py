@@ -8,20 +8,21 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 
-def read_table(path: Path, format_: str) -> pa.Table:
+def read_table(path: Path, format_: str, columns: list[str] | None = None) -> pa.Table:
     """Read with pyarrow, delta-rs or pyiceberg, in order of arrival."""
     if format_ == "delta":
         from deltalake import DeltaTable
 
-        rows = pa.table(DeltaTable(str(path)).to_pyarrow_table())
+        rows = pa.table(DeltaTable(str(path)).to_pyarrow_table(columns=columns))
     elif format_ == "iceberg":
         from pyiceberg.table import StaticTable
 
         newest = (path / "metadata" / "version-hint.text").read_text().strip()
         metadata = path / "metadata" / f"v{newest}.metadata.json"
-        rows = StaticTable.from_metadata(str(metadata)).scan().to_arrow()
+        scan = StaticTable.from_metadata(str(metadata)).scan(selected_fields=columns or ("*",))
+        rows = scan.to_arrow()
     else:
-        rows = ds.dataset(path, format="parquet", partitioning="hive").to_table()
+        rows = ds.dataset(path, format="parquet", partitioning="hive").to_table(columns=columns)
     return rows.sort_by("ingest_seq")
 
 

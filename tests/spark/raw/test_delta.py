@@ -10,8 +10,10 @@ from pyspark.sql import SparkSession
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.ingest.screening import Part
+from sfpubsub.spark.raw import delta
 from sfpubsub.spark.raw.rows import EventRows
-from tests.spark.conftest import TABLE_FORMAT
+from sfpubsub.spark.raw.state import APPLICATION
+from tests.spark.conftest import TABLE_FORMAT, jobs_begun
 from tests.spark.readers import ids_of
 from tests.spark.sample_events import MANAGED, NOW, TOPIC, batch_of, raw_event, replay_id
 
@@ -155,6 +157,42 @@ def test_a_commit_that_delta_left_out_is_an_error(open_writer, table, monkeypatc
         writer.write(batch_of([2]))
     assert writer.write(batch_of([2])).rows == 1
     assert ids_of(table, "delta") == events(3)
+
+
+def test_a_write_is_one_job(spark, open_writer, table):
+    """Delta's own writer would compute the table's state for each commit, by three jobs more; the
+    number that keeps two writers apart is there all the same."""
+    writer = open_writer()
+    writer.write(batch_of(range(2)))
+    for count in (4, 6):
+        before = jobs_begun(spark)
+        writer.write(batch_of(range(count)))
+        assert jobs_begun(spark) - before == 1
+    assert ids_of(table, "delta") == events(6)
+    newest = max(table.glob("_delta_log/*.json")).read_text()
+    assert f'"txn":{{"appId":"{APPLICATION}","version":{writer._table._state.number}' in newest
+
+
+def test_a_commit_that_comes_in_between_is_noticed(spark, lake, tmp_path, monkeypatch):
+    """The number was read, and another writer commits before us: Delta refuses ours."""
+    url = f"viewfs://lake/tables/{tmp_path.name}"
+    older = EventWriter(spark, url, format="delta", topic=TOPIC, clock=lambda: NOW)
+    older.write(batch_of([0]))
+    newer: list[EventWriter | None] = []
+    look = delta.transaction_number
+
+    def overtaken(*arguments):
+        number = look(*arguments)
+        if not newer:
+            newer.append(None)
+            newer[0] = EventWriter(spark, url, format="delta", topic=TOPIC, clock=lambda: NOW)
+        return number
+
+    monkeypatch.setattr(delta, "transaction_number", overtaken)
+    with pytest.raises(WriteError, match="taken over by another writer"):
+        older.write(batch_of([1]))
+    assert newer[0].write(batch_of(range(2))).rows == 1
+    assert ids_of(lake / tmp_path.name, "delta") == events(2)
 
 
 def test_positions_have_no_minimum_and_no_maximum(open_writer, table):

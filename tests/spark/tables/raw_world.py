@@ -18,6 +18,7 @@ from sfpubsub.spark.tables.reading import read_typed, read_undecodable
 from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import RawEvent, ReplayId
 from tests.avro.schemas import payload, schema_text, values
+from tests.spark.readers import read_table
 
 TOPIC = "/data/ChangeEvents"
 ORDER, ORDER_2, ACCOUNT = "order_event", "order_event_v2", "account_change"
@@ -103,8 +104,9 @@ class Raw:
         return read_undecodable(self.spark, self.typed, format=self.to_format)
 
     def seqs(self, name: str) -> list[int]:
-        """The ``ingest_seq`` s in one of the tables, in order."""
-        return sorted(row["ingest_seq"] for row in self.read(name).select("ingest_seq").collect())
+        """The ``ingest_seq`` s in one of the tables, in order, as a plain reader sees them."""
+        rows = read_table(self.typed / name, self.to_format, ["ingest_seq"])
+        return rows["ingest_seq"].to_pylist()
 
     def check(self) -> None:
         """Every raw row is in one of the tables, once."""

@@ -411,6 +411,7 @@ def test_paths_are_no_patterns_and_no_urls(spark, tmp_path):
     raw.write((ORDER, 2, 1))
     raw.make()
     raw.check()
+    assert (raw.read("Order_Event__e").count(), raw.undecodable().count()) == (2, 1)
 
 
 def test_two_engines_do_not_meet(raw):

@@ -19,7 +19,7 @@ from sfpubsub.spark.tables.delta_target import (
     NUMBER_SETTING,
 )
 from sfpubsub.spark.tables.target import Place, parquet_of
-from tests.spark.conftest import TABLE_FORMAT
+from tests.spark.conftest import TABLE_FORMAT, jobs_begun
 
 COLUMNS = pa.schema(
     [
@@ -261,11 +261,10 @@ def test_a_step_that_another_writer_commits_first_is_refused(target, monkeypatch
     with pytest.raises(WriteError):
         table.append([parquet_of(rows(0))], 1)
     assert (table.step(), seqs(table)) == (1, [0])
-    jobs = target.spark.sparkContext._jsc.sc().statusStore().jobsList
-    before = jobs(None).size()
+    before = jobs_begun(target.spark)
     table.append([parquet_of(rows(1))], 2)
     assert table.step() == 2
-    assert jobs(None).size() == before
+    assert jobs_begun(target.spark) == before
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg's metadata has the number at once")
@@ -273,11 +272,10 @@ def test_the_first_step_into_a_new_table_runs_no_job(target):
     """Delta would compute the table's state, by three jobs for each table of a new target."""
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
-    jobs = target.spark.sparkContext._jsc.sc().statusStore().jobsList
-    before = jobs(None).size()
+    before = jobs_begun(target.spark)
     table.append([parquet_of(rows(0))], 1)
     assert table.step() == 1
-    assert jobs(None).size() == before
+    assert jobs_begun(target.spark) == before
     assert (target._open("Order_Event__e").step(), seqs(table)) == (1, [0])
 
 

@@ -24,6 +24,7 @@ from sfpubsub.spark.raw.layout import Layout, layout_with
 from sfpubsub.spark.raw.logged import Conflict, LoggedTable
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.state import APPLICATION, State
+from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, active_session, first_line
 
@@ -156,7 +157,7 @@ class DeltaTable(LoggedTable):
                 writer.save(self._url)
                 self._set_properties()
             else:
-                writer.save(self._url)
+                self._add(frame, state)
             self._exists = True
         except SPARK_ERRORS as error:
             if _is_conflict(error):
@@ -170,6 +171,41 @@ class DeltaTable(LoggedTable):
             if found is not None and found.number <= state.number:
                 break
         raise Conflict(f"delta skipped the commit: number {state.number} is taken")
+
+    def _add(self, frame: DataFrame, state: State) -> None:
+        """Commit as Delta's writer does, unless the table has a number that is as high.
+
+        That writer looks for the number in the table's whole state, which each commit makes Delta
+        compute anew: three jobs of Spark, where the write itself is one.
+        """
+        spark, application = self._spark, state.application
+        delta = "org.apache.spark.sql.delta"
+        nothing = java_class(spark, "scala.Option").empty()
+        empty = java_class(spark, "scala.Predef").Map().empty()
+        append = java_class(spark, "org.apache.spark.sql.SaveMode").Append
+        with active_session(spark):
+            log, session = self._log(), spark._jsparkSession
+            transaction = log.startTransaction()
+            if transaction_number(spark, transaction.snapshot(), application) >= state.number:
+                return
+            # As where Delta reads the number itself: a commit with this application's name that
+            # comes in between is a conflict.
+            transaction.readTxn().addOne(application)
+            given = empty
+            for name, value in self._options(state).items():
+                given = given.updated(name, value)
+            options = java_class(spark, f"{delta}.DeltaOptions")(
+                given, session.sessionState().conf()
+            )
+            # Its partitions and properties are the table's: none are given.
+            write = java_class(spark, f"{delta}.commands.WriteIntoDelta")(
+                log, append, options, empty.keys().toSeq(), empty, frame._jdf, *[nothing] * 2, False
+            )
+            actions = write.write(transaction, session, nothing, False)
+            operation = java_class(spark, f"{delta}.DeltaOperations$Write")(
+                append, nothing, nothing, options.userMetadata(), *[nothing] * 5
+            )
+            transaction.commit(actions, operation)
 
     def _replace(self, frame: DataFrame, state: State) -> None:
         writer = frame.write.format("delta").mode("overwrite").options(**self._options(state))
@@ -190,6 +226,23 @@ class DeltaTable(LoggedTable):
         if self.place.in_catalog:
             return self._spark.read.table(self.place.in_sql)
         return self._spark.read.format("delta").load(self._url)
+
+
+def transaction_number(spark: SparkSession, snapshot: Any, application: str) -> int:
+    """Return the newest number of an application in a snapshot of a table's log; 0 if it has none.
+
+    From the checksum beside the log, if that has it; else Delta computes the table's state, by
+    three jobs of Spark.
+    """
+    checksum = snapshot.checksumOpt()
+    known = checksum.get().setTransactions() if checksum.isDefined() else checksum
+    if known.isDefined():
+        converters = java_class(spark, "scala.jdk.javaapi.CollectionConverters")
+        for transaction in converters.asJava(known.get()):
+            if transaction.appId() == application:
+                return int(transaction.version())
+    number = snapshot.transactions().get(application)
+    return int(number.get()) if number.isDefined() else 0
 
 
 def _quoted(name: str) -> str:

@@ -184,6 +184,8 @@ def delta_settings(*, local: bool) -> dict[str, str]:
         # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
         # files, and costs each commit of a small one 0.3 s.
         "spark.databricks.delta.snapshotPartitions": "2",
+        # Keeps the numbers of transactions in the checksum, so that reading ours is no job.
+        "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     }
     if local:
         # What writes the checksum beside a commit; the default starts ten processes, as above.

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
+from sfpubsub.spark.raw.delta import transaction_number
 from sfpubsub.spark.raw.frames import spark_schema, sql_text
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import active_session, frame_of_rows
@@ -62,12 +63,7 @@ class DeltaTarget(LoggedTarget):
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         check_session(spark, "delta")
-        settings = {
-            **delta_settings(local=place.local is not None),
-            # Keeps the numbers of transactions in the checksum, so that reading ours is no job.
-            "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
-        }
-        super().__init__(spark, place, settings)
+        super().__init__(spark, place, delta_settings(local=place.local is not None))
 
     def _open(self, name: str) -> TargetTable:
         return DeltaTargetTable(self, name)
@@ -259,21 +255,10 @@ class DeltaTargetTable(LoggedTargetTable):
         return self._java(_CONVERTERS).asScala(parsed).toSeq()
 
     def _step_of(self, snapshot: Any) -> int:
-        """Return the number of our newest commit; from the checksum beside the log, if that has it.
-
-        Else Delta computes the table's state, by three jobs of Spark; but nothing is to be found in
-        a table that was made a moment ago.
-        """
+        """Return the number of our newest commit."""
         if self._is_new and snapshot.version() == 0:
-            return 0
-        checksum = snapshot.checksumOpt()
-        known = checksum.get().setTransactions() if checksum.isDefined() else checksum
-        if known.isDefined():
-            for transaction in self._java(_CONVERTERS).asJava(known.get()):
-                if transaction.appId() == APPLICATION:
-                    return int(transaction.version())
-        number = snapshot.transactions().get(APPLICATION)
-        return int(number.get()) if number.isDefined() else 0
+            return 0  # nothing is to be found in a table that was made a moment ago
+        return transaction_number(self._spark, snapshot, APPLICATION)
 
     def _operation(self, step: int) -> Any:
         """Return what the table's history says of a commit: a stream's, with its number.
