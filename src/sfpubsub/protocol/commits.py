@@ -1,10 +1,10 @@
-"""Commits of a managed stream: what was asked, what was answered, what is known.
+"""Track the commits of a managed stream: requests, responses, and what is confirmed.
 
 The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
-1. At most one commit is unanswered on a stream. While it is, the newest acked prefix waits.
-2. An answer may stand for several commits; with rule 1 it stands for the one that is out, or for
-   one that was given up after `Timings.commit_timeout`.
+1. At most one commit is in flight on a stream. Meanwhile, newer positions wait.
+2. A response may cover several commits; given rule 1, it covers the one in flight, or one that
+   timed out after `Timings.commit_timeout`.
 3. After a refusal or a timeout a delay runs, which grows with each; then the newest position goes,
    be it the same one. Failing for `Timings.commit_budget` ends the subscription: not so many times,
    for a service may refuse for a while and at once. Time without a stream does not count.
@@ -31,7 +31,7 @@ from sfpubsub.types import CommitReceipt, ReplayId
 
 
 class Sent(NamedTuple):
-    """A commit that went out."""
+    """A commit that was sent."""
 
     request_id: str
     replay_id: ReplayId
@@ -47,7 +47,7 @@ class Commits:
         self.receipt: CommitReceipt | None = None
         self._standing = False  # this stream has shown that the service is at the receipt
         self.last_error: str | None = None
-        """Why the last commit failed; None after one that did not."""
+        """Why the last commit failed; None after a success."""
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._retry_at = 0.0
         self._failed_for = 0.0  # seconds of streams since the first failure
@@ -56,7 +56,7 @@ class Commits:
         self._late: dict[str, Sent] = {}  # given up on this stream; an answer may still come
         self.maybe: list[Sent] = []
         self.refused: int = 0
-        """Orders up to here were refused, and not sent again since."""
+        """Orders up to here were refused and not sent again since."""
         self._last_sent = 0.0
         self._next_at = 0.0  # when a new position may go
         self._stream = 0
@@ -64,7 +64,7 @@ class Commits:
         self._tickets: dict[int, int] = {}  # ticket -> order that has to be confirmed
 
     def new_stream(self, stream: int, now: float) -> None:
-        """Forget what is out: answers come only on the stream of their request."""
+        """Forget commits in flight: responses arrive only on the stream of their request."""
         if self.unanswered is not None:
             self.maybe.append(self.unanswered)
         self.maybe.extend(self._late.values())
@@ -93,8 +93,8 @@ class Commits:
         Args:
             candidate: The newest position that may be committed.
             now: The time.
-            again: Do not wait after a failure.
-            at_once: Keep no distance to the last one.
+            again: Whether to skip the delay after a failure.
+            at_once: Whether to skip the pause after the last commit.
         """
         if self.unanswered is not None or (now < self._retry_at and not again):
             return None
@@ -118,10 +118,10 @@ class Commits:
         return CommitRequest(request_id, replay_id)
 
     def answered(self, answer: CommitAnswer, now: float) -> int | None:
-        """Take an answer.
+        """Handle a response to a commit.
 
         Returns:
-            The order up to which everything is confirmed; None if the answer confirms nothing.
+            The order up to which everything is confirmed; None if nothing is.
         """
         sent = self.unanswered
         if sent is not None and (
@@ -130,7 +130,8 @@ class Commits:
         ):
             self.unanswered = None
         else:
-            # Not ours, or a late answer: good news counts, bad news was counted as a timeout.
+            # Unknown, or a late response: a success counts, a failure was already counted as a
+            # timeout.
             sent = self._late.pop(answer.request_id, None)
             if sent is None or answer.error is not None:
                 return None
@@ -176,7 +177,7 @@ class Commits:
         self._standing = certain and not self.maybe
 
     def check_timeout(self, now: float) -> None:
-        """Give up a commit that was unanswered for too long."""
+        """Time out a commit that was unanswered for too long."""
         sent = self.unanswered
         if sent is not None and now >= sent.at + self._timings.commit_timeout:
             self._late[sent.request_id] = sent
@@ -185,17 +186,17 @@ class Commits:
 
     @property
     def exhausted(self) -> CommitError | None:
-        """The error that ends the subscription, once commits have failed for too long."""
+        """Return the error that ends the subscription if commits have failed for too long."""
         if self.last_error is None or self._failed_for < self._timings.commit_budget:
             return None
         return CommitError(
             f"no commit was accepted for {self._failed_for:.0f} s, the last one: "
-            f"{self.last_error}; acked events since the last confirmed commit will come again",
+            f"{self.last_error}; events acked since the last confirmed commit will be redelivered",
             retryable=True,
         )
 
     def deadline(self, candidate: Entry | None) -> float | None:
-        """Return when `check_timeout` or `next_request` has something to do."""
+        """Return when `check_timeout` or `next_request` should be called next."""
         if self.unanswered is not None:
             return self.unanswered.at + self._timings.commit_timeout
         if candidate is not None:
@@ -217,7 +218,7 @@ class Commits:
         self._tickets[ticket] = order
 
     def settle(self, order: int) -> list[SettleCommit]:
-        """Settle the tickets that waited for *order* or less."""
+        """Settle the tickets waiting for *order* or a lower one."""
         assert self.receipt is not None  # noqa: S101  # something was confirmed
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
         for ticket in ready:
@@ -233,6 +234,6 @@ class Commits:
         return [SettleCommit(ticket, error) for ticket in ready]
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle every ticket: the subscription is over."""
+        """Settle every ticket, because the subscription has ended."""
         ready, self._tickets = list(self._tickets), {}
         return [SettleCommit(ticket, error) for ticket in ready]
