@@ -133,7 +133,7 @@ def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
 
 def test_a_format_that_does_not_exist_names_those_that_do():
     """Before Spark is started."""
-    with pytest.raises(ConfigurationError, match="there is parquet, delta, iceberg"):
+    with pytest.raises(ConfigurationError, match="use one of parquet, delta, iceberg"):
         check_format("csv")
 
 
@@ -156,7 +156,7 @@ def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
     for other in ("iceberg", "parquet"):
-        with pytest.raises(ConfigurationError, match="not a table of sfpubsub"):
+        with pytest.raises(ConfigurationError, match="nor a table of sfpubsub"):
             Destination.parse(tmp_path / "delta", other).check(TOPIC)
     (tmp_path / "parquet").mkdir()
     claim_table(tmp_path / "parquet", TOPIC)
