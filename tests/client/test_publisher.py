@@ -227,7 +227,7 @@ def change_schema(emulator) -> None:
 @pytest.mark.parametrize(
     ("value", "options", "says"),
     [
-        ({"Notes__c": "x" * LARGEST_EVENT}, {"event_id": "big"}, "event big takes .* bytes"),
+        ({"Notes__c": "x" * LARGEST_EVENT}, {"event_id": "big"}, "event big has .* bytes"),
         ({}, {"headers": {"a": b"x" * LARGEST_EVENT}}, "including headers"),
         ({}, {"event_id": "x" * 37}, "1 to 36 characters"),
         ({}, {"event_id": ""}, "1 to 36 characters"),
