@@ -103,7 +103,7 @@ def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys
     assert f"use {kept}" in said
     kept.rmdir()
     assert run(missing) == 1
-    assert "'_table.json'): name another directory" in capsys.readouterr().err
+    assert "'_table.json'): use another directory" in capsys.readouterr().err
     assert [place.name for place in table.iterdir()] == ["_table.json"]
 
 

@@ -227,7 +227,7 @@ def change_schema(emulator) -> None:
 @pytest.mark.parametrize(
     ("value", "options", "says"),
     [
-        ({"Notes__c": "x" * LARGEST_EVENT}, {"event_id": "big"}, "event big takes .* bytes"),
+        ({"Notes__c": "x" * LARGEST_EVENT}, {"event_id": "big"}, "event big has .* bytes"),
         ({}, {"headers": {"a": b"x" * LARGEST_EVENT}}, "including headers"),
         ({}, {"event_id": "x" * 37}, "1 to 36 characters"),
         ({}, {"event_id": ""}, "1 to 36 characters"),
@@ -410,7 +410,7 @@ def test_publish_in_one_call_tells_every_result(run_emulator, connect):
         connect(emulator).publish(TOPIC, [{}] * 3, created_by=USER)
     assert sum(result.ok for result in raised.value.results) == 2
     assert not raised.value.retryable
-    with pytest.raises(EncodeError, match="event 2, none was published"):
+    with pytest.raises(EncodeError, match="event 2 is not valid, so none was published"):
         connect(emulator).publish(TOPIC, [{}, {"Nope": 1}], created_by=USER)
     assert emulator.bus.tip() == 2
 

@@ -39,7 +39,7 @@ def test_every_pair_is_in_the_table_or_refused(state: State, signal: Signal) -> 
         protocol._step(signal)
         assert protocol.state is TRANSITIONS[state][signal]
         return
-    with pytest.raises(LocalProtocolError, match=f"{state.value} cannot take {signal.value}"):
+    with pytest.raises(LocalProtocolError, match=f"{state.value} cannot handle {signal.value}"):
         protocol._step(signal)
 
     assert protocol.state is state

@@ -370,7 +370,7 @@ class Walk:
             ReplayIdRejectedError,
         )
         if error is not None and not isinstance(error, expected):
-            assert "not acked" in str(error), error
+            assert "unacked" in str(error), error
         # One commit in ten is refused: that is passing, however often it happens.
         assert "no commit was accepted" not in str(error)
 

@@ -135,8 +135,7 @@ class Outbound(Generic[ReceiptT]):
 
         Raises:
             EncodeError: It does not fit the schema or is too large, or the id or a header is not
-                what the service takes.
-            SfPubSubError: The schema could not be fetched.
+                valid. SfPubSubError: The schema could not be fetched.
         """
         used = self._topics.get(self.topic).schema_id
         try:

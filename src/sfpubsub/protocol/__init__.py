@@ -1,6 +1,5 @@
-"""The subscription loop without I/O: it cannot wait, has no clock and starts no thread.
+"""The subscription protocol without I/O: it never blocks, has no clock and starts no threads.
 
-`subscription.SubscriptionProtocol` takes what happened and the time, and answers with commands and
-its next deadline. A driver (sfpubsub.transports.driver) carries the commands out; its recipe
-is in that module.
+`subscription.SubscriptionProtocol` takes inputs and the current time, and returns commands and its
+next deadline. A driver (sfpubsub.transports.driver) carries out the commands, as described there.
 """

@@ -18,26 +18,26 @@ _NEVER = float("inf")
 
 
 class Due(enum.Enum):
-    """What is to be done."""
+    """What is due."""
 
     GIVE_UP = "the connection did not come back in time"
     REOPEN = "the delay before the next stream is over"
-    STEADY = "a stream has been open for so long that it is good"
-    SILENT = "a stream that owes a message has brought none"
+    STEADY = "a stream has been open long enough to count as healthy"
+    SILENT = "a stream from which a message is due has been silent"
     RESERVE = "a stream without credit needs some to stay open"
-    COMMIT = "a commit has to be sent, or was not answered"
-    NEVER_ACKED = "the application takes events and acks none"
-    CLOSE = "the orderly end has taken long enough"
+    COMMIT = "a commit must be sent, or has timed out"
+    NEVER_ACKED = "the application takes events but acks none"
+    CLOSE = "the clean shutdown has taken long enough"
 
 
 _WHILE_STREAMING = (Due.SILENT, Due.RESERVE, Due.COMMIT, Due.NEVER_ACKED)
 
 
 class Alarms:
-    """The times of one subscription. Not thread-safe; the driver serialises.
+    """The timers of one subscription. Not thread-safe; the driver serialises.
 
     Args:
-        timings: Times of the service and the client.
+        timings: Timings of the service and the client.
         outgoing: Knows when credit was sent.
         retries: Knows how long failures may last.
         standing: Knows when a commit is due; None for a plain subscription.
@@ -51,16 +51,16 @@ class Alarms:
         self._retries = retries
         self._standing = standing
         self.heard_at: float = 0.0
-        """When the last message came, or the stream was opened."""
+        """When the last message was received or the stream was opened."""
         self.reopen_at: float = 0.0
         """When a stream may be opened again."""
         self.close_by: float = 0.0
-        """When draining has to end, then closing."""
+        """Deadline of draining, then of closing."""
         self.full_since: float | None = None
-        """Since when too many events are unacked, without an ack."""
+        """Since when too many events have been unacked without any ack."""
 
     def due(self, state: State) -> list[tuple[float, Due]]:
-        """Return everything that is waited for in *state*, and when it is due."""
+        """Return everything awaited in *state*, and when it is due."""
         times, found = self._timings, list[tuple[float, Due]]()
         if state is State.STREAMING:
             found += zip(self._while_streaming(), _WHILE_STREAMING, strict=True)
@@ -71,7 +71,8 @@ class Alarms:
             found.append((self.reopen_at, Due.REOPEN))
         elif state is State.OPENING:
             if times.ping_interval and self._retries.reason is not None:
-                answered = times.ping_interval + times.ping_timeout  # or the pings had ended it
+                # Otherwise the pings would have ended it.
+                answered = times.ping_interval + times.ping_timeout
                 found.append((self.heard_at + times.steady + answered, Due.STEADY))
             found.append((self._silent_at, Due.SILENT))
         elif state is State.PAUSED:
@@ -81,7 +82,7 @@ class Alarms:
         return found
 
     def earliest(self, state: State) -> float:
-        """Return when the first thing is due in *state*; infinity for never."""
+        """Return when the first timer is due in *state*; infinity if there is none."""
         if state is State.STREAMING:  # asked after each response and ack
             return min(self._while_streaming())
         return min([at for at, _ in self.due(state)], default=_NEVER)
@@ -91,7 +92,7 @@ class Alarms:
         outgoing = self._outgoing
         if not outgoing.window.outstanding:
             return _NEVER
-        # A message is due only so long after something was asked for.
+        # A message is due only a certain time after events were requested.
         since = max(self.heard_at, outgoing.last_credit)
         return since + self._timings.keepalive + self._timings.keepalive_margin
 
@@ -99,7 +100,7 @@ class Alarms:
         """Return when each of `_WHILE_STREAMING` is due."""
         outgoing, reserve, commit = self._outgoing, _NEVER, _NEVER
         if outgoing.window.starving:
-            # A commit and its answer may not count for the service's 60 s.
+            # A commit and its response may not reset the service's 60 s.
             reserve = outgoing.last_figure + self._timings.reserve
         if self._standing is not None:
             at = self._standing.commit_at

@@ -1,9 +1,8 @@
-"""How many events the application has room for: by number, by bytes and by acks.
+"""Compute how many events the application has room for, by count, bytes and acks.
 
-Credit is counted in events, memory in bytes, and an event may have a few hundred bytes or a
-megabyte. So room in bytes is converted into a number of events by the sizes seen so far. Events
-that do not fit are dropped with their stream and delivered again, at the cost of the org's delivery
-allocation.
+Requests count events, but events have between a few hundred bytes and a megabyte each. So room in
+bytes is converted to a number of events, based on observed sizes. Events that do not fit would be
+dropped with their stream and redelivered, at the cost of the org's delivery allocation.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class Appetite:
     """The room of one subscription. Not thread-safe; the driver serialises.
 
     Args:
-        limits: Bounds of memory.
+        limits: Memory limits.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -30,15 +29,15 @@ class Appetite:
         """Payload bytes of those."""
 
     def seen(self, events: Sequence[RawEvent], size: int) -> None:
-        """Learn from events of *size* bytes together how large an event is."""
+        """Update the estimated event size from events with *size* bytes in total."""
         mean = size / len(events)
         if self._size is None or mean > self._size:
-            self._size = mean  # large ones at once, or they would not fit
+            self._size = mean  # adapt to larger sizes at once, because they might not fit
         else:
             self._size += (mean - self._size) * min(1.0, len(events) / WINDOW)
 
     def delivered(self, count: int, size: int) -> None:
-        """Count a batch that waits to be read."""
+        """Count a batch as waiting to be read."""
         self.waiting_count += count
         self.waiting_bytes += size
 
@@ -48,11 +47,11 @@ class Appetite:
         self.waiting_bytes -= size
 
     def discarded(self) -> None:
-        """Count everything that waits as gone."""
+        """Count all waiting batches as dropped."""
         self.waiting_count = self.waiting_bytes = 0
 
     def room(self, unacked: int) -> int:
-        """Return how many events may be on their way now; 0 for none.
+        """Return how many events may be in flight now.
 
         Args:
             unacked: Events received and not acked, read or not.
@@ -73,15 +72,15 @@ class Appetite:
             by_bytes = min(FIRST_CREDIT, free // LARGEST_EVENT)
         else:
             by_bytes = int(free / max(1.0, self._size))
-        # One that is larger than the bound has to come through as well, if alone.
+        # A single event larger than the limit must still be able to arrive.
         return min(WINDOW, by_count, by_bytes if size else max(1, by_bytes))
 
     @property
     def full(self) -> bool:
-        """Whether the bytes that wait leave no room for anything."""
+        """Whether the waiting bytes leave no room at all."""
         return self.waiting_bytes >= self._limits.max_bytes
 
     @property
     def overfull(self) -> bool:
-        """Whether even the stream is too much: events were far larger than those before."""
+        """Whether the stream must be closed, because events were far larger than earlier ones."""
         return self.waiting_bytes >= 2 * self._limits.max_bytes

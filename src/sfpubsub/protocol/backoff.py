@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class Backoff:
-    """Gives one delay after another, until it is reset by a sign of success.
+    """Computes increasing delays until it is reset.
 
     Args:
-        initial: Ceiling of the first delay, in seconds.
-        maximum: Ceiling that the doubling stops at, in seconds.
+        initial: Upper bound of the first delay, in seconds.
+        maximum: Upper bound at which the doubling stops, in seconds.
     """
 
     def __init__(self, initial: float, maximum: float) -> None:
@@ -20,13 +20,13 @@ class Backoff:
         """Return the next delay in seconds.
 
         Args:
-            jitter: A uniform random number in [0, 1). The delay is that part of the ceiling, so
-                that clients which failed together do not come back together.
+            jitter: A uniform random number in [0, 1). The delay is this fraction of the upper
+                bound, so that clients which failed together do not retry together.
         """
         delay = jitter * self._ceiling
         self._ceiling = min(self._maximum, 2 * self._ceiling)
         return delay
 
     def reset(self) -> None:
-        """Start over: a response came."""
+        """Start over after a success."""
         self._ceiling = self._initial

@@ -1,6 +1,6 @@
-"""What the protocol wants done: its outputs. A driver carries them out in order.
+"""Commands: the outputs of the protocol, which a driver carries out in order.
 
-Those that are made for each response are named tuples, which take a third of the time to make.
+Commands created for each response are named tuples, which are created three times as fast.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class OpenStream:
     """Start a new call with its first request."""
 
     stream: int
-    """Numbers the calls of a subscription from 1; everything the call brings is tagged with it."""
+    """Number of the call within the subscription, from 1; tags everything received from it."""
     num_requested: int
     start: StartPosition | None
-    """None for a managed subscription: the service knows where."""
+    """None for a managed subscription, whose position the service knows."""
 
 
 class CommitRequest(NamedTuple):
@@ -48,20 +48,20 @@ class SendRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HalfClose:
-    """Say that no further request follows; the service then ends the stream."""
+    """Half-close the call: no further requests follow, and the service then ends the stream."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelStream:
-    """End the call now. What it still brings is ignored."""
+    """Cancel the call now. Anything it still delivers is ignored."""
 
     stream: int
 
 
 class Deliver(NamedTuple):
-    """Hand events to the application, after everything handed over before."""
+    """Deliver events to the application, after all earlier ones."""
 
     events: tuple[RawEvent, ...]
     first_seq: int
@@ -72,7 +72,7 @@ class Deliver(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Forget what was delivered and not yet taken by the application."""
+    """Drop events that the application has not taken yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class RenewSession:
 
 @dataclass(frozen=True, slots=True)
 class ReportGap:
-    """Tell everyone that a position was given up."""
+    """Report that a position was given up."""
 
     gap: Gap
 
 
 @dataclass(frozen=True, slots=True)
 class SettleCommit:
-    """Answer one caller of `commit`."""
+    """Return the outcome to a caller of `commit`."""
 
     ticket: int
     outcome: CommitReceipt | SfPubSubError
@@ -102,7 +102,7 @@ class SettleCommit:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The subscription is over; nothing follows."""
+    """The subscription has ended; nothing follows."""
 
     error: SfPubSubError | None
 
@@ -112,13 +112,13 @@ class OpenPublish:
     """Start a new call that publishes, with its first request."""
 
     stream: int
-    """As in `OpenStream`."""
+    """See `OpenStream.stream`."""
     events: tuple[ProducerEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SendEvents:
-    """Send a further request to publish on the open stream."""
+    """Send a further publish request on the open stream."""
 
     stream: int
     events: tuple[ProducerEvent, ...]
@@ -133,7 +133,7 @@ class SettleEvents:
 
 @dataclass(frozen=True, slots=True)
 class Reencode:
-    """Encode these events by another schema, under the same ids; then report `reencoded`."""
+    """Encode these events with another schema and the same ids, then report `reencoded`."""
 
     tickets: tuple[int, ...]
     schema_id: str
@@ -141,7 +141,7 @@ class Reencode:
 
 @dataclass(frozen=True, slots=True)
 class UseSchema:
-    """Encode what is published from now on by this schema."""
+    """Use this schema for all events from now on."""
 
     schema_id: str
 

@@ -1,4 +1,4 @@
-"""Commits of a managed stream: what was asked, what was answered, what is known.
+"""Track the commits of a managed stream: requests, responses, and what is confirmed.
 
 The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
@@ -32,7 +32,7 @@ from sfpubsub.types import CommitReceipt, ReplayId
 
 
 class Sent(NamedTuple):
-    """A commit that went out."""
+    """A commit that was sent."""
 
     request_id: str
     replay_id: ReplayId
@@ -48,7 +48,7 @@ class Commits:
         self.receipt: CommitReceipt | None = None
         self._is_at_receipt = False  # this stream has shown that the service is at the receipt
         self.last_error: str | None = None
-        """Why the last commit failed; None after one that did not."""
+        """Why the last commit failed; None after a success."""
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._retry_at = 0.0
         self._failed_for = 0.0  # seconds of streams since the first failure
@@ -65,7 +65,7 @@ class Commits:
         self._tickets: dict[int, int] = {}  # ticket -> order that has to be confirmed
 
     def new_stream(self, stream: int, now: float) -> None:
-        """Forget what is out: answers come only on the stream of their request."""
+        """Forget commits in flight: responses arrive only on the stream of their request."""
         if self.unanswered is not None:
             self.in_doubt.append(self.unanswered)
         self.in_doubt.extend(self._late.values())
@@ -120,10 +120,10 @@ class Commits:
         return CommitRequest(request_id, replay_id)
 
     def answered(self, answer: CommitAnswer, now: float) -> int | None:
-        """Take an answer.
+        """Handle a response to a commit.
 
         Returns:
-            The order up to which everything is confirmed; None if the answer confirms nothing.
+            The order up to which everything is confirmed; None if nothing is.
         """
         sent = self.unanswered
         if sent is not None and (
@@ -132,7 +132,8 @@ class Commits:
         ):
             self.unanswered = None
         else:
-            # Not ours, or a late answer: good news counts, bad news was counted as a timeout.
+            # Unknown, or a late response: a success counts, a failure was already counted as a
+            # timeout.
             sent = self._late.pop(answer.request_id, None)
             if sent is None or answer.error is not None:
                 return None
@@ -178,7 +179,7 @@ class Commits:
         self._is_at_receipt = certain and not self.in_doubt
 
     def check_timeout(self, now: float) -> None:
-        """Give up a commit that was unanswered for too long."""
+        """Time out a commit that was unanswered for too long."""
         sent = self.unanswered
         if sent is not None and now >= sent.at + self._timings.commit_timeout:
             self._late[sent.request_id] = sent
@@ -187,17 +188,17 @@ class Commits:
 
     @property
     def exhausted(self) -> CommitError | None:
-        """The error that ends the subscription, once commits have failed for too long."""
+        """Return the error that ends the subscription if commits have failed for too long."""
         if self.last_error is None or self._failed_for < self._timings.commit_budget:
             return None
         return CommitError(
             f"no commit was accepted for {self._failed_for:.0f} s, the last one: "
-            f"{self.last_error}; acked events since the last confirmed commit will come again",
+            f"{self.last_error}; events acked since the last confirmed commit will be redelivered",
             retryable=True,
         )
 
     def deadline(self, candidate: Entry | None) -> float | None:
-        """Return when `check_timeout` or `next_request` has something to do."""
+        """Return when `check_timeout` or `next_request` should be called next."""
         if self.unanswered is not None:
             return self.unanswered.at + self._timings.commit_timeout
         if candidate is not None:
@@ -219,7 +220,7 @@ class Commits:
         self._tickets[ticket] = order
 
     def settle(self, order: int) -> list[SettleCommit]:
-        """Settle the tickets that waited for *order* or less."""
+        """Settle the tickets waiting for *order* or a lower one."""
         assert self.receipt is not None  # noqa: S101  # something was confirmed
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
         for ticket in ready:
@@ -235,6 +236,6 @@ class Commits:
         return [SettleCommit(ticket, error) for ticket in ready]
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle every ticket: the subscription is over."""
+        """Settle every ticket, because the subscription has ended."""
         ready, self._tickets = list(self._tickets), {}
         return [SettleCommit(ticket, error) for ticket in ready]

@@ -1,4 +1,4 @@
-"""What can happen to a subscription: the inputs of the protocol, as small frozen values."""
+"""Inputs of the protocol: everything that can happen to a subscription, as small frozen values."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from sfpubsub.types import PublishResult, RawEvent, ReplayId
 
 
 class CommitAnswer(NamedTuple):
-    """The service's word on one commit, or on several with the values of the newest."""
+    """The service's response to one commit, or to several with the values of the newest."""
 
     request_id: str
     replay_id: ReplayId | None
     error: str | None
-    """Why the commit failed; None when it did not."""
+    """Why the commit failed; None if it succeeded."""
     process_time: int
     """Milliseconds since 1970 UTC."""
 
 
-class Response(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and there are many
+class Response(NamedTuple):  # a frozen dataclass takes 1 µs longer to create, and there are many
     """One message of a stream."""
 
     events: tuple[RawEvent, ...] = ()
     latest_replay_id: ReplayId | None = None
     pending: int = 0
-    """``pending_num_requested``: the service's figure of what it may still send."""
+    """``pending_num_requested``: how many more events the service may send."""
     rpc_id: str = ""
     commit: CommitAnswer | None = None
 
     @property
     def keepalive(self) -> ReplayId | None:
-        """The position of a keepalive; None for every other message.
+        """The position of a keepalive; None for any other message.
 
-        A commit's answer is not a keepalive, whatever it carries: its position and its pending
-        figure may be left out or stale.
+        A commit response is never a keepalive, because its position and its pending count may be
+        missing or stale.
         """
         if self.events or self.commit is not None or self.pending <= 0:
             return None
@@ -49,7 +49,7 @@ class Response(NamedTuple):  # a frozen dataclass takes 1 µs more to make, and 
 
 
 class PublishAnswer(NamedTuple):
-    """The service's word on the events of one request to publish."""
+    """The service's response to one publish request."""
 
     results: tuple[PublishResult, ...]
     schema_id: str = ""
@@ -58,7 +58,7 @@ class PublishAnswer(NamedTuple):
 
 
 class FailureKind(enum.Enum):
-    """What to do about the end of a stream."""
+    """How to react to the end of a stream."""
 
     RETRY = "open it again at the same position"
     REAUTHENTICATE = "get a new session, then open it again at the same position"

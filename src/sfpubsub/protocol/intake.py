@@ -1,6 +1,6 @@
-"""The receiving side: events go into the application's queue, positions into the ledger.
+"""Process received messages: events go to the application, positions to the ledger.
 
-Numbers events in order of arrival, and drops redeliveries.
+It numbers events in order of arrival and drops redeliveries.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Intake:
     """The receiving side of one subscription. Not thread-safe; the driver serialises.
 
     Args:
-        appetite: Learns what comes and what waits to be read.
-        ledger: Takes the positions; None when nothing is tracked.
-        resume: Moves with a plain subscription; None for a managed one.
+        appetite: Tracks received and waiting events.
+        ledger: Records positions; None if acks are not tracked.
+        resume: Position of a plain subscription; None for a managed one.
     """
 
     def __init__(self, appetite: Appetite, ledger: Ledger | None, resume: Resume | None) -> None:
@@ -33,10 +33,10 @@ class Intake:
         self.caught_up: bool = False
         """Whether the newest message of this stream was a keepalive."""
         self.redelivering: bool = True
-        """Whether known events may still come: they come before all others."""
+        """Whether known events may still arrive; they arrive before all others."""
 
     def new_stream(self) -> None:
-        """Forget what the old stream said of itself."""
+        """Reset the state of the previous stream."""
         self.caught_up = False
         self.redelivering = True
 
@@ -46,22 +46,22 @@ class Intake:
         self.delivered += count
 
     def discarded(self) -> None:
-        """Count everything unread as gone."""
+        """Count everything unread as dropped."""
         self._appetite.discarded()
 
     @property
     def confirmed(self) -> int:
-        """Acked events whose position is safe."""
+        """Number of acked events whose position is safe."""
         return 0 if self._ledger is None else self._ledger.confirmed_events
 
     @property
     def unacked(self) -> int:
-        """Events read by the application and not acked."""
+        """Number of events read by the application and not acked."""
         return 0 if self._ledger is None else self._ledger.unacked - self._appetite.waiting_count
 
     @property
     def room(self) -> int:
-        """How many events may be on their way now."""
+        """How many events may be in flight now."""
         return self._appetite.room(0 if self._ledger is None else self._ledger.unacked)
 
     @property
@@ -70,7 +70,7 @@ class Intake:
         return self._appetite.room_when_read(0 if self._ledger is None else self._ledger.unacked)
 
     def take_in(self, response: Response) -> list[Command]:
-        """Deliver the new events of *response* and note every position."""
+        """Deliver the new events of *response* and record every position."""
         if not response.events:
             return self._take_keepalive(response.keepalive)
         self._note(response.events[-1].replay_id, caught_up=False)
@@ -104,7 +104,7 @@ class Intake:
             self._resume.received(position)
 
     def recognise(self, response: Response) -> None:
-        """Note the known events of *response*; drop the others, and all after them."""
+        """Record the known events of *response*; drop the others, and everything after them."""
         for event in response.events:
             if self._ledger is None or not self.redelivering or not self._ledger.is_known(event):
                 self.redelivering = False

@@ -47,7 +47,7 @@ class Ledger:
         self._done_to = 0  # order of the newest entry that ever was done
         self._candidate: Entry | None = None
         self.unacked: int = 0
-        """Events delivered and not acked, wherever they stand."""
+        """Number of events delivered and not acked."""
         self.done_events: int = 0
         """Events of the acked prefix: their position is not known to be committed."""
         self.confirmed_events: int = 0
@@ -56,21 +56,22 @@ class Ledger:
     # What arrives.
 
     def new_stream(self) -> None:
-        """Bind what comes from here on to a new stream; nothing has been seen on it yet."""
+        """Start a new stream, on which nothing has been seen yet."""
         self._before_stream = self._orders
         self._newest_seen = 0
         self._again.clear()
         self._candidate = None
 
     def add(self, events: tuple[RawEvent, ...], first_seq: int) -> tuple[RawEvent, ...]:
-        """Append those of *events* that are no redeliveries, not acked.
+        """Append the *events* that are not redeliveries, as unacked.
 
         Args:
-            events: Of one response.
-            first_seq: ``delivery_seq`` of the first new one; the others follow without a hole.
+            events: Events of one response.
+            first_seq: ``delivery_seq`` of the first new event; the others are numbered
+                consecutively.
 
         Returns:
-            The new ones.
+            The new events.
         """
         ids = [event.id for event in events]
         positions = [event.replay_id._value for event in events]
@@ -121,7 +122,7 @@ class Ledger:
         self._firsts.append(run.first_seq)
 
     def is_known(self, event: RawEvent) -> bool:
-        """Whether *event* is a redelivery of an entry; if so, the entry is seen on this stream."""
+        """Return whether *event* is a redelivery; if so, mark its entry as seen on this stream."""
         return self._is_known(*event_keys((event,)))
 
     def _is_known(self, key: EventKey) -> bool:
@@ -157,10 +158,10 @@ class Ledger:
     # What the application says.
 
     def ack(self, first_seq: int, last_seq: int) -> int:
-        """Ack a run of events; those acked before, or unknown, are passed over.
+        """Ack a range of events, ignoring those already acked or unknown.
 
         Returns:
-            How many were acked by this call.
+            The number of newly acked events.
         """
         count = 0
         index = max(0, bisect_right(self._firsts, first_seq) - 1)
@@ -173,7 +174,7 @@ class Ledger:
         return count
 
     def _advance(self) -> None:
-        """Take what is acked at the front of the open runs into the acked prefix."""
+        """Extend the acked prefix by the acked events at the front of the open runs."""
         newest: Entry | None = None
         while self._open < len(self._runs):
             run = self._runs[self._open]
@@ -215,14 +216,14 @@ class Ledger:
 
     @property
     def awaits_redelivery(self) -> bool:
-        """Whether the current stream has not shown the newest acked event yet."""
+        """Whether the current stream has not yet redelivered the newest acked event."""
         newest = self.newest_done_event
         if newest is None or newest.order > self._before_stream:
             return False
         return newest.order not in self._again
 
     def confirm(self, order: int) -> None:
-        """Forget everything up to *order*: it is committed or stored."""
+        """Forget everything up to *order*, which is committed or stored."""
         gone, to = 0, min(order, self._done_to)
         for run in self._runs:
             places = run.confirm(to)
@@ -253,7 +254,7 @@ class Ledger:
     # Where the service began.
 
     def event_after(self, order: int) -> EventKey | None:
-        """Return the key of the first event after *order*, or None when there is none."""
+        """Return the key of the first event after *order*, or None."""
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
             if place < len(run):
@@ -261,10 +262,10 @@ class Ledger:
         return None
 
     def begins_right_after(self, order: int, first: RawEvent | None) -> bool:
-        """Whether a stream that begins with *first* resumed right after *order*.
+        """Return whether a stream that begins with *first* resumed right after *order*.
 
         Args:
-            order: Of an entry; 0 for what was confirmed last.
+            order: Order of an entry; 0 means the last confirmed position.
             first: The stream's first event; None when it began with a keepalive, which the service
                 sends only when there is nothing to deliver.
         """
@@ -275,10 +276,10 @@ class Ledger:
         return [expected] == event_keys((first,))
 
     def holds(self, event: RawEvent) -> bool:
-        """Whether *event* is an entry."""
+        """Return whether *event* is an entry."""
         return self._find(*event_keys((event,))) is not None
 
     @property
     def holds_events(self) -> bool:
-        """Whether any event is not known to be committed."""
+        """Return whether any event is not known to be committed."""
         return bool(self._by_position or self._twins)

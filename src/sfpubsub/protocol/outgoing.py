@@ -1,4 +1,4 @@
-"""What goes out on an open stream: credit, and a commit in the same request where one is due.
+"""Requests sent on an open stream: credit, combined with a commit if one is due.
 
 Decides how many events to request. The subscription knows whether a stream is open, and
 `standing.Standing` what to commit.
@@ -18,18 +18,18 @@ class Outgoing:
         self.window: Window = Window()
         self._stream = 0
         self.last_credit: float = 0.0
-        """When credit was last sent: only so long after that a message is due."""
+        """When credit was last sent; a message is due a certain time after that."""
         self.last_figure: float = 0.0
-        """When the last message came that was more than a commit's answer."""
+        """When the last message other than a commit response was received."""
 
     def open(self, stream: int, now: float, room: int) -> int:
-        """Begin a new stream; return what its first request asks for."""
+        """Start a new stream; return the number of events to request first."""
         self._stream = stream
         self.last_credit = self.last_figure = now
         return self.window.open(room)
 
     def received(self, response: Response, now: float) -> None:
-        """Count what *response* brings."""
+        """Account for a received response."""
         answer = response.commit
         if answer is None or response.events:
             self.last_figure = now
@@ -38,11 +38,11 @@ class Outgoing:
     def request(
         self, now: float, commit: CommitRequest | None, room: int, room_when_read: int
     ) -> list[Command]:
-        """Send what may be sent: credit and *commit*.
+        """Return the request to send now, with credit and *commit*, if any.
 
         Args:
             now: The time.
-            commit: The commit that is due, if any.
+            commit: The due commit, if any.
             room: How many events may be on their way now.
             room_when_read: How many may be once everything that waits is read.
         """
@@ -52,6 +52,6 @@ class Outgoing:
         return [SendRequest(self._stream, credit, commit)] if credit or commit else []
 
     def reserve(self, now: float) -> list[Command]:
-        """Send the credit that keeps a starving stream open."""
+        """Request one event to keep a stream without credit open."""
         self.last_credit = now
         return [SendRequest(self._stream, self.window.reserve())]

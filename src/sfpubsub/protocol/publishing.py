@@ -1,4 +1,4 @@
-"""What is sent, which result belongs to which event, what is sent again, and when it is enough.
+"""The publishing protocol: what to send, matching results to events, resends and timeouts.
 
 Events wait in the order given. A request takes as many as it may hold; while one is in flight
 another one follows only when it is full, so that events come together without a delay of their
@@ -47,11 +47,11 @@ class PublishProtocol:
     """One publisher of one topic. Not thread-safe; the driver serialises.
 
     Args:
-        topic: Full path.
-        schema_id: What its events are encoded by at first.
+        topic: Full path of the topic.
+        schema_id: Schema that events are initially encoded with.
         timeout: Seconds that an event may take from `submit` to its result.
-        limits: What it may hold and send.
-        timings: Times of the service and the client.
+        limits: Limits of the publisher.
+        timings: Timings of the service and the client.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PublishProtocol:
 
     @property
     def has_room(self) -> bool:
-        """Whether `submit` takes events without holding more than it may."""
+        """Whether `submit` can take events within the limits."""
         limits = self._limits
         few = len(self._events) < limits.max_pending_count
         return few and self._events.size < limits.max_pending_bytes
@@ -94,7 +94,7 @@ class PublishProtocol:
     def submit(
         self, events: Sequence[ProducerEvent], now: float
     ) -> tuple[list[int], list[Command]]:
-        """Take events in; return their tickets, and what follows.
+        """Add events; return their tickets and the resulting commands.
 
         Raises:
             LocalProtocolError: The publisher is closed.
@@ -105,7 +105,7 @@ class PublishProtocol:
         return [self._events.add(event, expires_at) for event in events], self._send(now)
 
     def drain(self, now: float) -> list[Command]:
-        """Take no more events, and end when all are settled."""
+        """Reject further events, and end once all are settled."""
         self._draining = True
         return self._send(now)
 
@@ -115,13 +115,13 @@ class PublishProtocol:
         return self._finish(None, closed)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
-        """End with a fault of ours."""
+        """End with an internal error."""
         return self._finish(error, error)
 
     def reencoded(
         self, ticket: int, outcome: ProducerEvent | SfPubSubError, now: float, jitter: float
     ) -> list[Command]:
-        """Take an event in another form, or why there is none."""
+        """Handle a re-encoded event, or the error."""
         entry = self._events.recoded(ticket)
         if entry is None:
             return []
@@ -141,7 +141,7 @@ class PublishProtocol:
     def response(
         self, stream: int, answer: PublishAnswer, now: float, jitter: float
     ) -> list[Command]:
-        """Take the answer to a request."""
+        """Handle the response to a request."""
         if stream != self._stream or not self._open:
             return []
         self._retries.responded()
@@ -177,7 +177,7 @@ class PublishProtocol:
     def ended(
         self, stream: int, failure: Failure | None, now: float, jitter: float
     ) -> list[Command]:
-        """Take the end of a call."""
+        """Handle the end of a call."""
         if stream != self._stream or not self._open:
             return []
         in_vain = bool(self._events.requests)
@@ -192,13 +192,13 @@ class PublishProtocol:
         return self._apply_verdict(self._retries.judge(failure, now, jitter), now)
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Continue with the session that was asked for."""
+        """Continue with the new session."""
         self._renewing = False
         self._retries.renewed()
         return self._send(now)
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Ask for a session again later, or give up."""
+        """Request a session again later, or give up."""
         if not self._renewing:
             return []
         self._renewing = False
@@ -209,7 +209,7 @@ class PublishProtocol:
     # Time speaks.
 
     def deadline(self) -> float | None:
-        """Return when `timer` has to be called, or None. Calling it sooner changes nothing."""
+        """Return when `timer` must be called, or None. Calling it earlier has no effect."""
         times = [at for at in (self._wait_until, self._events.expires_at) if at is not None]
         if self._open:
             sent_at = self._events.sent_at
@@ -220,7 +220,7 @@ class PublishProtocol:
         return min(times, default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Do what is due."""
+        """Handle everything that is due."""
         out: list[Command] = []
         expired = self._events.expired(now)
         if expired:
@@ -327,7 +327,7 @@ class PublishProtocol:
         return [*out, Finish(error)]
 
     def counts(self) -> PublishCounts:
-        """Return the outcome of the events so far."""
+        """Return the counts of events so far."""
         again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
         return PublishCounts(
             accepted=self._accepted,

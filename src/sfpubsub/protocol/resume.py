@@ -1,4 +1,4 @@
-"""Where the next stream of a plain subscription starts.
+"""Track where the next stream of a plain subscription starts.
 
 Received events are never dropped, so within a process a stream resumes after the last *received*
 position, keepalives included. Before the first one, only the start position is known: for LATEST
@@ -16,7 +16,7 @@ class Resume:
     Args:
         name: The topic, for gaps.
         start: Where the first stream starts.
-        fallback: Where to continue when a position is refused; None to stop.
+        fallback: Where to continue if a position is rejected; None stops.
     """
 
     def __init__(self, name: str, start: StartPosition, fallback: StartPosition | None) -> None:
@@ -33,19 +33,19 @@ class Resume:
 
     @property
     def position(self) -> StartPosition:
-        """Where the next stream starts."""
+        """Position where the next stream starts."""
         return self._start if self._last is None else StartPosition.after(self._last)
 
     def begin_at(self, start: StartPosition) -> None:
-        """Start the first stream elsewhere."""
+        """Change where the first stream starts."""
         self._start = start
 
     def received(self, replay_id: ReplayId) -> None:
-        """Move on."""
+        """Record a received position."""
         self._last = replay_id
 
     def dropped(self) -> Gap | None:
-        """Return the gap that the end of a stream leaves, once: LATEST moves on meanwhile."""
+        """Return the gap caused by the loss of a stream that started at LATEST, once."""
         if self._last is not None or self._start.preset is not ReplayPreset.LATEST:
             return None
         if self._reported:
@@ -57,7 +57,7 @@ class Resume:
         """Give up the position.
 
         Returns:
-            What is lost, and whether there is another place to continue from.
+            The gap, and whether there is another position to continue from.
         """
         refused = self.position.replay_id
         gap = Gap("rejected", self._name, refused, error_code=error_code, rpc_id=rpc_id)

@@ -1,4 +1,4 @@
-"""What to do when a stream ends: try again when, or give up with which error.
+"""Decide what to do when a stream ends: retry, and when, or give up, and with which error.
 
 Every budget is a time, and is refilled by the first response of a stream, not by its opening: a
 service that accepts calls and then fails them would otherwise be asked for ever. A stream that has
@@ -30,22 +30,22 @@ class _Trouble(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows a failure."""
+    """The reaction to a failure."""
 
     signal: Signal
     reopen_at: float = 0.0
-    """When a stream may be opened again; with EXPIRED, once there is a session."""
+    """When a stream may be opened again; for EXPIRED, once there is a new session."""
     error: SfPubSubError | None = None
-    """What ends the subscription, with FATAL."""
+    """For FATAL, the error that ends the subscription."""
 
 
 class Retries:
-    """The budgets of one subscription. Not thread-safe; the driver serialises.
+    """The retry budgets of one subscription. Not thread-safe; the driver serialises.
 
     Args:
-        name: Topic, or name or id of the managed subscription.
+        name: The topic, or the managed subscription's name or id.
         timings: Times of the service and the client.
-        connection_timeout: How long an outage may last, in seconds; None for ever.
+        connection_timeout: How long an outage may last, in seconds; None means forever.
     """
 
     def __init__(self, name: str, timings: Timings, connection_timeout: float | None) -> None:
@@ -61,15 +61,15 @@ class Retries:
         self._renewed = False  # a session was fetched since the last response
         self._let_in = False  # a response came once
         self.reason: str | None = None
-        """The last failure, until a stream is known to be good."""
+        """The last failure, until a stream is known to work."""
 
     def responded(self) -> None:
-        """Refill every budget: a response came."""
+        """Refill every budget, because a response was received."""
         self._let_in = True
         self.recovered()
 
     def recovered(self) -> None:
-        """Refill every budget: the stream works."""
+        """Refill every budget, because the stream works."""
         self._backoff.reset()
         self._slot.reset()
         self._last = None
@@ -78,24 +78,24 @@ class Retries:
         self.reason = None
 
     def renewed(self) -> None:
-        """Note that a session was fetched."""
+        """Record that a session was fetched."""
         self._renewed = True
 
     def broken(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        """Judge a failure of the transport or a passing one of the service."""
+        """Handle a transport failure, or a transient failure of the service."""
         return self._later(Signal.BROKEN, error, now, jitter)
 
     def stalled(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        """Judge a stream that was silent for too long."""
+        """Handle a stream that was silent for too long."""
         return self._later(Signal.STALLED, error, now, jitter)
 
     def moved(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        """Judge a refused position, when there is another one to continue from."""
+        """Handle a rejected position if there is another one to continue from."""
         self.reason = str(error)
         return Verdict(Signal.MOVED, now + self._backoff.next(jitter))
 
     def judge(self, failure: Failure, now: float, jitter: float) -> Verdict:
-        """Judge any other end of a stream.
+        """Handle any other end of a stream.
 
         Args:
             failure: How it ended.
@@ -117,7 +117,7 @@ class Retries:
 
     @property
     def give_up_at(self) -> float | None:
-        """When an outage has lasted too long; None while there is none."""
+        """When the current outage has lasted too long; None if there is none."""
         if self._connection_timeout is None or self._last is None:
             return None
         trouble, since = self._last
@@ -126,7 +126,7 @@ class Retries:
         return since + self._connection_timeout - self._spent[trouble]
 
     def given_up(self) -> StreamUnavailableError:
-        """Return the error for a connection that did not come back in time."""
+        """Return the error for an outage that lasted too long."""
         return StreamUnavailableError(
             f"no connection to {self._name} for {self._connection_timeout:g} s; the last failure: "
             f"{self.reason}"

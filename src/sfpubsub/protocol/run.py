@@ -1,4 +1,4 @@
-"""Events in a row, as the ledger keeps them: which they are, how far they are acked and confirmed.
+"""Runs of consecutive events in the ledger, with the extent to which they are acked and confirmed.
 
 ::
 
@@ -29,11 +29,11 @@ FULL = 100
 
 
 class Run:
-    """Events that came one after another, and the keepalive after them. Places count from 0.
+    """Consecutive events, and the keepalive after them. Places count from 0.
 
     Args:
-        first_order: Of the first event; the others follow without a hole.
-        first_seq: ``delivery_seq`` of the first event; the others follow without a hole.
+        first_order: Order of the first event; the others are numbered consecutively.
+        first_seq: ``delivery_seq`` of the first event; the others are numbered consecutively.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def takes_more(self) -> bool:
-        """Whether events may be added after those that are here."""
+        """Whether events can still be appended."""
         return self.keepalive is None and len(self.positions) < FULL
 
     def entry(self, place: int) -> Entry:
@@ -78,7 +78,7 @@ class Run:
         return self.ids[place], self.positions[place]
 
     def find(self, key: EventKey) -> int | None:
-        """Return the place of an event that is not confirmed; None when it is not here."""
+        """Return the place of an unconfirmed event, or None if it is not in this run."""
         event_id, position = key
         for place in range(self.confirmed, len(self.positions)):
             if self.positions[place] == position and self.ids[place] == event_id:
@@ -86,7 +86,7 @@ class Run:
         return None
 
     def ack(self, first_seq: int, last_seq: int) -> int:
-        """Ack what of a run of events is here; return how many were not acked before."""
+        """Ack the events of a range that are in this run; return how many were newly acked."""
         start = max(first_seq - self.first_seq, self._acked)
         stop = min(last_seq + 1 - self.first_seq, len(self.positions))
         if start >= stop:
@@ -104,7 +104,7 @@ class Run:
         return count
 
     def finish(self) -> int:
-        """Take what is acked at the front into the acked prefix; return how many events."""
+        """Add acked events at the front to the acked prefix; return their number."""
         count = self._acked - self.done
         if count:
             self.done = self._acked
@@ -115,17 +115,17 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it belongs to the acked prefix."""
+        """Whether all events belong to the acked prefix."""
         return self.done == len(self.positions)
 
     def confirm(self, order: int) -> range:
-        """Forget the events up to *order*, which are done; return their places."""
+        """Forget the finished events up to *order*; return their places."""
         start, stop = self.confirmed, min(order + 1 - self.first_order, len(self.positions))
         self.confirmed = max(start, stop)
         return range(start, self.confirmed)
 
     def is_over(self, order: int) -> bool:
-        """Whether nothing is left behind *order*."""
+        """Return whether nothing remains after *order*."""
         if self.keepalive is not None and self.keepalive.order > order:
             return False
         return self.confirmed == len(self.positions)

@@ -1,4 +1,5 @@
-"""Where the service stands with a managed subscription: what is committed, where streams begin.
+"""Track the position of a managed subscription in the service: what is committed, and where streams
+begin.
 
 A managed subscription's position is the service's: it moves by commits, and shows itself only in
 what a stream begins with. `Standing` is the counterpart of `resume.Resume`, whose position is ours.
@@ -33,9 +34,9 @@ class Standing:
     """The position of one managed subscription. Not thread-safe; the driver serialises.
 
     Args:
-        name: Name or id of the managed subscription.
-        ledger: Knows what may be committed, and in which order it came.
-        timings: Times of the service and the client.
+        name: The managed subscription's name or id.
+        ledger: Knows which positions may be committed, in order of arrival.
+        timings: Timings of the service and the client.
     """
 
     def __init__(self, name: str, ledger: Ledger, timings: Timings) -> None:
@@ -43,7 +44,7 @@ class Standing:
         self._ledger = ledger
         self._commits = Commits(timings)
         self.is_fresh = True
-        """Whether no position was seen on the current stream."""
+        """Whether no position has been seen on the current stream."""
         self._doubt = False  # a stream ended that may have begun, and none has since
         self._anchored = False  # the service is known to have a position, or to begin at EARLIEST
         self._tickets = 0
@@ -51,27 +52,27 @@ class Standing:
     # Streams.
 
     def new_stream(self, stream: int, now: float) -> None:
-        """Look at the first position that comes on *stream*."""
+        """Start a new stream, whose first position will be checked."""
         self.is_fresh = True
         self._commits.new_stream(stream, now)
 
     def dropped(self) -> None:
-        """Note that a stream ended which may have begun."""
+        """Record the end of a stream that may have begun."""
         self._doubt = True
 
     def began(
         self, response: Response, last: ReplayId | None
     ) -> tuple[list[SettleCommit], Gap | None]:
-        """Compare the first position of a stream with where the stream may begin.
+        """Compare the first position of a stream with the expected ones.
 
-        To be asked before the ledger takes the events.
+        Call it before the ledger takes the events.
 
         Args:
-            response: What came.
-            last: The last position received before.
+            response: The first response.
+            last: The last position received before this stream.
 
         Returns:
-            Callers of `commit` whose answer this is, and what was lost.
+            Commands that settle callers of `commit`, and the gap, if any.
         """
         if not self.is_fresh or response.position is None:
             return [], None
@@ -122,35 +123,36 @@ class Standing:
 
     @property
     def unanswered(self) -> bool:
-        """Whether a commit waits for its answer."""
+        """Whether a commit is in flight."""
         return self._commits.unanswered is not None
 
     def next_commit(
         self, now: float, *, again: bool = False, at_once: bool = False
     ) -> CommitRequest | None:
-        """Return the commit to send now, if any: that of the newest acked prefix.
+        """Return the commit to send now, if any, for the newest acked prefix.
 
         Args:
             now: The time.
-            again: Do not wait after a failure: a caller asked for this commit.
-            at_once: Do not wait for `Timings.commit_pause`: the stream is about to be closed.
+            again: Whether to skip the delay after a failure, because the caller requested a commit.
+            at_once: Whether to skip the pause after the last commit, because the stream is about to
+                be closed.
         """
         candidate = self._ledger.candidate
         return self._commits.next_request(candidate, now, again=again, at_once=at_once)
 
     def last_commit(self, now: float, *, again: bool) -> CommitRequest | None:
-        """Return the next commit of a stream that is drained: each position once more.
+        """Return the next commit while draining, which sends each position once more.
 
         Args:
             now: The time.
-            again: Send a refused position, too.
+            again: Whether to send a refused position again.
         """
         newest = self._ledger.candidate
         newer = newest is not None and newest.order > self._commits.refused_up_to
         return self._commits.next_request(newest, now, again=again or newer, at_once=True)
 
     def answered(self, answer: CommitAnswer, now: float) -> list[SettleCommit]:
-        """Take an answer; return the callers of `commit` whose answer it is."""
+        """Handle a commit response; return the commands that settle callers of `commit`."""
         order = self._commits.answered(answer, now)
         if order is None:
             return self._commits.settle_refused()
@@ -160,25 +162,26 @@ class Standing:
 
     @property
     def commit_at(self) -> float | None:
-        """When a commit times out, or has to be sent."""
+        """Return when a commit times out or must be sent."""
         return self._commits.deadline(self._ledger.candidate)
 
     def check_timeout(self, now: float) -> None:
-        """Give up a commit that was unanswered for too long."""
+        """Time out a commit that was unanswered for too long."""
         self._commits.check_timeout(now)
 
     @property
     def exhausted(self) -> CommitError | None:
-        """The error that ends the subscription, once commits have failed for too long."""
+        """Return the error that ends the subscription if commits have failed for too long."""
         return self._commits.exhausted
 
     # Callers of commit().
 
     def ask(self) -> tuple[int, list[SettleCommit]]:
-        """Take a caller of `commit`.
+        """Register a caller of `commit`.
 
         Returns:
-            A ticket, which one `SettleCommit` answers, and that if it is answered already.
+            A ticket, which will be settled by one `SettleCommit`, and that command if it is already
+            settled.
 
         Raises:
             LocalProtocolError: There is nothing to commit.
@@ -193,15 +196,16 @@ class Standing:
         return self._tickets, self._commits.settle(0) if newest is None else []
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Answer every caller: the subscription is over."""
+        """Settle every caller, because the subscription has ended."""
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:
-        """Return the error for a subscription that ends with acked events not committed."""
+        """Return the error for a subscription that ends with uncommitted acked events."""
         count = self._ledger.done_events
         if not count:
             return None
         reason = self._commits.last_error or "the stream was down, or gave no answer in time"
         return CommitError(
-            f"{count} acked events of {self._name} were not committed and will come again: {reason}"
+            f"{count} acked events of {self._name} were not committed and will be redelivered: "
+            f"{reason}"
         )

@@ -58,7 +58,7 @@ class State(enum.Enum):
 
 
 class Signal(enum.Enum):
-    """What moves it on."""
+    """What triggers a transition."""
 
     if not TYPE_CHECKING:  # pragma: no branch
         __hash__ = object.__hash__  # as for State
@@ -152,14 +152,14 @@ ALIVE = frozenset({State.OPENING, State.STREAMING, State.DRAINING, State.CLOSING
 
 
 def step(state: State, signal: Signal) -> State:
-    """Return the state that follows.
+    """Return the next state.
 
     Raises:
-        LocalProtocolError: The table has no such pair.
+        LocalProtocolError: The table has no such transition.
     """
     try:
         return TRANSITIONS[state][signal]
     except KeyError:
         raise LocalProtocolError(
-            f"a subscription in state {state.value} cannot take {signal.value}"
+            f"a subscription in state {state.value} cannot handle {signal.value}"
         ) from None

@@ -41,14 +41,14 @@ class Streams:
     """The streams of one subscription. Not thread-safe; the driver serialises.
 
     Args:
-        name: Topic, or name or id of the managed subscription.
+        name: The topic, or the managed subscription's name or id.
         start: Where a plain subscription starts; None for a managed one.
-        fallback: Where a plain subscription continues when its position is refused; None to stop.
+        fallback: Where a plain subscription continues if its position is rejected; None stops.
         tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
             its position is kept in a store.
-        limits: Bounds of memory.
-        timings: Times of the service and the client.
-        connection_timeout: How long transport failures may last, in seconds; None for ever.
+        limits: Memory limits.
+        timings: Timings of the service and the client.
+        connection_timeout: How long transport failures may last, in seconds; None means forever.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Streams:
 
         Args:
             now: The time.
-            position: Where a plain subscription starts, instead of the one given when it was
-                made.
+            position: Where a plain subscription starts, replacing the position given on
+                construction.
 
         Raises:
-            LocalProtocolError: It was started before, or has ended.
+            LocalProtocolError: It was already started, or has ended.
         """
         self._step(Signal.START)
         if position is not None and self._resume is not None:
@@ -101,11 +101,11 @@ class Streams:
     def ended(
         self, stream: int, failure: Failure | None, now: float, jitter: float
     ) -> list[Command]:
-        """Take the end of a stream.
+        """Handle the end of a stream.
 
         Args:
-            stream: Which one.
-            failure: Why; None when the service ended it with OK.
+            stream: Number of the stream.
+            failure: The reason; None if the service ended it with OK.
             now: The time.
             jitter: A uniform random number in [0, 1).
         """
@@ -133,7 +133,7 @@ class Streams:
         return [self._open(now)]
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Note that no new session could be obtained."""
+        """Handle a failure to obtain a new session."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         if failure.kind is FailureKind.RETRY:
@@ -143,7 +143,7 @@ class Streams:
         return self._fail(failure.error)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
-        """End with *error*: the driver has failed."""
+        """Handle an internal failure of the driver."""
         return [] if self.state is State.CLOSED else self._fail(error)
 
     # When time passes.

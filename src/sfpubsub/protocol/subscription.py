@@ -26,7 +26,7 @@ _NEVER = float("inf")
 
 
 class SubscriptionProtocol(Streams):
-    """The brain of one subscription; its arguments are those of `streams.Streams`."""
+    """The protocol of one subscription. See `streams.Streams` for its arguments."""
 
     # The application speaks.
 
@@ -49,7 +49,7 @@ class SubscriptionProtocol(Streams):
         return self._request_or_reopen(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
-        """Note that a run of events is done. Unknown and repeated ones change nothing."""
+        """Ack a range of events. Unknown and repeated ones are ignored."""
         self._note_acked(first_seq, last_seq, now)
         if self.state is State.DRAINING:
             return self._drain_on(now)
@@ -60,13 +60,13 @@ class SubscriptionProtocol(Streams):
             self._alarms.full_since = now if self._too_many_unacked else None
 
     def commit(self, now: float) -> tuple[int, list[Command]]:
-        """Ask for a commit of what is acked now.
+        """Request a commit of everything acked so far.
 
         Returns:
-            A ticket, which one `SettleCommit` answers, and the commands.
+            A ticket, which will be settled by one `SettleCommit`, and the commands.
 
         Raises:
-            LocalProtocolError: There is nothing to commit, or nobody to commit it to.
+            LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
         """
         if self._standing is None:
             raise LocalProtocolError(
@@ -78,17 +78,17 @@ class SubscriptionProtocol(Streams):
         return ticket, [*settled, *self._request(now, again=not settled)]
 
     def pause(self, now: float) -> list[Command]:
-        """Ask for no more events; the stream is kept open, and commits continue."""
+        """Stop requesting events. The stream stays open, and commits continue."""
         self._held = True
         return self._request_or_reopen(now)
 
     def resume(self, now: float) -> list[Command]:
-        """Ask for events again."""
+        """Start requesting events again."""
         self._held = False
         return self._request_or_reopen(now)
 
     def storable(self) -> ReplayId | None:
-        """Return the newest position up to which everything is acked, once; else None.
+        """Return the newest position up to which everything is acked, if it is new; else None.
 
         For plain subscriptions with a store.
         """
@@ -99,7 +99,7 @@ class SubscriptionProtocol(Streams):
         return newest.replay_id
 
     def drain(self, now: float) -> list[Command]:
-        """End in order: take nothing more, commit what is acked, half-close."""
+        """Shut down cleanly: take no more events, commit everything acked, and half-close."""
         if self.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             return []
         had_stream = self.state in ALIVE
@@ -116,7 +116,7 @@ class SubscriptionProtocol(Streams):
         return [Discard(), *(self._drain_on(now, again=True) if had_stream else [self._open(now)])]
 
     def abort(self) -> list[Command]:
-        """End now. What is acked and not committed comes again."""
+        """End at once. Uncommitted events will be redelivered."""
         if self.state is State.CLOSED:
             return []
         cancel = self._cancel()
@@ -127,7 +127,7 @@ class SubscriptionProtocol(Streams):
     # The stream speaks.
 
     def response(self, stream: int, response: Response, now: float) -> list[Command]:
-        """Take one message of a stream."""
+        """Handle one message of a stream."""
         if stream != self._stream or self.state not in ALIVE:
             return []
         if self.state is State.OPENING:
@@ -154,12 +154,12 @@ class SubscriptionProtocol(Streams):
     # Time speaks.
 
     def deadline(self) -> float | None:
-        """Return when `timer` has to be called, or None. Calling it sooner changes nothing."""
+        """Return when `timer` must be called, or None. Calling it earlier has no effect."""
         at = self._alarms.earliest(self.state)
         return None if at == _NEVER else at
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Do one thing that is due; `deadline` tells whether there is another.
+        """Handle one due timer; `deadline` tells whether there is another.
 
         Args:
             now: The time.
@@ -183,8 +183,8 @@ class SubscriptionProtocol(Streams):
     def _never_acked(self, _now: float, _jitter: float) -> list[Command]:
         return self._fail(
             StreamStalledError(
-                f"{self._intake.unacked} events of {self.name} are not acked and none was for "
-                f"{self._timings.unacked_stall:g} s: ack events, or raise max_unacked"
+                f"{self._intake.unacked} events of {self.name} are unacked, and none was acked "
+                f"for {self._timings.unacked_stall:g} s: ack events, or raise max_unacked"
             )
         )
 

@@ -117,7 +117,7 @@ def test_a_start_that_died_early_does_not_block_the_next(tmp_path: Path):
 def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
     """This version would leave its new columns empty, and nobody would see it."""
     (tmp_path / "_table.json").write_text('{"layout": 4, "format": "parquet", "topic": "x"}')
-    with pytest.raises(ConfigurationError, match="layout 4, of a newer sfpubsub"):
+    with pytest.raises(ConfigurationError, match="layout 4 of a newer sfpubsub"):
         check_destination(tmp_path, TOPIC)
 
 
@@ -127,13 +127,13 @@ def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
 def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
     """A damaged file is not guessed at."""
     (tmp_path / "_table.json").write_text(text)
-    with pytest.raises(ConfigurationError, match="not of this version"):
+    with pytest.raises(ConfigurationError, match=r"not .*by this version"):
         check_destination(tmp_path, TOPIC)
 
 
 def test_a_format_that_does_not_exist_names_those_that_do():
     """Before Spark is started."""
-    with pytest.raises(ConfigurationError, match="there is parquet, delta, iceberg"):
+    with pytest.raises(ConfigurationError, match="use one of parquet, delta, iceberg"):
         check_format("csv")
 
 
@@ -156,7 +156,7 @@ def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
     for other in ("iceberg", "parquet"):
-        with pytest.raises(ConfigurationError, match="not a table of sfpubsub"):
+        with pytest.raises(ConfigurationError, match="nor a table of sfpubsub"):
             Destination.parse(tmp_path / "delta", other).check(TOPIC)
     (tmp_path / "parquet").mkdir()
     claim_table(tmp_path / "parquet", TOPIC)

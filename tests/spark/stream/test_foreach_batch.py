@@ -221,7 +221,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
         assert not thread.isAlive()
         assert query.exception() is None
         assert query.status["message"] == "Stopped", "its thread died before it could say so"
-        told.check_short("was interrupted, and is written by the next run")
+        told.check_short("was interrupted and will be written by the next run")
     assert "java.lang.InterruptedException" in caplog.text or "cancelled" in caplog.text
     monkeypatch.undo()
     streams.run("one")

@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused(world, monkeypatch):
         small.setattr(batch, "MAX_FRAME_BYTES", 10)
         with pytest.raises(ConfigurationError, match="trigger availableNow"):
             read(world)
-    with pytest.raises(ConfigurationError, match="nothing to read at once"):
+    with pytest.raises(ConfigurationError, match="nothing to read in a batch"):
         read(world, startingOffsets="latest")
     world.emulator.bus.age_out()
     with pytest.raises(ReplayIdRejectedError):

@@ -42,7 +42,7 @@ def test_names_are_taken_in_any_case():
         ({"maxOffsetsPerTrigger": "0"}, "takes 1 to"),
         ({"maxOffsetsPerTrigger": "many"}, "takes 1 to"),
         ({"maxBytesPerTrigger": "0"}, "takes 1 to"),
-        ({"topics": f"{TOPIC},/data/ChangeEvents"}, "not both"),
+        ({"topics": f"{TOPIC},/data/ChangeEvents"}, "use only one of"),
         ({"startingOffsets": '{"/event/Other__e": "latest"}'}, "not one of the topics"),
         ({"startingOffsets": '{"/event/Other__e"'}, "is not JSON"),
         ({"failOnDataLoss": "maybe"}, "takes true or false"),

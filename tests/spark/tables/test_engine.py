@@ -320,7 +320,7 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
         raw.make(objects=["Account"])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(ConfigurationError, match=r"holds no tables of sfpubsub .*'notes\.txt'"):
+    with pytest.raises(ConfigurationError, match=r"nor has tables of sfpubsub .*'notes\.txt'"):
         EventTables(spark, raw.path, tmp_path / "mine")
     with pytest.raises(ConfigurationError, match="name the raw table to read"):
         EventTables(spark, tmp_path / "nothing", tmp_path / "new")

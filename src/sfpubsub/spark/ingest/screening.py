@@ -23,7 +23,7 @@ class Part:
     source: str
     """Name of the source."""
     rows: EventRows
-    """Not empty."""
+    """The events; never empty."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The streaming source, and the writer for ``foreachBatch``."""
+"""The streaming source and sink, and the writer for ``foreachBatch``."""

@@ -1,8 +1,8 @@
-"""Reads topics once, from a position to now, as a frame.
+"""Read topics once, from a position up to now, as a frame.
 
-Spark asks for the partitions in a short-lived Python process beside the driver, once for each run
-of a plan. Everything is received there, so that executors need no connection, and what there is
-has to fit into the driver. More than that is for a stream, or for ``sfpubsub ingest``.
+Spark requests the partitions in a short-lived Python process next to the driver, once per run of a
+plan. All events are received there, so that executors need no connection, and must fit into the
+driver. Use a stream or ``sfpubsub ingest`` for more.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
 class EventReader(DataSourceReader):
-    """Reads one topic or several. Holds its options only.
+    """Reads one or more topics. Holds only its options.
 
     Args:
-        options: What was asked for; without ``startingOffsets`` all that the service keeps.
+        options: Options of the read; without ``startingOffsets``, everything that the service
+            retains.
 
     Raises:
-        ConfigurationError: It is to begin at the end.
+        ConfigurationError: It would start at ``latest``.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         if StartPosition.latest() in (options.start, *options.starts.values()):
             raise ConfigurationError(
-                "option startingOffsets is latest, behind which there is nothing to read at once: "
-                "use earliest or a replay id, or readStream"
+                "option startingOffsets is latest, after which there is nothing to read in a "
+                "batch: use earliest or a replay id, or readStream"
             )
         self._options = replace(options, start=options.start or StartPosition.earliest())
 
     def partitions(self) -> list[InputPartition]:
-        """Return the events that were published before now, in pieces.
+        """Return the events published before now, in partitions.
 
         Raises:
-            ConfigurationError: There are too many for a frame.
-            ReplayIdRejectedError: A position is not kept any more.
+            ConfigurationError: There are too many events for a frame.
+            ReplayIdRejectedError: A position is no longer retained.
             SfPubSubError: A subscription has failed.
         """
         stream = self._stream()
@@ -67,7 +68,8 @@ class EventReader(DataSourceReader):
                     raise ConfigurationError(
                         f"there are more than {MAX_FRAME_BYTES} bytes of events from "
                         f"startingOffsets to now on {', '.join(self._options.topics)}, which is "
-                        f"more than a frame takes: read them as a stream with trigger availableNow"
+                        f"more than a frame supports: read them as a stream with trigger "
+                        f"availableNow"
                     )
                 found += pieces
                 start = end

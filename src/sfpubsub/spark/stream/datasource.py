@@ -1,7 +1,7 @@
-"""The data source ``sfpubsub``: reads topics, and publishes to one.
+"""The Spark data source ``sfpubsub``, which reads topics and publishes to one.
 
-Spark makes a `PubSubDataSource` in several short-lived processes and pickles it, so it holds its
-options and opens nothing.
+Spark creates a `PubSubDataSource` in several short-lived processes and pickles it, so it only holds
+its options and opens nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sfpubsub.errors import ConfigurationError
 
 
 def check_version(version: str) -> None:
-    """Make sure that PySpark can run the source.
+    """Check that PySpark supports the source.
 
     Raises:
-        ConfigurationError: It cannot: sources written in Python can bound a batch since 4.2.
+        ConfigurationError: It does not: Python data sources can limit a batch only since 4.2.
     """
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (4, 2):
@@ -28,7 +28,7 @@ def check_version(version: str) -> None:
         )
 
 
-check_version(pyspark.__version__)  # before the imports that would fail with less of a reason
+check_version(pyspark.__version__)  # before the imports, which would fail with a less helpful error
 
 from pyspark.sql.datasource import DataSource  # noqa: E402
 from pyspark.sql.types import StructType  # noqa: E402
@@ -42,9 +42,9 @@ from sfpubsub.spark.stream.sink import EventSink, EventStreamSink, SinkOptions  
 
 
 class PubSubDataSource(DataSource):
-    """Reads topics as a stream of rows, those of the raw table, or as a frame of what is there now.
+    """Reads topics as a stream of raw table rows, or as a frame of the events available now.
 
-    And publishes the rows of a frame or a query to a topic, an event each.
+    It can also publish the rows of a frame or query to a topic, one event per row.
 
     ::
 
@@ -55,10 +55,10 @@ class PubSubDataSource(DataSource):
         sink.mode("append").save()
 
     Args:
-        options: What the query says; see `SourceOptions`, and `SinkOptions` for writing.
+        options: Options of the query; see `SourceOptions`, or `SinkOptions` for writing.
 
     Raises:
-        ConfigurationError: One of them is not valid, or looks like a credential.
+        ConfigurationError: An option is not valid, or looks like a credential.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -69,7 +69,7 @@ class PubSubDataSource(DataSource):
 
     @property
     def _parsed(self) -> SourceOptions:
-        # When it is known that this is about reading: what writes has other options.
+        # Parsed only when reading, because writing has other options.
         return SourceOptions.parse(self._given)
 
     @classmethod
@@ -78,26 +78,30 @@ class PubSubDataSource(DataSource):
         return "sfpubsub"
 
     def schema(self) -> StructType:
-        """Return the columns of the raw table, and the Avro schema, which some rows have."""
+        """Return the columns of the raw table, plus the Avro schema, which only some
+        rows contain.
+        """
         SourceOptions.parse(self._given)  # a wrong option fails before a query starts
         return spark_schema(SOURCE_SCHEMA)
 
     def reader(self, schema: StructType) -> EventReader:
-        """Return what reads from a position to now."""
+        """Return the batch reader."""
         return EventReader(self._parsed)
 
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
-        """Return what reads."""
+        """Return the streaming reader."""
         return EventStreamReader(self._parsed)
 
     def writer(self, schema: StructType, overwrite: bool) -> EventSink:
-        """Return what publishes a frame."""
+        """Return the batch writer."""
         if overwrite:
-            raise ConfigurationError("what was published stays: use mode('append')")
+            raise ConfigurationError("published events cannot be overwritten: use mode('append')")
         return EventSink(SinkOptions.parse(self._given), schema.names, uuid.uuid4().hex)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EventStreamSink:  # noqa: N802
-        """Return what publishes a query."""
+        """Return the streaming writer."""
         if overwrite:
-            raise ConfigurationError("what was published stays: use outputMode('append')")
+            raise ConfigurationError(
+                "published events cannot be overwritten: use outputMode('append')"
+            )
         return EventStreamSink(SinkOptions.parse(self._given), schema.names)

@@ -1,7 +1,8 @@
-"""What the streaming source reads from: one subscription, and where its topic ended just now.
+"""The input of the streaming source: one subscription, and a marker for the current end of its
+topic.
 
-Retries, new sessions, credit and the watchdog are the client's; an error that comes out here is the
-end. Runs in the source's process only, which Spark starts beside the driver. Not thread-safe.
+The client handles retries, sessions, credit and timeouts; an error raised here is final. Runs only
+in the source's process, which Spark starts next to the driver. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PASSED = 100_000
 
 
 class ReceivedEvent(NamedTuple):
-    """An event and when it came."""
+    """An event and when it was received."""
 
     raw: RawEvent
     received_at: float
@@ -38,10 +39,10 @@ class ReceivedEvent(NamedTuple):
 
 
 class Schemas(SchemaStore):
-    """The schemas of the events so far, as text, for the executors that decode.
+    """The schemas of the events so far, as text, for decoding on executors.
 
     Args:
-        beyond: Store that keeps the schemas after this process ends.
+        beyond: Store that keeps the schemas beyond this process.
     """
 
     def __init__(self, beyond: SchemaStore | None = None) -> None:
@@ -49,7 +50,7 @@ class Schemas(SchemaStore):
         self._schemas: dict[str, str] = {}
 
     def get(self, schema_id: str) -> str | None:
-        """Return the schema, or None if it was not met."""
+        """Return the schema, or None if it has not been seen."""
         text = self._schemas.get(schema_id)
         if text is None and self._beyond is not None:
             text = self._beyond.get(schema_id)
@@ -58,22 +59,22 @@ class Schemas(SchemaStore):
         return text
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Keep a schema."""
+        """Store a schema."""
         if self._beyond is not None:
             self._beyond.put(schema_id, schema_json)
         self._schemas[schema_id] = schema_json
 
 
 class Feed:
-    """The events of a topic from a position on.
+    """The events of a topic, starting at a position.
 
     Args:
-        client: Stays open when this is closed.
-        topic: Its path.
-        start: Where to begin.
-        max_events: Events received ahead of `take`.
-        max_bytes: Payload bytes received ahead of it.
-        go_on: Whether to continue at EARLIEST when the position is refused; see `gaps`.
+        client: The client, which stays open when this is closed.
+        topic: Path of the topic.
+        start: Where to start.
+        max_events: Most events received ahead of `take`.
+        max_bytes: Most payload bytes received ahead of `take`.
+        go_on: Whether to continue at EARLIEST if the position is rejected; see `gaps`.
     """
 
     def __init__(
@@ -99,15 +100,16 @@ class Feed:
         )
 
     def take(self, timeout: float) -> list[ReceivedEvent]:
-        """Return the events of the next response; none after *timeout* seconds.
+        """Return the events of the next response, or an empty list after *timeout* seconds.
 
         Raises:
-            SfPubSubError: The subscription has failed; what it received before was taken.
-            StreamError: Spark has ended.
+            SfPubSubError: The subscription has failed; everything received before was already
+                returned.
+            StreamError: Spark has exited.
         """
         if os.getppid() != self._parent:
             # Killed, so nobody reads what this returns: do not outlive it by a long recovery.
-            raise StreamError("the Spark driver that this source belonged to has ended")
+            raise StreamError("the Spark driver of this source has exited")
         batch = self._subscription.next_batch(timeout)
         if batch is None:
             health = self._subscription.health()
@@ -120,16 +122,16 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """Seconds since something came, or could not have come; for `take` that found nothing."""
+        """Seconds without events although events could have arrived, after `take` returned none."""
         return time.monotonic() - self._quiet_since
 
     @property
     def pending(self) -> int:
-        """Events received and not taken."""
+        """Number of events received and not taken."""
         return self._subscription.health().pending_count
 
     def gaps(self) -> list[Gap]:
-        """Return the positions given up since the last time; call it after `take`.
+        """Return the gaps since the last call. Call it after `take`.
 
         ``unanchored`` ones are not among them: a query that begins at ``latest`` has no position to
         lose before its first event.
@@ -140,7 +142,7 @@ class Feed:
 
     @property
     def tip(self) -> ReplayId | None:
-        """The position of a keepalive, if that was the last thing received and all is taken."""
+        """The position of a keepalive, if it was the last message and all events were taken."""
         health = self._subscription.health()
         if not health.caught_up or health.pending_count or len(health.gaps) > self._gaps_seen:
             return None
@@ -152,15 +154,15 @@ class Feed:
 
 
 class Horizon:
-    """Tells when everything published before now has been read, however much comes after.
+    """Detects when everything published before now has been read, even if events keep arriving.
 
     A second stream begins at LATEST: its first event is the first one after now, and the stream
     that reads comes by the same one. On a topic where nothing is published any more it says
     nothing; then that stream runs idle, or gets a keepalive.
 
     Args:
-        client: Stays open.
-        topic: Its path.
+        client: The client, which stays open.
+        topic: Path of the topic.
     """
 
     def __init__(self, client: PubSubClient, topic: str) -> None:
@@ -172,7 +174,7 @@ class Horizon:
         self._passed = False
 
     def within(self, events: list[ReceivedEvent]) -> int | None:
-        """Return how many of *events*, which come next, are from before; None if all may be.
+        """Return how many of the next *events* were published before; None if all may be.
 
         Raises:
             SfPubSubError: Its stream has failed.
@@ -187,7 +189,7 @@ class Horizon:
         return None
 
     def read(self, events: list[ReceivedEvent]) -> None:
-        """Note events that are done."""
+        """Record events that were read."""
         if self._first is None:
             self._seen.extend(event.raw.replay_id for event in events)
 

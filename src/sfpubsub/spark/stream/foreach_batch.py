@@ -1,4 +1,4 @@
-"""Writes the batches of a streaming query to a raw table, each event once.
+"""Write the batches of a streaming query to a raw table, each event exactly once.
 
 For ``writeStream.foreachBatch``, which alone is not exact: Spark repeats a batch whose end it did
 not note. The table's transaction carries the name of the batch, made of the query's id and the
@@ -51,7 +51,7 @@ _log = logging.getLogger("sfpubsub.spark")
 
 
 class ForeachBatchWriter:
-    """Takes the batches of one query of the source ``sfpubsub``. A context manager.
+    """Writes the batches of a query on the source ``sfpubsub``. A context manager.
 
     ::
 
@@ -59,21 +59,21 @@ class ForeachBatchWriter:
             query = events.writeStream.foreachBatch(writer).option("checkpointLocation", …).start()
             query.awaitTermination()
 
-    Making it takes the table over, as `EventWriter` does, and it is given back by `close` or at the
-    end of the process. Calls may come from any thread; they wait for each other.
+    Creating it takes over the table, as `EventWriter` does; `close` or the end of the process
+    releases it. Thread-safe; calls are serialised.
 
     Args:
         spark: A classic session: with Spark Connect the batches are handled in the server.
-        path: The table, as for `EventWriter`.
+        path: The table; see `EventWriter`.
         topic: The topic that the query reads, or several.
         format: ``parquet``, ``delta`` or ``iceberg``.
         window: Seconds for which a dedupe key is kept.
-        staging: With parquet: where to keep staging and sidecars, as for `EventWriter`.
-        org_id: Id of the org that the events come from, as for `EventWriter`.
+        staging: With parquet: directory for staging and sidecars; see `EventWriter`.
+        org_id: Id of the org that the events come from; see `EventWriter`.
 
     Raises:
-        ConfigurationError: The destination is not valid or another's, or another writer lives, or
-            the session is one of Spark Connect.
+        ConfigurationError: The destination is not valid, belongs to someone else, or is in use by
+            another writer; or the session uses Spark Connect.
         WriteError: The table cannot be read.
     """
 
@@ -105,26 +105,26 @@ class ForeachBatchWriter:
             unless_done.pop_all()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Make the rows of a batch durable and visible, at once.
+        """Write the rows of a batch in one durable transaction.
 
-        1. Bring the rows here, in their order.
-        2. Make gaps durable, beside the table: they say what is missing before these rows.
-        3. Drop rows whose key came before, and publish the others with the batch's name.
+        1. Collect the rows, in order.
+        2. Store gaps durably in their sidecar: they say what is missing before these rows.
+        3. Drop duplicates, and write the other rows with the batch's name.
 
         Args:
             batch: Rows with the columns of the source.
             batch_id: Its number in the query.
 
         Raises:
-            LocalProtocolError: It has other columns, or was not called by a streaming query.
-            WriteError: Whether the batch is in the table is unknown; Spark will repeat it.
+            LocalProtocolError: The batch has other columns, or this was not called by a streaming
+                query.
+            WriteError: It is unknown whether the batch is in the table; Spark will repeat it.
         """
         context = batch.sparkSession.sparkContext
         query_id = context.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise LocalProtocolError(
-                "a batch has its name from the query that it belongs to: give this object to "
-                "writeStream.foreachBatch(…)"
+                "a batch is named after its query: pass this object to writeStream.foreachBatch(…)"
             )
         name = f"{query_id}/{batch_id}"
         group = context.getLocalProperty(_JOB_GROUP)  # now, since the JVM may be gone afterwards
@@ -144,7 +144,7 @@ class ForeachBatchWriter:
             self._writer.write_rows(rows, name=name)
 
     def close(self) -> None:
-        """Give the table up. Does nothing the second time."""
+        """Release the table. Can be called repeatedly."""
         with self._lock:
             self._beside.close()
             self._writer.close()
@@ -162,12 +162,12 @@ class ForeachBatchWriter:
 
 
 def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
-    """Log all of an error, and return the part that Spark gets."""
+    """Log the complete error, and return a short one for Spark."""
     if _is_interruption(error, group):
         _log.info("batch %s was interrupted", name, exc_info=error)
         # In words by which Spark knows that this is the stop that it asked for, and no failure.
         return WriteError(
-            f"batch {name} was interrupted, and is written by the next run "
+            f"batch {name} was interrupted and will be written by the next run "
             f"(org.apache.spark.SparkException: job group {group} was cancelled)"
         )
     _log.error("batch %s was not written", name, exc_info=error)
@@ -185,7 +185,7 @@ def _is_interruption(error: Exception, group: str | None) -> bool:
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """Yield what an error and its causes say, with the traces of the JVM."""
+    """Yield the messages of an error and its causes, with the JVM's stack traces."""
     while error is not None:
         try:
             yield str(error)

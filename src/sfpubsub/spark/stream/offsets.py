@@ -1,4 +1,4 @@
-"""The position of a streaming query, as Spark journals it.
+"""The position of a streaming query, as stored in Spark's checkpoint.
 
 Spark compares offsets as text, so the keys always come in one order. Replay ids are hexadecimal, as
 in logs and in ``startingOffsets``: a position can be copied out of a checkpoint. Nothing here
@@ -29,11 +29,11 @@ class Offset:
 
     topic: str
     position: StartPosition
-    """After the last event so far; where the query began, if there was none."""
+    """After the last event so far, or the start of the query if there was none."""
     seq: int = 0
-    """Events of this query before this position: the ``ingest_seq`` of the next one."""
+    """Number of events of this query before this position: the ``ingest_seq`` of the next one."""
     at: int | None = None
-    """When it was seen, in seconds since 1970 UTC; None if nobody knows."""
+    """When it was reached, in seconds since 1970 UTC; None if unknown."""
     first: ReplayId | None = None
     """The first event of the batch that ends here, if it began at ``latest`` or ``earliest``."""
     keepalive: ReplayId | None = None
@@ -42,21 +42,21 @@ class Offset:
 
     @property
     def resume(self) -> StartPosition:
-        """Where a stream continues."""
+        """Position where a stream continues."""
         return self.position if self.keepalive is None else StartPosition.after(self.keepalive)
 
     @property
     def is_anchored(self) -> bool:
-        """Whether it means the same place whenever it is used."""
+        """Whether it always refers to the same place."""
         return self.resume.preset is ReplayPreset.CUSTOM
 
     @property
     def floats(self) -> bool:
-        """Whether it moves on with the topic: events can pass it unseen."""
+        """Whether it moves with the topic, so that events can be missed."""
         return self.resume.preset is ReplayPreset.LATEST
 
     def json(self) -> dict[str, Any]:
-        """Return the form that is journaled."""
+        """Return the form stored in the checkpoint."""
         position = self.position
         record = {
             "at": self.at,
@@ -71,10 +71,10 @@ class Offset:
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Offset:
-        """Read what `json` returned.
+        """Parse the output of `json`.
 
         Raises:
-            ConfigurationError: It is of another version.
+            ConfigurationError: It was written by another version.
         """
         try:
             found = cls(
@@ -98,7 +98,7 @@ class Offset:
 
 @dataclass(frozen=True)
 class Offsets:
-    """The position of a query on each of its topics.
+    """The positions of a query on all its topics.
 
     Of one topic it is journaled as its `Offset`, of several as a list of theirs, by name. A topic
     that is left out of the query keeps its offset there, for when it comes back.
@@ -107,20 +107,20 @@ class Offsets:
     by_topic: dict[str, Offset]
 
     def json(self) -> dict[str, Any]:
-        """Return the form that is journaled."""
+        """Return the form stored in the checkpoint."""
         found = [self.by_topic[topic].json() for topic in sorted(self.by_topic)]
         return found[0] if len(found) == 1 else {"topics": found, "v": _VERSION}
 
     @classmethod
     def parse(cls, record: Mapping[str, Any], topics: Sequence[str]) -> Offsets:
-        """Read what `json` returned.
+        """Parse the output of `json`.
 
         Args:
-            record: What Spark gives back.
-            topics: Those of the query.
+            record: The record from the checkpoint.
+            topics: Topics of the query.
 
         Raises:
-            ConfigurationError: It is of another version, or of other topics.
+            ConfigurationError: It was written by another version, or belongs to other topics.
         """
         try:
             records = list(record["topics"]) if "topics" in record else [record]
@@ -129,9 +129,9 @@ class Offsets:
             raise _unreadable(error) from error
         if not found.keys() & set(topics):
             raise ConfigurationError(
-                f"the checkpoint belongs to topic {', '.join(found)}, and the query reads "
-                f"{', '.join(topics)}: give each topic a checkpoint of its own, or read it beside "
-                f"one of the checkpoint's, with option topics"
+                f"the checkpoint belongs to topic {', '.join(found)}, but the query reads "
+                f"{', '.join(topics)}: use a separate checkpoint per topic, or read it together "
+                f"with one of the checkpoint's topics, with option topics"
             )
         return cls(found)
 

@@ -1,4 +1,4 @@
-"""The options of the streaming source: what there is, and what is refused.
+"""The options of the streaming source, and their validation.
 
 Options travel: into the query's plan, into the pickle that each executor gets, into Spark's event
 log. So none of them is a credential, and what looks like one is refused without being repeated.
@@ -67,33 +67,34 @@ _INSTEAD = (
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a query asks for. Holds no secret, and is pickled."""
+    """Options of a query. Contains no secrets, and is pickled."""
 
     topics: tuple[str, ...]
-    """One or more, sorted."""
+    """One or more topics, sorted."""
     start: StartPosition | None = None
-    """Where every topic begins; None if that was not said."""
+    """Where every topic starts; None if not given."""
     starts: Mapping[str, StartPosition] = field(default_factory=dict)
-    """Where single topics begin."""
+    """Where individual topics start."""
     max_events: int = DEFAULT_MAX_EVENTS
-    """Of one trigger, of all topics together."""
+    """Most events per trigger, for all topics together."""
     max_bytes: int = MAX_HELD_BYTES
-    """Of payload of one trigger, of all topics together; an event more may be in it."""
+    """Most payload bytes per trigger, for all topics together; may be exceeded by one event."""
     fail_on_data_loss: bool = True
     idle_timeout: float = DEFAULT_IDLE_TIMEOUT
-    """Seconds; for availableNow."""
+    """Idle seconds after which an availableNow query ends."""
     config_file: str | None = None
-    """Path of a settings file, where the source's process runs."""
+    """Path of a settings file on the driver's machine."""
     profile: str | None = None
     schema_store: str | None = None
-    """Path of a directory, where the source's process runs, that keeps the schemas of events."""
+    """Path of a directory on the driver's machine in which to store the schemas of events."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read Spark's options. Names are taken in any case, as Spark does.
+        """Parse Spark's options. Names are case-insensitive, as in Spark.
 
         Raises:
-            ConfigurationError: One is missing, unknown, malformed, or looks like a credential.
+            ConfigurationError: An option is missing, unknown, malformed, or looks like a
+                credential.
         """
         given = named_options(options, NAMES, "source")
         topics = _topics(given)
@@ -122,15 +123,15 @@ class SourceOptions:
         )
 
     def start_of(self, topic: str) -> StartPosition:
-        """Return where a query without a checkpoint begins on *topic*."""
+        """Return where a query without a checkpoint starts on *topic*."""
         return self.starts.get(topic) or self.start or StartPosition.latest()
 
 
 def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return options by the names that they are documented with.
+    """Return options by their documented names.
 
     Raises:
-        ConfigurationError: One is unknown, or looks like a credential.
+        ConfigurationError: An option is unknown, or looks like a credential.
     """
     known = {name.lower(): name for name in names}
     given: dict[str, str] = {}
@@ -151,13 +152,13 @@ def refuse_credential(name: str, value: str) -> None:
         raise ConfigurationError(f"option {name!r} looks like a credential, and {_INSTEAD}")
     if _SETTING_NAME.match(plain):
         raise ConfigurationError(
-            f"option {name!r} is a connection setting and no option of the source: {_INSTEAD}"
+            f"option {name!r} is a connection setting and not an option of the source: {_INSTEAD}"
         )
 
 
 def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
     if "topic" in given and "topics" in given:
-        raise ConfigurationError("give option topic or topics, not both")
+        raise ConfigurationError("use only one of the options topic and topics")
     topics = {given.get("topic", "")}
     if "topics" in given:
         topics = {name.strip() for name in given["topics"].split(",")}

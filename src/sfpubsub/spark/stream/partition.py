@@ -1,4 +1,4 @@
-"""What travels to an executor, and how rows are made of it there.
+"""Partitions sent to executors, and their conversion to rows there.
 
 A partition holds events as they were received, and the schemas that they were written with, so an
 executor decodes them without a connection: it needs neither grpc nor a credential. The rows are
@@ -45,14 +45,14 @@ _WIRE = pa.schema(
 
 
 class EventPartition(InputPartition):
-    """Some events of a batch, in order.
+    """Consecutive events of a batch.
 
     Args:
-        topic: Where they came from.
-        first_seq: ``ingest_seq`` of the first one.
-        schemas: By id; those that the service does not know are missing.
+        topic: The topic of the events.
+        first_seq: ``ingest_seq`` of the first event.
+        schemas: Schemas by id; those unknown to the service are missing.
         data: The events, as an Arrow stream.
-        gaps: Positions given up, each with the time, in seconds since 1970 UTC.
+        gaps: Gaps, each with its time in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EventPartition(InputPartition):
         self.gaps = gaps
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Decode the events; a record batch has the columns of `SOURCE_SCHEMA`."""
+        """Decode the events into record batches with the columns of `SOURCE_SCHEMA`."""
         if self.gaps:
             yield _gap_rows(self.topic, self.gaps)
         table = pa.ipc.open_stream(self.data).read_all()
@@ -80,7 +80,7 @@ class EventPartition(InputPartition):
 
 
 def pack(events: Sequence[tuple[RawEvent, float]]) -> bytes:
-    """Return events, each with the time it was received at, as an Arrow stream."""
+    """Return events with their times of receipt as an Arrow stream."""
     raws = [raw for raw, _ in events]
     batch = pa.record_batch(
         [
@@ -102,7 +102,7 @@ def pack(events: Sequence[tuple[RawEvent, float]]) -> bytes:
 def chunks(
     events: Sequence[tuple[RawEvent, float]],
 ) -> Iterator[tuple[int, Sequence[tuple[RawEvent, float]]]]:
-    """Cut a batch into what one partition may hold; yield each piece with its place."""
+    """Split a batch into partitions; yield the start index and the events of each."""
     start = size = 0
     for index, (raw, _) in enumerate(events):
         size += len(raw.payload)
@@ -148,7 +148,7 @@ def _codec(schema_id: str, schema_json: str | None) -> Codec:
 
 
 def event_time_of(raw: RawEvent, schema_json: str | None) -> float | None:
-    """Return when an event happened, in seconds since 1970 UTC; None if that is unknown."""
+    """Return when an event occurred, in seconds since 1970 UTC; None if unknown."""
     if schema_json is None:
         return None
     codec = _codec(raw.schema_id, schema_json)

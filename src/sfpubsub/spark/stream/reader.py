@@ -1,4 +1,4 @@
-"""The streaming reader: what Spark calls, for the topics of a query.
+"""The streaming reader that Spark calls for the topics of a query.
 
 Spark keeps one instance alive for a query, in a Python process beside the driver, and calls it in
 this order (seen, PySpark 4.2 and 4.3)::
@@ -48,10 +48,10 @@ _PATIENCE = 0.1
 
 
 class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one topic or several. Not thread-safe; pickled it is only its options.
+    """Reads one or more topics. Not thread-safe; only its options are pickled.
 
     Args:
-        options: What the query asked for. Nothing is opened before the first call.
+        options: Options of the query. Nothing is opened before the first call.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -73,24 +73,24 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.__init__(state["options"])  # type: ignore[misc]  # a copy begins like a new one
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
-        """Return where a query without a checkpoint begins."""
+        """Return where a query without a checkpoint starts."""
         for topic in self._topics:
             topic.is_new = True
         return self._offsets({}).json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how many events a batch may have."""
+        """Return the limit of events per batch."""
         return ReadMaxRows(self._options.max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read only what was published before now, then end."""
+        """Read only events published before now, then end."""
         self.stop_at_now(keeps_position=True)
 
     def stop_at_now(self, *, keeps_position: bool) -> None:
-        """Read only what was published before now, then end.
+        """Read only events published before now, then end.
 
         Args:
-            keeps_position: Whether there is a checkpoint, which the next run continues from.
+            keeps_position: Whether there is a checkpoint from which the next run continues.
         """
         self._until_now = True
         for topic in self._topics:
@@ -100,11 +100,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next batch, or *start* if there is nothing.
 
         Args:
-            start: The end of the last batch that is done.
-            limit: Of the batch.
+            start: The end of the last finished batch.
+            limit: Limit of the batch.
 
         Raises:
-            ReplayIdRejectedError: A position is not kept any more.
+            ReplayIdRejectedError: A position is no longer retained.
             SfPubSubError: A subscription has failed.
         """
         known = Offsets.parse(start, self._options.topics)
@@ -123,7 +123,9 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
 
     def _planned(self, begins: Offsets, share: Share) -> Offsets:
-        """Return how far each topic goes. Those after one that has something do not wait."""
+        """Return the end of the next batch for each topic. Once one topic has events, the others do
+        not wait.
+        """
         ends = dict(begins.by_topic)
         began = time.monotonic()
         for place, topic in enumerate(self._topics):
@@ -133,14 +135,14 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return what is known of how far the topics reach, for the query's progress."""
+        """Return what is known about the ends of the topics, for the query's progress."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None
         return found[0] if len(self._topics) == 1 else {"topics": found}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the events after *start* up to *end*, in pieces.
+        """Return the events after *start* up to *end*, in partitions.
 
         Raises:
             ReplayIdRejectedError: They are no longer available.
@@ -161,7 +163,9 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cast("EventPartition", partition).rows()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: `latestOffset` learns earlier, and of the last batch too, what is done."""
+        """Do nothing: `latestOffset` learns earlier which batches are done, including the
+        last one.
+        """
 
     def stop(self) -> None:
         """Close the connection. Not called when a query is stopped: Spark ends the process."""
@@ -172,12 +176,12 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic.close()
 
     def _offsets(self, known: dict[str, Offset]) -> Offsets:
-        """Return what is known, and for a topic that is new where it begins."""
+        """Return the known offsets, and the initial ones of new topics."""
         new = {t.topic: t.initial for t in self._topics if t.topic not in known}
         return Offsets({**known, **new})
 
     def _share(self, events: int, size: int) -> Share:
-        """Return what each topic may contribute to a batch of that size."""
+        """Return each topic's share of a batch of the given size."""
         count = len(self._options.topics)
         return Share(max(1, events // count), max(1, size // count))
 
@@ -191,7 +195,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
-    """Return a client as the options say.
+    """Create a client from the options.
 
     Raises:
         ConfigurationError: A setting is missing or wrong.

@@ -1,4 +1,4 @@
-"""Finds a batch again that was journaled by a process that has ended.
+"""Read a batch again that was recorded in the checkpoint by an earlier process.
 
 Only the two ends of a batch are journaled. Its events are read again from its start on, one by one,
 because responses are cut otherwise each time, until one is EQUAL to its end: ids have no order, so
@@ -21,9 +21,9 @@ class Found(NamedTuple):
 
     events: list[ReceivedEvent]
     after: list[ReceivedEvent]
-    """What came behind its end in the same response."""
+    """Events after its end in the same response."""
     whole: bool
-    """Whether it begins where it began, and has as many events."""
+    """Whether it has the same start and number of events as before."""
 
 
 def find(
@@ -36,7 +36,7 @@ def find(
     horizon: Callable[[], Horizon],
     patience: float,
 ) -> Found | None:
-    """Read until the event that is the batch's end.
+    """Read up to the event that ends the batch.
 
     Args:
         start: Where the batch began.

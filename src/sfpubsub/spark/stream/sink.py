@@ -1,4 +1,4 @@
-"""Publishing from Spark: a row is an event, and a task that runs again repeats the ids it had.
+"""Publish from Spark: each row is an event, and a repeated task uses the same event ids.
 
 An executor publishes what its task is given, over a stream of its own, with a session of its own:
 no credential is in a plan. A task's results are all there before it ends well, so a row is
@@ -58,23 +58,24 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What a write asks for. Holds no secret, and is pickled."""
+    """Options of a write. Contains no secrets, and is pickled."""
 
     topic: str
     id_column: str | None = None
-    """The column that has the ids of events; it is not a field."""
+    """Column with the event ids; it is not a field."""
     created_by: str | None = None
     timeout: float = DEFAULT_TIMEOUT
     config_file: str | None = None
-    """Path of a settings file on every executor's machine."""
+    """Path of a settings file on every executor."""
     profile: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Read Spark's options. Names are taken in any case, as Spark does.
+        """Parse Spark's options. Names are case-insensitive, as in Spark.
 
         Raises:
-            ConfigurationError: One is missing, unknown, malformed, or looks like a credential.
+            ConfigurationError: An option is missing, unknown, malformed, or looks like a
+                credential.
         """
         given = named_options(
             {name: value for name, value in options.items() if name.lower() not in SPARKS_OWN},
@@ -105,7 +106,7 @@ class SinkOptions:
 
 
 class Published(WriterCommitMessage):
-    """What a task has published."""
+    """Counts of the events that a task has published."""
 
     def __init__(self, counts: PublishCounts) -> None:
         self.accepted: int = counts.accepted
@@ -117,8 +118,8 @@ class EventSink(DataSourceWriter):
 
     Args:
         options: See `SinkOptions`.
-        columns: Of the frame.
-        write_id: Of this ``save``; another one makes other ids.
+        columns: Columns of the frame.
+        write_id: Id of this ``save``; part of the event ids.
     """
 
     def __init__(self, options: SinkOptions, columns: Sequence[str], write_id: str) -> None:
@@ -127,11 +128,11 @@ class EventSink(DataSourceWriter):
         self._write_id = write_id
 
     def write(self, iterator: Iterator[Row]) -> Published:
-        """Publish one task's rows; return when all have their results."""
+        """Publish one task's rows; return once all have results."""
         return _publish(self._options, iterator, self._write_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Count what was published."""
+        """Log the number of published events."""
         _log(self._options.topic, messages)
 
 
@@ -140,7 +141,7 @@ class EventStreamSink(DataSourceStreamWriter):
 
     Args:
         options: See `SinkOptions`.
-        columns: Of the query.
+        columns: Columns of the query.
     """
 
     def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
@@ -148,31 +149,31 @@ class EventStreamSink(DataSourceStreamWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Row]) -> Published:
-        """Publish one task's rows; return when all have their results."""
+        """Publish one task's rows; return once all have results."""
         context = _context()
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if not query or not batch:
             raise ConfigurationError(
-                "Spark does not tell its tasks the batch, of which ids are made: name a column "
-                "with ids with option idColumn"
+                "Spark does not tell its tasks the batch, from which ids are derived: name a "
+                "column with ids in option idColumn"
             )
         return _publish(self._options, iterator, f"{query}/{batch}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Count what was published."""
+        """Log the number of published events."""
         _log(f"batch {batchId} to {self._options.topic}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Say that a batch is not complete; Spark repeats it, with the same ids."""
+        """Log that a batch is incomplete. Spark repeats it with the same ids."""
         logger.warning("batch %d to %s was not published whole", batchId, self._options.topic)
 
 
 class Ids:
-    """Makes the ids of one task's events.
+    """Generates the ids of one task's events.
 
     Args:
-        write: What the task is part of.
-        partition: Which part it is.
+        write: Id of the write that the task belongs to.
+        partition: Number of the task's partition.
     """
 
     def __init__(self, write: str, partition: int) -> None:
@@ -189,9 +190,10 @@ class Ids:
 
 
 def field_value(value: Any) -> Any:
-    """Return a column's value as a field takes it.
+    """Convert a column's value to a field's value.
 
-    A timestamp becomes milliseconds since 1970 UTC, a decimal a double; all else stays.
+    A timestamp becomes milliseconds since 1970 UTC, a decimal becomes a double; other values are
+    unchanged.
     """
     if isinstance(value, datetime):
         # Spark hands a timestamp over in the local time of the process.
@@ -234,14 +236,14 @@ def _given_id(topic: str, value: dict[str, Any], column: str) -> str:
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise ConfigurationError("the sink writes in tasks of Spark only")
+        raise ConfigurationError("the sink can only write within Spark tasks")
     return context
 
 
 def _check(options: SinkOptions, columns: Sequence[str]) -> None:
     if options.id_column is not None and options.id_column not in columns:
         raise ConfigurationError(
-            f"option idColumn is {options.id_column!r}, and the columns are {', '.join(columns)}"
+            f"option idColumn is {options.id_column!r}, but the columns are {', '.join(columns)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""One topic of a streaming query: how far a batch goes there, and what lies in it.
+"""One topic of a streaming query: plans the end of a batch, and returns its events.
 
 Invariant: ``_held`` begins with the first event after ``_base``, and holds every event from there
 on that was taken from ``_feed``.
@@ -45,30 +45,30 @@ _LONGEST_SILENCE = 300.0
 
 
 class Share(NamedTuple):
-    """What one topic may contribute to a batch."""
+    """One topic's share of a batch."""
 
     events: int
     bytes: int
-    """Of payload; one event may be larger."""
+    """Most payload bytes; a single event may be larger."""
 
 
 class _Plan(NamedTuple):
-    """The batch that was reported to Spark."""
+    """The batch reported to Spark."""
 
     end: Offset
     size: int
-    """Events of ``_held`` in it."""
+    """Number of events of ``_held`` in the batch."""
 
 
 class TopicReader:
     """Reads one topic. Not thread-safe.
 
     Args:
-        topic: Its path.
-        options: What the query asked for.
-        schemas: Of the events.
+        topic: Path of the topic.
+        options: Options of the query.
+        schemas: Schemas of the events.
         connected: Returns the client, which stays open. Nothing is opened before the first call.
-        share: Events and bytes received ahead, at most.
+        share: Most events and bytes to receive ahead.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class TopicReader:
 
     @property
     def initial(self) -> Offset:
-        """Where a query without a checkpoint begins."""
+        """Return where a query without a checkpoint starts."""
         return Offset(self.topic, self._options.start_of(self.topic))
 
     def stop_at_now(self, keeps_position: bool) -> None:
-        """Read only what was published before now.
+        """Read only events published before now.
 
         Args:
-            keeps_position: Whether the end is kept for another run. If not, no keepalive is waited
-                for, which would renew the position of a topic that has nothing new.
+            keeps_position: Whether the end position is kept for another run. If not, there is no
+                need to wait for a keepalive that renews the position of a quiet topic.
         """
         self._horizon = Horizon(self._connected(), self.topic)
         self._keeps_position = keeps_position
@@ -117,18 +117,18 @@ class TopicReader:
         return self._finished
 
     def follow(self, start: Offset) -> None:
-        """Take *start* for the end of the last batch that is done."""
+        """Set *start* as the end of the last finished batch."""
         self._follow(start)
 
     def plan(self, share: Share, timeout: float) -> Offset:
-        """Return the end of the next batch, after `follow`; its start if there is nothing.
+        """Return the end of the next batch, after `follow`; its start if there are no events.
 
         Args:
-            share: Of the batch.
+            share: Share of the batch.
             timeout: Seconds to wait for a first event.
 
         Raises:
-            ReplayIdRejectedError: The position is not kept any more.
+            ReplayIdRejectedError: The position is no longer retained.
             SfPubSubError: The subscription has failed.
         """
         until_now = self._horizon is not None or self._finished
@@ -141,7 +141,7 @@ class TopicReader:
         return end
 
     def latest(self) -> dict[str, Any] | None:
-        """Return what is known of how far the topic reaches; None if nothing is.
+        """Return what is known about the end of the topic, or None.
 
         The service does not tell where a topic ends. What is known are the events received, whether
         a keepalive has said that nothing is left, and how old the last event was when it came.
@@ -166,7 +166,7 @@ class TopicReader:
         return dict(sorted(found.items()))
 
     def partitions(self, first: Offset, last: Offset) -> list[EventPartition]:
-        """Return the events after *first* up to *last*, in pieces.
+        """Return the events after *first* up to *last*, in partitions.
 
         Raises:
             ReplayIdRejectedError: They are no longer available.
@@ -179,13 +179,13 @@ class TopicReader:
         return list(self._partitions(last))
 
     def close(self) -> None:
-        """Let go of everything, when the client has been closed."""
+        """Drop all resources after the client was closed."""
         self._feed = self._horizon = None
 
     # What is done, and where to read on.
 
     def _follow(self, start: Offset) -> None:
-        """Drop what is done; open a stream if there is none that continues at *start*."""
+        """Drop finished events; open a stream unless one already continues at *start*."""
         plan, self._plan = self._plan, None
         if plan is not None and start == plan.end:
             if self._horizon is not None:
@@ -232,7 +232,7 @@ class TopicReader:
     # How far a batch goes.
 
     def _count(self, share: Share, timeout: float) -> int:
-        """Take what is there, waiting for a first event only; return how much of it fits."""
+        """Take available events, waiting only for the first; return how many fit into the batch."""
         size = sum(len(event.raw.payload) for event in self._held)
         while len(self._held) < share.events and size < share.bytes:
             events = self._take(0.0 if self._held else timeout)
@@ -302,7 +302,7 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return the base with the position of a keepalive, if it needs one and there is one."""
+        """Return the base with the position of a keepalive, if needed and available."""
         # A gap that was not delivered yet must not be passed.
         if self._held or self._gaps or not self._wants_renewal():
             return None
@@ -343,10 +343,11 @@ class TopicReader:
     # A batch that was journaled by an earlier process, and not finished.
 
     def _recover(self, start: Offset, end: Offset) -> None:
-        """Make a batch that an earlier process journaled the one that is planned.
+        """Restore a batch recorded by an earlier process as the planned one.
 
         Raises:
-            ReplayIdRejectedError: Some of it is gone, and data loss is a failure.
+            ReplayIdRejectedError: Some of its events are lost, and data loss is treated as a
+                failure.
         """
         _log.info("reading the batch up to %s again", end.json())
         moved = end.first is not None or not start.is_anchored

@@ -1,4 +1,4 @@
-"""Tables made from a raw one, for querying."""
+"""Tables for querying, derived from a raw table."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def open_target(
     target: str | os.PathLike[str],
     format: str,  # noqa: A002  # Spark's own word
 ) -> Target:
-    """Open a place for tables, to write to it.
+    """Open a target for writing tables.
 
     Args:
         spark: A classic session with the format's jars.
-        target: A directory; with a table format also a URL of any scheme that Spark knows, or
+        target: A directory; with a table format also a URL of any scheme that Spark supports, or
             ``schema`` or ``catalog.schema``.
         format: ``parquet``, ``delta`` or ``iceberg``.
 
     Raises:
-        ConfigurationError: It cannot be that, or another process writes there.
+        ConfigurationError: The target is not valid, or another process is writing there.
     """
     place = Place.parse(target, format)
     if format == "delta":

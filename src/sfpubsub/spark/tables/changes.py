@@ -1,11 +1,10 @@
 """Change events of a raw table in readable form: what changed, and the latest state of records.
 
-Functions from a frame to a frame, which read nothing but what Spark reads when the result is used.
-They run on executors, of a classic session or of Spark Connect, on tables of any format, and keep
-nothing: current tables (records.py) are what is kept. Changes are ordered by the header's commit
-timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: a
-record of which an event did not say what changed, or when, is marked to be read again, until an
-event has said all.
+Functions from frames to frames; nothing is read until the result is used. They run on executors,
+with a classic session or Spark Connect, on tables of any format. They store nothing; see current
+tables (records.py) for that. Changes are ordered by the header's commit timestamp, commit number
+and sequence number, then by arrival, and never by replay id. Invariant: a record is marked for
+rereading if an event did not say what changed or when, until an event describes it completely.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
 from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError, SchemaNotFoundError
 
-# The change types that say what changed. Any other one is like a gap: a newer type as well.
+# Change types that say what changed. Any other type, including newer ones, is treated like a gap.
 _TELLING = ("CREATE", "UPDATE", "DELETE", "UNDELETE")
 
-# After one of these a record is known as a whole, whatever came before.
+# After one of these a record is completely known, whatever happened before.
 _WHOLE = ("CREATE", "DELETE", "UNDELETE")
 
 _HEADER = f"""{CHANGE_EVENT_HEADER} STRUCT<
@@ -44,17 +43,17 @@ _MAP, _LIST = pa.map_(pa.string(), pa.string()), pa.list_(pa.string())
 
 _RECORD = ("entity_name", "record_id")
 
-# Which of two changes is newer; where it says nothing, arrival does. Commit numbers start lower
-# when an org is moved to another instance (Change Data Capture guide), so the time comes first.
+# Order of changes; ties are resolved by arrival. Commit numbers start lower
+# when an org is migrated to another instance (Change Data Capture guide), so the time comes first.
 _AGE = ("commit_timestamp", "commit_number", "sequence_number")
 _ORDER = (*_AGE, "ingest_seq")
 
 
 def change_headers(raw: DataFrame) -> DataFrame:
-    """Return what the headers of change events say: a row for each event and record.
+    """Return the headers of change events, one row per event and record.
 
-    Plain SQL over ``payload_json``: needs no schema, and nothing of this package on executors. Rows
-    of other events, and rows without JSON, are left out.
+    Plain SQL over ``payload_json``: it needs neither schemas nor this package on executors. Rows of
+    other events and rows without JSON are omitted.
 
     Args:
         raw: A raw table, or some rows of one.
@@ -70,14 +69,14 @@ def change_headers(raw: DataFrame) -> DataFrame:
 
 
 def field_changes(raw: DataFrame, schemas: DataFrame) -> DataFrame:
-    """Return what change events say of fields: a row for each event and record.
+    """Return the field changes of change events, one row per event and record.
 
     Payloads are decoded on executors, which need this package.
 
     Args:
         raw: A raw table, or some rows of one.
-        schemas: The table of schemas that belongs to it: ``schema_id`` and ``schema``, Avro as JSON
-            text. Read at once, by a small job.
+        schemas: Its table of schemas: ``schema_id`` and ``schema``, Avro as JSON text. It is read
+            immediately, by a small job.
 
     Returns:
         The columns of `change_headers`, and ``fields``: a map from each field that changed to the
@@ -95,11 +94,11 @@ def field_changes(raw: DataFrame, schemas: DataFrame) -> DataFrame:
 
 
 def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
-    """Return the latest state of every record that the change events are about: a row a record.
+    """Return the latest state of every record in the change events, one row per record.
 
     Args:
-        raw: A raw table: all rows that are to count.
-        schemas: As for `field_changes`.
+        raw: A raw table: all rows to consider.
+        schemas: See `field_changes`.
 
     Returns:
         ``entity_name``, ``record_id``;
@@ -123,7 +122,7 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
 
 
 def _headers(raw: DataFrame, *more: str) -> DataFrame:
-    # Nothing else has such names, so that other events' JSON is not parsed.
+    # Only change events have such names, so other events' JSON is not parsed.
     events = raw.where(f.col("event_name").endswith("ChangeEvent"))
     header = f.from_json("payload_json", _HEADER)[CHANGE_EVENT_HEADER]
     events = events.select(header.alias("h"), "schema_id", "dedupe_key", "ingest_seq", *more)
@@ -178,7 +177,7 @@ def _readers(schema_id: str, schemas: Mapping[str, str]) -> tuple[Codec, ChangeS
     text = schemas.get(schema_id)
     if text is None:
         raise SchemaNotFoundError(
-            f"schema {schema_id} is not in the table of schemas: take the one beside the raw table"
+            f"schema {schema_id} is not in the table of schemas: use the one next to the raw table"
         )
     return Codec(schema_id, text), ChangeSchema(schema_id, text)
 
@@ -186,7 +185,7 @@ def _readers(schema_id: str, schemas: Mapping[str, str]) -> tuple[Codec, ChangeS
 def _fields(
     schema: ChangeSchema, value: dict[str, Any]
 ) -> tuple[dict[str, str | None], list[str]] | None:
-    """Return the new values of fields that changed, and the fields sent as a diff, or None."""
+    """Return the new values of changed fields, and the fields sent as a diff; or None."""
     event = ChangeEvent(schema, value)
     kind = event.change_type
     if kind not in _TELLING:
@@ -233,21 +232,21 @@ def _text(value: Any) -> str | None:
 
 
 def _is_about_all() -> Column:
-    """Whether a row is about every record of an object, or every one with a prefix."""
+    """Return whether a row is about all records of an object, or all with a prefix."""
     record = f.col("record_id")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     return record.isNull() | record.endswith("*") | overflow
 
 
 def _about_all(raw: DataFrame) -> DataFrame:
-    """Return the few rows that `_is_about_all` may hold for, by their text alone."""
+    """Return the few rows for which `_is_about_all` may be true, judging by their text only."""
     text = f.col("payload_json")
     maybe = text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
     return raw.where(maybe)
 
 
 def _marks(changes: DataFrame) -> DataFrame:
-    """Return for each object what its records are to be read again for, by prefix of their ids."""
+    """Return, for each object, the reasons to reread its records, by id prefix."""
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     prefix = f.when(overflow, "").otherwise(f.coalesce(f.rtrim("record_id", f.lit("*")), f.lit("")))
     newest = (
@@ -261,7 +260,7 @@ def _marks(changes: DataFrame) -> DataFrame:
 
 
 def _since_whole(changes: DataFrame) -> DataFrame:
-    """Leave out what came before the last event that made a record known as a whole."""
+    """Drop everything before the last event that made a record completely known."""
     whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
     last = f.max(whole).over(Window.partitionBy(*_RECORD))
     rows = _with_late(changes.withColumn("whole_at", last))
@@ -269,9 +268,9 @@ def _since_whole(changes: DataFrame) -> DataFrame:
 
 
 def _with_late(changes: DataFrame) -> DataFrame:
-    """Add what a record is marked with where an event arrived after a newer one.
+    """Mark records for which an event arrived after a newer one.
 
-    It stays until an event has arrived that made the record known as a whole.
+    The mark stays until an event arrives that makes the record completely known.
     """
     record = Window.partitionBy(*_RECORD)
     before = record.orderBy("ingest_seq").rowsBetween(Window.unboundedPreceding, -1)
@@ -305,14 +304,14 @@ def _fold(changes: DataFrame) -> DataFrame:
         "whole": f.when(f.col("at") == f.col("whole_at"), f.struct("at", "change_type")),
         "gap": f.when(f.col("is_gap"), event),
         "late": f.col("late"),
-        # A text that is not JSON stands for one that is not known.
+        # A text that is not JSON stands for an unknown value.
         "diff": f.when(f.col("text") == "", diff),
     }
     carried = [f.max(name).alias(name) for name in facts]
     paths = rows.groupBy(*_RECORD, "path").agg(
         f.max(said).alias("said"), *(f.max(column).alias(name) for name, column in facts.items())
     )
-    # A diff that was followed by a text no longer counts.
+    # A diff followed by a full text no longer counts.
     still = f.when(f.col("said.text") == "", f.col("diff"))
     paths = paths.withColumn("diff", still)
     field = f.substring_index("path", ".", 1)
@@ -329,7 +328,7 @@ def _fold(changes: DataFrame) -> DataFrame:
 
 
 def _field_text() -> Column:
-    """Return a field's JSON text: of the parts that were changed since its own value, or that."""
+    """Return a field's JSON text: its own value, or the parts changed since then."""
     newer = f.filter(
         "parts", lambda p: f.col("own").isNull() | (p.said.at > f.col("own").getField("at"))
     )

@@ -1,11 +1,10 @@
-"""Current tables, history tables and the queue of what is to be read again, step by step.
+"""Maintains current tables, history tables and the re-read queue, step by step.
 
-The changes of a step are folded over the rows of the records that they are about (records.py,
-folding.py), and what comes out is merged. Decides nothing about events. The order of the commits of
-one step is what makes it repeatable after a crash: the queue before everything else, so that no
-row is ever marked without its cue; then each object's history; and its current table last, because
-the others are computed from what it held before. Invariant: a table that has a step's number holds
-what all steps up to it say, and nothing else.
+The changes of a step are folded over the rows of their records (records.py, folding.py), and the
+result is merged. The commit order within a step makes it repeatable after a crash: first the queue,
+so that no row is ever marked without its cue; then each object's history; and last its current
+table, because the others are computed from its previous contents. Invariant: a table with a step's
+number contains exactly the results of all steps up to it.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from sfpubsub.spark.tables.target import Target
 
 HISTORY_SUFFIX = "_history"
 
-# What is kept with tables, by which they are known from typed ones.
+# Fact stored with tables to distinguish them from typed ones.
 _KINDS = ("current", "history")
 
 _RECORD_ID = pa.schema([("record_id", pa.string())])
 
-# Columns of a typed table that the fold takes as they are, without the columns before them.
+# Columns of a typed table that the fold uses as they are.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
-# Where a cue is in the columns of `Folding.output`, and in those of the queue.
+# Columns of a cue in `Folding.output`, and the corresponding columns of the queue.
 _CUE_COLUMNS = {
     "_reread_reason": "reason",
     "_change_type": "change_type",
@@ -58,12 +57,13 @@ _CUE_COLUMNS = {
     "_ingest_seq": "since_seq",
 }
 
-# A change event's name without this is its object's, but for a custom object's suffix.
+# A change event's name without this suffix is its object's name, except for a custom object's
+# suffix.
 _EVENT = "ChangeEvent"
 
 
 def entity_of(event_type: str) -> str | None:
-    """Return the object that a change event type is about; None for other events."""
+    """Return the object of a change event type; None for other events."""
     if not event_type.endswith(_EVENT):
         return None
     name = event_type.removesuffix(_EVENT)
@@ -71,12 +71,12 @@ def entity_of(event_type: str) -> str | None:
 
 
 class RecordTables:
-    """The current tables of one target, with the queue and, if asked for, the history tables.
+    """The current tables of one target, with the queue and, optionally, the history tables.
 
     A `sfpubsub.spark.tables.steps.Follower`. Not thread-safe.
 
     Args:
-        target: Where they are.
+        target: Target of the tables.
         with_history: Whether there are history tables.
 
     Raises:
@@ -91,9 +91,9 @@ class RecordTables:
 
     @classmethod
     def of(cls, target: Target, *, current: bool, history: bool) -> RecordTables | None:
-        """Return what makes the tables that are asked for, or that are there already.
+        """Return the builder of the requested or existing tables, or None.
 
-        A target that has them keeps them: they would be wrong after a step without them.
+        Existing tables are always maintained, because a step without them would leave them wrong.
         """
         if current or history:
             target.check_merge("current and history tables")
@@ -102,8 +102,8 @@ class RecordTables:
         queue = Queue(target)
         if queue.is_of_mirror():
             raise ConfigurationError(
-                f"{target.place} has the tables of a mirror, which sfpubsub mirror run keeps up: "
-                f"name another target"
+                f"{target.place} has the tables of a mirror, which sfpubsub mirror run maintains: "
+                f"choose another target"
             )
         there = queue.exists()
         if not (current or history or there):
@@ -126,7 +126,7 @@ class RecordTables:
             if entity is None:
                 continue
             if not self._target.table(name).exists():
-                # None of its events could ever be decoded, so there are no records to be marked.
+                # None of its events could be decoded, so there are no records to mark.
                 orphans += [object_row(entity, each, number) for each in unreadable[name]]
                 continue
             found = _Object(self._target, entity, name, step, with_history=self._with_history)
@@ -152,10 +152,10 @@ class RecordTables:
                 each.merge(number)
 
     def _check(self, number: int) -> None:
-        """Make the queue with the first step, and make sure that there is nothing missing.
+        """Create the queue with the first step, and check that nothing is missing.
 
         Raises:
-            ConfigurationError: The target has had steps without these tables.
+            ConfigurationError: Earlier steps did not maintain these tables.
         """
         there = self._queue.exists()
         if there and self._queue.has_history() == self._with_history:
@@ -163,8 +163,8 @@ class RecordTables:
         if number > 1:
             missing = "history" if there else "current"
             raise ConfigurationError(
-                f"{self._target.place} has no {missing} tables, and they are made from the first "
-                f"event on: make all tables anew with sfpubsub tables rebuild --{missing}"
+                f"{self._target.place} has no {missing} tables, which must be built from the "
+                f"first event: rebuild all tables with sfpubsub tables rebuild --{missing}"
             )
         self._queue.make(with_history=self._with_history)
 
@@ -197,7 +197,7 @@ class _Object:
         self.folded: DataFrame
 
     def prepare(self) -> None:
-        """Give the tables the columns that they lack."""
+        """Add missing columns to the tables."""
         columns = [*_RECORD_ID, *self._types, *FLAGS]
         self.current.make(pa.schema(columns), {"kind": "current"}, merged=True)
         if self._history is not None:
@@ -205,7 +205,7 @@ class _Object:
             self._history.make(pa.schema(columns), {"kind": "history"}, merged=True)
 
     def fold(self) -> DataFrame:
-        """Fold the changes. What comes out is computed once, and kept until it is merged."""
+        """Fold the changes. The result is computed once and kept until it is merged."""
         with_versions = self._history is not None
         folding = Folding(self._fields, self._types, self.about_all, with_versions)
         rows = self._changes().unionByName(self._before()).repartition("record_id")
@@ -217,7 +217,7 @@ class _Object:
         return self.folded
 
     def merge(self, number: int) -> None:
-        """Merge what came out, into the current table last."""
+        """Merge the results, into the current table last."""
         if self._history is not None:
             versions = self.folded.where(f.col("_kind") == VERSION).drop("_kind")
             self._history.merge(
@@ -229,7 +229,7 @@ class _Object:
         self.current.merge(rows, ["record_id"], number)
 
     def _changes(self) -> DataFrame:
-        """Return a row for each change of each record, in the form that is folded."""
+        """Return a row per change and record, in the form expected by the fold."""
         one = self.rows.where("change_type <> 'GAP_OVERFLOW'")
         if self.is_restored:
             one = one.withColumn("change_type", f.lit(RESTORED))
@@ -244,16 +244,15 @@ class _Object:
         )
 
     def _before(self) -> DataFrame:
-        """Return the rows of the records that the changes are about, in the same form."""
+        """Return the current rows of the changed records, in the same form."""
         return self._current_rows("left_semi").selectExpr(
             *self._columns, "false AS _is_change", *_nulls(("_changed", "_diffs"))
         )
 
     def _marked(self) -> DataFrame:
-        """Return the rows of all other records that the step has made doubtful.
+        """Return the rows of all other records that the step made doubtful.
 
-        One that is marked stays as it is. Each of these has to be read again, and so written again;
-        a reader that leaves out what is marked must not miss them until then.
+        A marked row stays otherwise unchanged.
         """
         reason = f.coalesce(
             *(
@@ -282,17 +281,18 @@ def _quoted(names: Iterable[str]) -> list[str]:
 def _nulls(names: Iterable[str]) -> list[str]:
     """Return SQL for columns of `FLAGS` and `CHANGES` that a row does not have.
 
-    As text: Spark parses a hundred columns at once, and makes them one by one in ten times as long.
+    As SQL text, because Spark parses a hundred columns at once ten times faster than it creates
+    them one by one.
     """
     kinds = {field.name: field.dataType for field in spark_schema(pa.schema([*FLAGS, *CHANGES]))}
     return [f"CAST(NULL AS {kinds[name].simpleString()}) AS {name}" for name in names]
 
 
 def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
-    """Return what typed rows say of all records of each object. One job for all of them.
+    """Return the cues about all records of each object, from typed rows, in one job.
 
     Args:
-        rows: Of each object; None for one that is left out.
+        rows: Typed rows of each object; None to skip one.
     """
     found: list[list[ObjectCue]] = [[] for _ in rows]
     ids = f.col("record_ids")
@@ -308,7 +308,7 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
         cue = Cue(Reason.GAP, row.change_type, row.commit_timestamp, row.ingest_seq)
         about = [ObjectCue.of(each, cue) for each in row.record_ids or [None]]
         wanted = [each for each in about if each is not None]
-        # An overflow is about all records, whichever it names.
+        # An overflow is about all records, whichever ids it names.
         found[row.object] += wanted[:1] if row.change_type == "GAP_OVERFLOW" else wanted
     return found
 
@@ -316,7 +316,7 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
     """Return a cue for each change event of a step that could not be decoded, by event type.
 
-    Which records it is about, nobody can say.
+    The affected records are unknown.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:
@@ -333,9 +333,9 @@ def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
 def _cues(
     objects: Sequence[_Object], number: int
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return the queue's rows of a step, and where commit numbers have restarted.
+    """Return the queue rows of a step, and where commit numbers restarted.
 
-    Computes what is folded, of all objects in one job.
+    Computes the folds of all objects in one job.
     """
     columns = ("record_id", *_CUE_COLUMNS, "_kind", *VALIDITY.names)
     wanted = f.col("_kind").isin(CUE, RENUMBERED)

@@ -1,8 +1,8 @@
-"""Decodes the raw rows of a step on executors, all event types of it in one Spark job.
+"""Decode the raw rows of a step on executors, all event types in one Spark job.
 
-What comes back to the driver is a Parquet file for each event type and task, encoded where it was
-decoded: a few hundred kilobytes, which the target's own format then takes as they are. Invariant:
-every row is in one of the files, or in those of `UNDECODABLE_NAME`.
+Each task returns one Parquet file per event type to the driver: a few hundred kilobytes, which the
+target's format stores as they are. Invariant: every row is in one of the files of its type, or in
+one of `UNDECODABLE_NAME`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sfpubsub.spark.tables.target import parquet_of
 
 UNDECODABLE_NAME = "_undecodable"
 
-# Columns of the raw table that are read: not the JSON.
+# Columns read from the raw table, without the JSON.
 READ = (*ENVELOPE.names, "event_name", "payload", *BATCH.names)
 
-# Bytes of payload that are one task's. A task makes a file for each event type, so small steps are
-# one task and a file a type; and this is about a second of decoding.
+# Payload bytes per task. A task creates a file per event type, so small steps have one task and one
+# file per type; decoding this much takes about a second.
 _TASK_BYTES = 8 * 2**20
 
 _FILES = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("file", pa.binary())])
@@ -33,21 +33,21 @@ _FILES = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("file", pa.bin
 
 @dataclass(frozen=True)
 class Decoded:
-    """What the rows of a step became."""
+    """The decoded rows of a step."""
 
     files: Mapping[str, tuple[bytes, ...]]
     """Parquet files by event type, and under `UNDECODABLE_NAME`."""
     rows: Mapping[str, int]
-    """How many rows are in them, by the same names."""
+    """Number of rows in them, by the same names."""
 
 
 def decode(rows: DataFrame, plans: Mapping[str, Plan], size: int) -> Decoded:
     """Decode rows of a raw table.
 
     Args:
-        rows: With the columns `READ`.
-        plans: By event type; made for the schemas that the rows name.
-        size: Bytes of their payloads in sum.
+        rows: Rows with the columns `READ`.
+        plans: Plans by event type, for the schemas of the rows.
+        size: Total size of their payloads, in bytes.
     """
     tasks = max(1, size // _TASK_BYTES)
     found = rows.select(*READ).coalesce(tasks)

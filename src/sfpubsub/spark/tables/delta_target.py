@@ -1,9 +1,9 @@
-"""Tables made of a raw table, in Delta format: at a path or URL, or in a catalog.
+"""Derived tables in Delta format: at a path or URL, or in a catalog.
 
-A change carries its step as the ``txnVersion`` of an application id that all our tables share;
-Delta makes no commit with a number that the table has. Rows come as whole Parquet files, which are
-put beside the others and committed through Delta's own transaction: a write by Spark would cost
-each of forty small tables a job of its own. Merges and deletes are Spark's.
+A change carries its step as the ``txnVersion`` of an application id shared by all our tables; Delta
+skips a commit whose number the table already has. Rows arrive as complete Parquet files, which are
+added to the table's files and committed through Delta's own transaction, because a Spark write
+would need a separate job for each of forty small tables. Spark executes merges and deletes.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from sfpubsub.spark.runtime.session import active_session, frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
 
-# Delta's word for who numbers its transactions.
+# Application id of our transactions in Delta.
 APPLICATION = "sfpubsub:tables"
 
-# The table property that makes a table ours, and keeps its facts.
+# Table property that marks a table as ours and stores its facts.
 _FACTS = "sfpubsub.facts"
 
-# With these set, a delete or merge of the session carries the number.
+# With these settings, a delete or merge in the session carries the number.
 APPLICATION_SETTING = "spark.databricks.delta.write.txnAppId"
 NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 
-# Columns of which a file's least and greatest value are kept, so that readers can leave files out:
-# those that say when something was. Delta's own writer takes the first 32, replay ids among them.
+# Time-related columns for which file minimum and maximum are stored, so that readers can skip
+# files. Delta's own writer takes the first 32, replay ids among them.
 _BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch")
 
-# Commits between two checkpoints of the log, each of which costs six jobs of Spark. Delta's own 10
-# are too many for tables that get a small commit every few seconds; a reader that comes anew reads
-# at most so many small files of the log.
+# Commits between checkpoints of the log, each of which costs six Spark jobs. Delta's default of 10
+# is too frequent for tables with a small commit every few seconds; a new reader reads at most this
+# many small log files.
 _CHECKPOINT_COMMITS = 50
 
 # Classes of the JVM.
@@ -54,7 +54,7 @@ _TABLE = "io.delta.tables.DeltaTable"
 _PATH = "org.apache.hadoop.fs.Path"
 _CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
 
-# Column mapping is off: a file's columns are found by the names that the table shows.
+# Column mapping is off: a file's columns have the table's column names.
 _UNMAPPED = ("none", "NoMapping")
 
 
@@ -85,7 +85,8 @@ class DeltaTargetTable(LoggedTargetTable):
             if not self._exists and self._is_there():
                 if _FACTS not in self._properties():
                     raise ConfigurationError(
-                        f"{self._address} is a delta table of somebody else's: name another target"
+                        f"{self._address} is a delta table that belongs to someone else: choose "
+                        f"another target"
                     )
                 self._exists = True
         return self._exists
@@ -135,8 +136,8 @@ class DeltaTargetTable(LoggedTargetTable):
     def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
-        Step and files are one commit; Delta refuses it if another one with our number came in
-        between. A death before it leaves files that no reader sees, until VACUUM removes them.
+        Step and files are one commit, which Delta rejects if another commit with our number came in
+        between. A crash before it leaves files that no reader sees, until VACUUM removes them.
         """
         with self._errors("was not written"), active_session(self._target.spark):
             transaction = self._log().startTransaction()
@@ -170,7 +171,7 @@ class DeltaTargetTable(LoggedTargetTable):
             merging = self._table().alias("t").merge(source._jdf.alias("s"), condition)
             merging = merging.whenMatched().updateExpr(new)
             merging.whenNotMatched().insertExpr(values).execute()
-        if self.step() < step:  # as with `delete`
+        if self.step() < step:  # see `delete`
             self.append([], step)
         self._check(step)
 
@@ -186,7 +187,7 @@ class DeltaTargetTable(LoggedTargetTable):
         """See `TargetTable`."""
         with self._errors("was not deleted from"), self._numbered(step):
             self._table().delete(condition)
-        if self.step() < step:  # nothing was to be deleted, and Delta makes no commit of that
+        if self.step() < step:  # nothing had to be deleted, for which Delta makes no commit
             self.append([], step)
 
     def read(self) -> DataFrame:
@@ -217,12 +218,12 @@ class DeltaTargetTable(LoggedTargetTable):
             writer.save(self._address)
 
     def _lacks(self, columns: pa.Schema) -> bool:
-        """Whether the table lacks some of the columns, or parts of them."""
+        """Return whether the table lacks some of the columns, or parts of them."""
         there = json.loads(self._snapshot().schema().json())
         return _lacking(there, json.loads(spark_schema(columns).json()))
 
     def _put(self, content: bytes) -> dict[str, Any]:
-        """Put a file beside the table's others, and return what the log says of it."""
+        """Add a file to the table's directory, and return its entry for the log."""
         name = f"part-{uuid.uuid4()}.snappy.parquet"
         place = self._target.place
         if place.local is not None:
@@ -247,7 +248,9 @@ class DeltaTargetTable(LoggedTargetTable):
         }
 
     def _parsed(self, actions: Sequence[Mapping[str, Any]]) -> Any:
-        """Return actions as Delta's own, from the form of its log, which no version changes."""
+        """Convert actions from the log's JSON form, which is stable across versions, to Delta's own
+        objects.
+        """
         action = self._java("org.apache.spark.sql.delta.actions.Action")
         parsed = self._java("java.util.ArrayList")()
         for record in actions:
@@ -274,9 +277,9 @@ class DeltaTargetTable(LoggedTargetTable):
         mode = str(metadata.columnMappingMode().name())
         if mode not in _UNMAPPED:
             raise WriteError(
-                f"{self._address} has column mapping ({mode}), with which rows cannot be added to "
-                f"it: leave delta.columnMapping.mode as it was, and make the tables anew with "
-                f"sfpubsub tables rebuild"
+                f"{self._address} has column mapping ({mode}), so rows cannot be added to it: "
+                f"restore delta.columnMapping.mode, and rebuild the tables with sfpubsub tables "
+                f"rebuild"
             )
 
     @contextmanager

@@ -204,14 +204,14 @@ class EventTables:
 
     @property
     def objects(self) -> tuple[str, ...]:
-        """Of what tables are made; empty for all."""
+        """Objects and event types that have tables; empty means all."""
         return self._objects
 
     def add(self, name: str) -> None:
-        """Make tables of one object more, of the events of the next steps on. For a mirror.
+        """Start building tables for another object, beginning with the next step. For a mirror.
 
         Raises:
-            WriteError: It was not noted.
+            WriteError: It could not be recorded.
         """
         record = self._steps.identity()
         self._objects = tuple(sorted({*self._objects, name}))
@@ -220,33 +220,33 @@ class EventTables:
 
     @property
     def newest(self) -> StepPlan | None:
-        """The newest step, which may not be finished; None before the first one."""
+        """The newest step, which may be unfinished; None before the first one."""
         return self._newest
 
     @property
     def is_between(self) -> bool:
-        """Whether the newest step, or the one that goes with it, has yet to be finished."""
+        """Whether the newest step, or its follow-up step, is unfinished."""
         is_half = self._newest is not None and self._newest.kind == "forget"
         return self._unfinished or is_half
 
     def beside(self, note: dict[str, Any]) -> None:
-        """Do a step that is of no raw row: followers are told what to do by *note*.
+        """Do a step without raw rows, in which *note* tells followers what to do.
 
         Call it only while `is_between` is false.
 
         Args:
-            note: Kept in the step's plan, as JSON has it.
+            note: JSON value to store in the step's plan.
 
         Raises:
-            WriteError: It was not done. The next `step`, or the next process, does the rest.
+            WriteError: The step failed. The next `step`, or the next process, completes it.
         """
         if self.is_between:
-            raise LocalProtocolError("the newest step has to be finished before one beside it")
+            raise LocalProtocolError("the newest step must be finished before a step with a note")
         with self._under_way():
             self._begin(self._planner.beside(self._newest, note))
 
     def laid(self) -> int:
-        """Return the greatest ``ingest_seq`` of the raw rows that steps have taken; -1 for none.
+        """Return the highest ``ingest_seq`` of the processed raw rows; -1 if there are none.
 
         Raises:
             WriteError: The raw table cannot be read.
@@ -260,16 +260,17 @@ class EventTables:
                 found = rows.agg(f.max("ingest_seq")).collect()[0][0]
             if found is None:
                 raise WriteError(
-                    f"raw batch {last.id} is gone: what was taken of the raw table is not known"
+                    f"raw batch {last.id} no longer exists, so it is unknown which rows of the "
+                    f"raw table were processed"
                 )
             self._laid = (last.id, int(found))
         return self._laid[1]
 
     def rebuild(self) -> None:
-        """Empty all tables, so that the next step is the first one again. Readers see it at once.
+        """Empty all tables and start over with the first step. Readers see this at once.
 
         Raises:
-            WriteError: It was not done; call it again, or `step`, which does the rest.
+            WriteError: It failed; call it again, or `step`, which completes it.
         """
         with self._under_way():
             self._begin(self._planner.rebuild(self._newest))
@@ -277,18 +278,18 @@ class EventTables:
     def run(
         self, *, follow: bool = False, stopping: threading.Event | None = None
     ) -> Iterator[StepReport]:
-        """Do steps until there is nothing left to do, or for ever.
+        """Do steps until there is nothing left to do, or forever.
 
         Args:
-            follow: Continue with what is written to the raw table.
-            stopping: Set by another thread or a signal, ends it after a step.
+            follow: Whether to keep processing new batches of the raw table.
+            stopping: If set by another thread or a signal handler, stops after the current step.
 
         Yields:
-            What was done, after each step.
+            A report after each step.
 
         Raises:
-            WriteError: As `step`.
-            ConfigurationError: As `step`.
+            WriteError: See `step`.
+            ConfigurationError: See `step`.
         """
         stopping = stopping or threading.Event()
         while not stopping.is_set():
@@ -303,7 +304,7 @@ class EventTables:
                 return
 
     def close(self) -> None:
-        """Give the target up. Does nothing the second time."""
+        """Release the target. Can be called repeatedly."""
         self.target.close()
 
     def __enter__(self) -> EventTables:
@@ -328,9 +329,9 @@ class EventTables:
         return report
 
     def _do(self, plan: StepPlan, *, is_new: bool) -> StepReport:
-        """Bring every table to a step. What has it already is left alone."""
+        """Bring every table up to a step. Tables that already have it are left alone."""
         step = _Step(plan, self.target, self._types)
-        with self._errors(f"step {plan.number} of {self.target.place} was not done"):
+        with self._errors(f"step {plan.number} of {self.target.place} failed"):
             if plan.kind in ("rows", "again"):
                 report = StepReport() if not is_new and self._is_added(plan) else self._add(plan)
                 self._follow(step)
@@ -348,19 +349,19 @@ class EventTables:
             follower.follow(step)
 
     def _is_added(self, plan: StepPlan) -> bool:
-        """Whether all tables have a step, so that nothing need be decoded to find that out."""
+        """Return whether all tables have a step, without decoding anything."""
         names = [*plan.types, *([UNDECODABLE_NAME] if plan.undecodable else [])]
         return all(self.target.table(name).step() >= plan.number for name in names)
 
     def _add(self, plan: StepPlan) -> StepReport:
         """Add the rows of a step to the typed tables.
 
-        1. Give every type the columns that it lacks.
-        2. Decode, and check that every row came out.
-        3. Write those that could not be decoded: a reader with all types written need not ask.
+        1. Add missing columns to every type.
+        2. Decode, and check that every row is accounted for.
+        3. Write the undecodable rows first: once all types are written, nothing is missing.
         4. Write the types.
         """
-        if plan.rows == 0:  # none of the objects that were asked for
+        if plan.rows == 0:  # no rows of the requested objects
             return StepReport(len(plan.batches))
         decoded = self._decoded(plan, self._types.plans(plan.schema_ids))
         if UNDECODABLE_NAME in decoded.files:
@@ -387,15 +388,14 @@ class EventTables:
     def _decoded(self, plan: StepPlan, plans: Mapping[str, Plan]) -> Decoded:
         decoded = decode(self._planner.rows(plan), plans, plan.size)
         if sum(decoded.rows.values()) != plan.rows and plan.version is not None:
-            # The table has been set back since: its rows are still available at their version.
+            # The table was restored since then; its rows are still available at the old version.
             decoded = decode(self._planner.rows(plan, plan.version), plans, plan.size)
         found = sum(decoded.rows.values())
         if found != plan.rows:
             raise WriteError(
                 f"{found} of the {plan.rows} rows of raw batches {plan.batches[0].id} to "
-                f"{plan.batches[-1].id} were decoded or told apart; nothing of them is written; if "
-                f"rows were removed from the raw table, make the tables anew with sfpubsub tables "
-                f"rebuild"
+                f"{plan.batches[-1].id} were decoded or classified, so none was written; if rows "
+                f"were removed from the raw table, rebuild the tables with sfpubsub tables rebuild"
             )
         return decoded
 
@@ -412,7 +412,7 @@ class EventTables:
         return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
 
     def _claim(self, source: Destination, objects: list[str]) -> None:
-        """Make sure that the tables are made of this raw table, and write it down."""
+        """Check that the tables are built from this raw table, and record it."""
         found = self._steps.identity()
         if self._mirror and found:
             known = Identity.from_record(found, self.target.place).objects
@@ -459,7 +459,7 @@ class _Step:
 
 
 def _is_one_of(column: str, texts: Sequence[str]) -> str:
-    """Return an SQL condition. The texts are ids, of the service's and ours."""
+    """Return an SQL condition. The texts are ids from the service or our own."""
     quoted = ", ".join(map(sql_text, texts))
     return f"{column} IN ({quoted})" if texts else "false"
 

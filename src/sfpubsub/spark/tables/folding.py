@@ -1,8 +1,8 @@
-"""Rows in and rows out of `Fold`: the changes of many records, as Arrow data, on an executor.
+"""Apply `Fold` to the changes of many records, as Arrow data on an executor.
 
 Needs no Spark. Rows of one record are next to each other: its row of the current table first, if it
-has one, then its changes in order of arrival. Invariant: what comes out depends on these rows and
-on the cues about all records, and not on how they are cut into batches.
+has one, then its changes in order of arrival. Invariant: the result depends only on these rows and
+on the cues about all records, and not on how they are split into batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, ObjectCue, Reason, Record
 
-# What a current table says of a record beside its fields.
+# Columns of a current table besides the record's fields.
 FLAGS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
@@ -31,47 +31,47 @@ FLAGS = pa.schema(
     ]
 )
 
-# What a history table has after these.
+# Additional columns of a history table.
 VALIDITY = pa.schema([("valid_from", TIME), ("valid_to", TIME)])
 
-# What `fold_rows` takes beside the record's id, its fields and `FLAGS`.
+# Input columns of `fold_rows` besides the record's id, its fields and `FLAGS`.
 CHANGES = pa.schema(
     [
-        ("_is_change", pa.bool_()),  # else it is a row of the current table
+        ("_is_change", pa.bool_()),  # otherwise it is a row of the current table
         ("_changed", pa.list_(pa.string())),
         ("_diffs", pa.list_(pa.string())),
     ]
 )
 
-# What it yields beside these: what a row is for.
+# Additional output column: the purpose of a row.
 KIND = pa.schema([("_kind", pa.string())])
 
 CURRENT, VERSION, CUE, RENUMBERED = "current", "version", "cue", "renumbered"
 
-# Rows of one batch that is yielded: some hundred KiB of an object with a hundred fields.
+# Rows per output batch: a few hundred KiB for an object with a hundred fields.
 _BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Folding:
-    """How rows of one object are folded. Travels to executors."""
+    """Parameters for folding the rows of one object. Sent to executors."""
 
     fields: Fields
     types: pa.Schema
-    """Of the columns of `fields`."""
+    """Types of the columns of `fields`."""
     about_all: Sequence[ObjectCue]
-    """Of the same step, in order of arrival."""
+    """Cues about all records in the same step, in order of arrival."""
     with_versions: bool
     """Whether there is a history table."""
 
     @property
     def input(self) -> pa.Schema:
-        """What `fold_rows` takes, in any order."""
+        """Input columns of `fold_rows`, in any order."""
         return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *CHANGES])
 
     @property
     def output(self) -> pa.Schema:
-        """What it yields."""
+        """Output columns of `fold_rows`."""
         return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *VALIDITY, *KIND])
 
 
@@ -79,8 +79,8 @@ def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.R
     """Fold the changes of each record over its row.
 
     Args:
-        rows: Of `Folding.input`, sorted by record, `_is_change` and `_ingest_seq`.
-        folding: How.
+        rows: Batches of `Folding.input`, sorted by record, `_is_change` and `_ingest_seq`.
+        folding: The parameters.
 
     Yields:
         Batches of `Folding.output`. Of each record with changes its new row (`CURRENT`) and a row

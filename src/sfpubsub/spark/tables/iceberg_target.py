@@ -1,13 +1,13 @@
-"""Tables made of a raw table, in Iceberg format: at a path or URL, or in a catalog.
+"""Derived tables in Iceberg format: at a path or URL, or in a catalog.
 
 Iceberg's appends never conflict, so a change is made in two steps, as in a raw table: a snapshot is
-*staged*, which no branch leads to, and then *published* by exchanging the table's metadata, if the
-table still has a lower step. The step is a property of the snapshot, and of the table as well:
-compaction puts snapshots on top of ours, and ours may expire.
+*staged* on no branch, and then *published* by swapping the table's metadata, if the table still has
+a lower step. The step is a property of both the snapshot and the table, because compaction adds
+snapshots on top of ours, which may expire.
 
-Rows come as whole Parquet files, which are put where the table's own would be, through the table's
-own `FileIO`, and appended with the metrics that Iceberg reads from them. Their columns are found by
-name (``schema.name-mapping.default``). Merges and deletes are Spark's.
+Rows arrive as complete Parquet files, which are stored with the table's files through its `FileIO`,
+and appended with the metrics that Iceberg reads from them. Their columns are found by name
+(``schema.name-mapping.default``). Spark executes merges and deletes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _FACTS = "sfpubsub.facts"
 
 _NAMES = "schema.name-mapping.default"
 
-# Puts a property on the snapshots that the session makes.
+# Setting that adds a property to the session's snapshots.
 _SNAPSHOT_SETTING = "spark.sql.iceberg.snapshot-property."
 
 # The session's name for the directory above a target at a path.
 _CATALOG = "sfpubsub_target"
 
-# Where a change touches rows, mark them as deleted and write the new ones, no whole files.
+# For changes, mark rows as deleted and write new ones, instead of rewriting whole files.
 _MERGED = {f"write.{change}.mode": "merge-on-read" for change in ("delete", "update", "merge")}
 
 
@@ -72,7 +72,8 @@ class IcebergTargetTable(LoggedTargetTable):
             table = self._table()
             if table is not None and table.properties().get(_FACTS) is None:
                 raise ConfigurationError(
-                    f"{self._address} is an iceberg table of somebody else's: name another target"
+                    f"{self._address} is an iceberg table that belongs to someone else: choose "
+                    f"another target"
                 )
             return table is not None
 
@@ -121,7 +122,7 @@ class IcebergTargetTable(LoggedTargetTable):
     def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
-        A death before the snapshot is published leaves files that no reader sees, until
+        A crash before the snapshot is published leaves files that no reader sees, until
         ``remove_orphan_files`` and ``expire_snapshots`` remove them.
         """
         with self._errors("was not written"):
@@ -195,7 +196,7 @@ class IcebergTargetTable(LoggedTargetTable):
             self._spark.sql(statement)
 
     def _change(self, stage: Callable[[str], None], step: int) -> bool:
-        """Stage a snapshot and publish it; say no where the table has the step."""
+        """Stage and publish a snapshot; return False if the table already has the step."""
         for _ in range(TRIES):
             operations = self._operations()
             if _step_of(operations.current()) >= step:
@@ -203,16 +204,16 @@ class IcebergTargetTable(LoggedTargetTable):
             attempt = uuid.uuid4().hex
             stage(attempt)
             staged = _staged(operations.refresh(), attempt)
-            if staged is None:  # a change that changes nothing: the number is all there is
+            if staged is None:  # a change without effect: only the number is recorded
                 empty = self._table().newAppend().set(_STEP, str(step))
                 empty.set(WAP_ID, attempt).stageOnly().commit()
                 staged = _staged(operations.refresh(), attempt)
             if staged is not None and self._publish(staged, step, operations):
                 return True
-        raise WriteError(f"{self._address} is being changed by others all the time: end them")
+        raise WriteError(f"other writers keep changing {self._address}: stop them")
 
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
-        """Exchange the table's metadata; say no where it has changed, to look at all again."""
+        """Swap the table's metadata; return False if it has changed, so that the caller retries."""
         return published(
             self._spark,
             operations,
@@ -243,13 +244,13 @@ class IcebergTargetTable(LoggedTargetTable):
             order = self._iceberg("SortOrder").unsorted()
             self._tables().create(schema, spec, order, properties, self._address)
         table = self._table()
-        # Made of the table's own ids, and kept up by Iceberg as columns are added.
+        # Derived from the table's own ids, and maintained by Iceberg as columns are added.
         names = self._iceberg("mapping.MappingUtil").create(table.schema())
         text = self._iceberg("mapping.NameMappingParser").toJson(names)
         table.updateProperties().set(_NAMES, text).commit()
 
     def _put(self, content: bytes) -> Any:
-        """Put a file where the table's own would be, and return Iceberg's record of it."""
+        """Store a file with the table's files, and return Iceberg's record of it."""
         table = self._table()
         path = table.locationProvider().newDataLocation(f"{uuid.uuid4()}.parquet")
         stream = table.io().newOutputFile(path).create()
@@ -274,8 +275,8 @@ class IcebergTargetTable(LoggedTargetTable):
         found = table.properties().get(_NAMES)
         if found is None:
             raise WriteError(
-                f"{self._address} has lost its property {_NAMES}, by which files are read: make "
-                f"the tables anew with sfpubsub tables rebuild"
+                f"{self._address} has lost its property {_NAMES}, which is needed to read its "
+                f"files: rebuild the tables with sfpubsub tables rebuild"
             )
         return str(found)
 
@@ -292,7 +293,7 @@ class IcebergTargetTable(LoggedTargetTable):
         return operations
 
     def _table(self) -> Any:
-        """Return the table as it is now, or None."""
+        """Return the current table, or None."""
         if not self._target.place.in_catalog:
             tables = self._tables()
             return tables.load(self._address) if tables.exists(self._address) else None
@@ -306,12 +307,12 @@ class IcebergTargetTable(LoggedTargetTable):
         return self._iceberg("hadoop.HadoopTables")(configuration)
 
     def _iceberg(self, name: str) -> Any:
-        """Return a class of Iceberg's."""
+        """Return a Java class of Iceberg."""
         return self._java(f"org.apache.iceberg.{name}")
 
 
 def _catalog_of(place: Place) -> dict[str, str]:
-    """Return the settings by which SQL finds tables that are at a path."""
+    """Return the settings with which SQL finds path-based tables."""
     return {
         f"spark.sql.catalog.{_CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
         f"spark.sql.catalog.{_CATALOG}.type": "hadoop",
@@ -321,7 +322,7 @@ def _catalog_of(place: Place) -> dict[str, str]:
 
 
 def _step_of(metadata: Any) -> int:
-    """Return the newest step of the main branch, or the table's own where none is left there."""
+    """Return the newest step of the main branch, or the table's own if none is left there."""
     for snapshot in ancestors(metadata):
         found = snapshot.summary().get(_STEP)
         if found is not None:

@@ -1,4 +1,4 @@
-"""What the tables of a target are made of: one raw table, for good, and which of its events."""
+"""The identity of a target: the raw table and the events that its tables are built from."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _LAYOUT = 1
 
 @dataclass(frozen=True)
 class Identity:
-    """What the tables of a target are made of."""
+    """The source of a target's tables."""
 
     format: str
-    """The raw table's."""
+    """Format of the raw table."""
     raw: str
-    """Where it was when it was last read."""
+    """Its location when it was last read."""
     id: str | None
-    """What it is told by wherever it is: by its format's own id, else by whose events it has."""
+    """Its identity independent of the location: the format's own id, or else its sources."""
     objects: tuple[str, ...] = ()
-    """Objects and event types of which there are tables; all if it is empty."""
+    """Objects and event types that have tables; empty means all."""
 
     def record(self) -> dict[str, Any]:
-        """Return it as it is kept."""
+        """Return the record to store."""
         return {
             "v": _LAYOUT,
             "format": self.format,
@@ -47,10 +47,10 @@ class Identity:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], place: Place) -> Identity:
-        """Return what was kept.
+        """Parse a stored record.
 
         Raises:
-            ConfigurationError: By another version.
+            ConfigurationError: It was written by another version.
         """
         try:
             if record["v"] == _LAYOUT:
@@ -59,28 +59,29 @@ class Identity:
         except (KeyError, TypeError) as error:
             reason = f"unreadable: {error}"
         raise ConfigurationError(
-            f"the tables of {place} are not of this version of sfpubsub ({reason}): name another "
-            f"target"
+            f"the tables of {place} were not built by this version of sfpubsub ({reason}): choose "
+            f"another target"
         )
 
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
-        """Make sure that tables made of this may continue with what is named now.
+        """Check that tables with this identity can continue with the given source.
 
-        A raw table that was moved is the same one: it has its id, and the last batch that was read.
+        A moved raw table is recognised by its id and by the last batch that was read.
 
         Args:
-            now: What is named now.
-            is_there: Says whether the last raw batch that was read is in the raw table named now.
-            may_grow: Whether there may be more objects now.
+            now: The identity of the given source.
+            is_there: Returns whether the given raw table contains the last raw batch that was read.
+            may_grow: Whether objects may be added.
 
         Raises:
-            ConfigurationError: They may not.
+            ConfigurationError: They cannot.
         """
         grown = may_grow and set(self.objects) <= set(now.objects)
         if now.objects != self.objects and not grown:
             was = ", ".join(self.objects) or "all objects"
             raise ConfigurationError(
-                f"these tables are made of {was}: name the same objects, or another target"
+                f"these tables are built from {was}: name the same objects, or choose another "
+                f"target"
             )
         same_id = now.id == self.id
         moved = os.path.realpath(now.raw) != os.path.realpath(self.raw)
@@ -88,42 +89,43 @@ class Identity:
             if not moved or is_there():
                 return
             raise ConfigurationError(
-                f"these tables were made of {self.raw}, and {now.raw} does not have the last batch "
-                f"that was read there: name that table where it is now, or another target"
+                f"these tables were built from {self.raw}, but {now.raw} does not have the last "
+                f"batch that was read there: name the current location of that table, or choose "
+                f"another target"
             )
         raise ConfigurationError(
-            f"these tables are made of {self.raw} ({self.format}), which {now.raw} ({now.format}) "
-            f"is not: name another target"
+            f"these tables are built from {self.raw} ({self.format}), not from {now.raw} "
+            f"({now.format}): choose another target"
         )
 
 
 def check_apart(source: Destination, to: str | os.PathLike[str], format: str) -> None:  # noqa: A002
-    """Make sure that the tables are not made within the raw table.
+    """Check that the target is not inside the raw table.
 
     Raises:
-        ConfigurationError: They would be.
+        ConfigurationError: It is.
     """
     place = Place.parse(to, format)
     if source.local is None or place.local is None:
         return
     if place.local.is_relative_to(source.local):
         raise ConfigurationError(
-            f"{place} is in the raw table, whose readers would take it for a part of it: name "
-            f"another directory"
+            f"{place} is inside the raw table, whose readers would treat it as part of the table: "
+            f"choose another directory"
         )
 
 
 def event_names(objects: Sequence[str]) -> frozenset[str]:
-    """Return the names of the events that objects and event types stand for."""
+    """Return the event names for objects and event types."""
     names = set(objects)
     for name in objects:
-        # Of My_Object__c there is My_Object__ChangeEvent.
+        # My_Object__c has My_Object__ChangeEvent.
         names.add(f"{name.removesuffix('c') if name.endswith('__c') else name}ChangeEvent")
     return frozenset(names)
 
 
 def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
-    """Return the schemas that the writers of a raw table keep beside it.
+    """Return the schema store of a raw table.
 
     Raises:
         ConfigurationError: Its file system cannot be used.
@@ -134,7 +136,7 @@ def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
 
 
 class _Stores(SchemaStore):
-    """Several stores, looked into in order. A stream may still fill the one of an old table."""
+    """Several stores, searched in order. A stream may still fill the store of an old table."""
 
     def __init__(self, stores: Sequence[SchemaStore]) -> None:
         self._stores = stores

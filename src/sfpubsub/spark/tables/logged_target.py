@@ -1,7 +1,7 @@
-"""What targets of a table format have in common: who writes, which tables there are, the session.
+"""The common part of targets in table formats: locking, listing tables, and the session.
 
-On a local path a lease keeps other processes off, as on a raw table. Elsewhere each change finds
-out by its number whether another process came first.
+On a local path a lease excludes other processes, as for a raw table. Elsewhere, each change detects
+by its number whether another process came first.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class LoggedTarget(Target):
 
     Args:
         spark: Any classic session of the JVM.
-        place: Where the tables are; made if it is a local directory that is missing.
-        settings: What the format needs of the session.
+        place: Location of the tables; a missing local directory is created.
+        settings: Session settings that the format needs.
 
     Raises:
-        ConfigurationError: Another process writes there, or the directory cannot be made, or Spark
-            does not know the file system.
+        ConfigurationError: Another process is writing there, the directory cannot be created, or
+            Spark does not support the file system.
     """
 
     def __init__(self, spark: SparkSession, place: Place, settings: Mapping[str, str]) -> None:
@@ -57,14 +57,14 @@ class LoggedTarget(Target):
         super().__init__(own_session(spark, {**_SETTINGS, **settings}), place)
         self._tables: dict[str, TargetTable] = {}
         self._lock = RLock()
-        """Over the tables that are known, and over the session's settings while one is changed."""
+        """Guards the known tables, and the session's settings while they are changed."""
         self._lease: Lease | None = None
         if place.local is not None:
             try:
                 make_directory(place.local)
             except OSError as error:
                 raise ConfigurationError(
-                    f"{place} cannot be made ({error.strerror}): name another directory"
+                    f"{place} cannot be created ({error.strerror}): choose another directory"
                 ) from error
             self._lease = Lease.acquire(place.local, jvm_of(spark).pid)
 
@@ -90,7 +90,7 @@ class LoggedTarget(Target):
     def finish(self, step: int) -> None:
         """See `Target`. Elsewhere than on a local path a transaction is durable at once."""
         if self.place.local is not None:
-            # Spark flushes nothing, and which files are new only the format knows.
+            # Spark does not flush, and only the format knows which files are new.
             os.sync()
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class LoggedTarget(Target):
 
     @contextmanager
     def settings(self, settings: Mapping[str, str]) -> Iterator[None]:
-        """Change settings of the session for a moment; other threads wait with theirs."""
+        """Change session settings temporarily; other threads wait with theirs."""
         with self._lock, active_session(self.spark):
             for name, value in settings.items():
                 self.spark.conf.set(name, value)
@@ -113,7 +113,7 @@ class LoggedTarget(Target):
 
     @abstractmethod
     def _open(self, name: str) -> TargetTable:
-        """Return a table, which need not exist."""
+        """Return a table, whether or not it exists."""
 
     def _is_ours(self, name: str) -> bool:
         try:
@@ -151,12 +151,12 @@ class LoggedTargetTable(TargetTable):
             raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
 
     def _check(self, step: int) -> None:
-        """Make sure that the number is in the table: a format may leave a change out in silence."""
+        """Check that the table has the number: a format may silently skip a change."""
         found = self.step()
         if found != step:
             raise WriteError(
-                f"{self._address} has step {found} after step {step} was written to it: end the "
-                f"other writers of it"
+                f"{self._address} has step {found} after step {step} was written to it: stop its "
+                f"other writers"
             )
 
     def _java(self, name: str) -> Any:

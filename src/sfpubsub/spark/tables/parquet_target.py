@@ -1,4 +1,4 @@
-"""Typed tables as directories of Parquet files, for any reader of directories.
+"""Typed tables as directories of Parquet files, readable by any engine.
 
 ::
 
@@ -10,8 +10,8 @@
     Order_Event__e/_table.json              its columns, and its facts
     Order_Event__e/step=0000000042/part-0.parquet
 
-A step is staged, decided on by one rename, to ``_ready``, and then published, a rename for each
-table; one that died after the decision is finished first. So a step is published as a whole or not
+A step is staged, committed by renaming it to ``_ready``, and then published, with one rename per
+table. After a crash, a committed step is completed first. So a step is published completely or not
 at all, and readers see the rows of one table and step at once. The file system is a local (POSIX)
 one.
 """
@@ -50,7 +50,7 @@ STAGING_NAME = "_staging"
 READY_NAME = "_ready"
 STEP_PREFIX = "step="
 
-# In `_ready`: tables whose older steps go away as this one comes.
+# In `_ready`: tables whose older steps are replaced by this one.
 _CLEARED_NAME = "_cleared.json"
 
 
@@ -58,7 +58,7 @@ class ParquetTarget(Target):
     """A directory with typed tables. See `Target`.
 
     Raises:
-        ConfigurationError: Another process writes there, or it holds something else.
+        ConfigurationError: Another process is writing there, or it contains something else.
     """
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
@@ -72,7 +72,7 @@ class ParquetTarget(Target):
             make_directory(self.path)
         except OSError as error:
             raise ConfigurationError(
-                f"{self.path} cannot be made ({error.strerror}): name another directory"
+                f"{self.path} cannot be created ({error.strerror}): choose another directory"
             ) from error
         self._lease = Lease.acquire(self.path, jvm_of(spark).pid)
         with ExitStack() as unless_done:
@@ -99,7 +99,7 @@ class ParquetTarget(Target):
         return sorted(path.parent.name for path in self.path.glob(f"*/{TABLE_NAME}"))
 
     def finish(self, step: int) -> None:
-        """See `Target`. Flush what is staged, decide on it by one rename, and publish it."""
+        """See `Target`. Flush the staged step, commit it with one rename, and publish it."""
         try:
             if self.staging.exists():
                 replace_file(self.staging / STEP_NAME, json.dumps({"v": 1, "step": step}))
@@ -114,22 +114,22 @@ class ParquetTarget(Target):
             raise WriteError(f"step {step} of {self.path} was not published: {error}") from error
 
     def close(self) -> None:
-        """See `Target`. What was not finished is dropped."""
+        """See `Target`. An unfinished step is dropped."""
         try:
             shutil.rmtree(self.staging, ignore_errors=True)
         finally:
             self._lease.release()
 
     def _check_ours(self) -> None:
-        # A first start that died leaves a lease and a draft at most.
+        # A first start that was interrupted leaves at most a lease and a draft.
         own = (LEASE_NAME, IDENTITY_FILE)
         if (self.path / IDENTITY_FILE).exists():
             return
         foreign = sorted(name for name in os.listdir(self.path) if not name.startswith(own))
         if foreign:
             raise ConfigurationError(
-                f"{self.path} is not empty and holds no tables of sfpubsub (it holds "
-                f"{foreign[0]!r}): name another directory"
+                f"{self.path} is neither empty nor has tables of sfpubsub (it contains "
+                f"{foreign[0]!r}): choose another directory"
             )
 
 
@@ -160,7 +160,7 @@ class ParquetTargetTable(TargetTable):
     def make(
         self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
     ) -> None:
-        """See `TargetTable`. *columns* must have all that the table has."""
+        """See `TargetTable`. *columns* must include all existing columns."""
         if merged:
             self._target.check_merge("tables whose rows are replaced")
         kept = self.facts() if facts is None else dict(facts)
@@ -190,15 +190,15 @@ class ParquetTargetTable(TargetTable):
         *,
         replaced: Sequence[str] | None = None,
     ) -> None:
-        """See `TargetTable`. Not with this format."""
+        """See `TargetTable`. Not supported by this format."""
         self._target.check_merge("tables whose rows are replaced")
 
     def insert(self, source: DataFrame, step: int) -> None:
-        """See `TargetTable`. Not with this format."""
+        """See `TargetTable`. Not supported by this format."""
         self._target.check_merge("tables that are written by Spark")
 
     def delete(self, condition: str, step: int) -> None:
-        """See `TargetTable`. With this format only all rows can be removed, as ``true``."""
+        """See `TargetTable`. This format can only remove all rows (``true``)."""
         if condition != "true":
             self._target.check_merge("tables from which rows are removed")
         if last_step(self._target.path) >= step:
@@ -226,7 +226,7 @@ class ParquetTargetTable(TargetTable):
 
 
 def columns_in(table: Path) -> StructType:
-    """Return the columns that a table's directory has been given.
+    """Return the recorded columns of a table directory.
 
     Raises:
         ConfigurationError: It is not a table.
@@ -239,16 +239,16 @@ def columns_in(table: Path) -> StructType:
 
 
 def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
-    """Return a table with all columns that it was ever given, and ``step``."""
+    """Read a table with all its recorded columns, and ``step``."""
     schema = StructType([*columns_in(table), StructField("step", LongType())])
     return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(table))
 
 
 def last_step(path: Path) -> int:
-    """Return the last step that is published; 0 for none.
+    """Return the last published step; 0 if there is none.
 
     Raises:
-        WriteError: The note of it cannot be read.
+        WriteError: Its record cannot be read.
     """
     note = path / STEP_NAME
     try:
@@ -260,11 +260,11 @@ def last_step(path: Path) -> int:
 
 
 def finish(path: Path) -> None:
-    """Publish the step that was decided on, if there is one. Can die and begin again.
+    """Publish the committed step, if there is one. Can be interrupted and repeated.
 
-    1. Tables that are to be emptied lose their older steps.
-    2. Each table gets its rows by one rename.
-    3. The step is noted as published, and what is left of it goes away.
+    1. Older steps of cleared tables are removed.
+    2. Each table receives its rows with one rename.
+    3. The step is recorded as published, and its leftovers are removed.
     """
     ready = path / READY_NAME
     if not ready.exists():
@@ -280,11 +280,11 @@ def finish(path: Path) -> None:
     for place in sorted(new):
         target = path / place
         make_directory(target.parent)
-        if not target.exists():  # else a death came right behind
+        if not target.exists():  # otherwise a crash happened right after this
             os.rename(ready / place, target)
         sync(target.parent)
     replace_file(path / STEP_NAME, (ready / STEP_NAME).read_text(encoding="utf-8"))
-    # Away at once: with its note gone and the directory still there it would be neither.
+    # Renamed away first, because a partly removed directory would be ambiguous.
     done = path / STAGING_NAME / uuid.uuid4().hex
     make_directory(done.parent)
     os.rename(ready, done)

@@ -1,7 +1,7 @@
-"""Which step comes next: looks at the raw table and at what has been done, and decides.
+"""Plan the next step from the raw table and the steps done so far.
 
-Reads, and writes nothing. What it decides is all in the plan, so that the step can be done by
-another process than the one that planned it.
+It is read-only. The plan contains every decision, so that a step can be executed by a different
+process than the one that planned it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sfpubsub.spark.tables.steps import StepPlan
 from sfpubsub.spark.tables.target import Target
 from sfpubsub.spark.tables.types import TYPED, EventTypes
 
-# Raw batches of one step. A raw batch is one file, which one core decodes, and a step costs about
-# 0.2 s and a commit a table: this feeds 32 cores and spreads the cost, and no more is repeated
+# Raw batches per step. A raw batch is one file, decoded by one core, and a step costs about 0.2 s
+# and one commit per table. This occupies 32 cores, amortises the cost, and limits the work repeated
 # after a crash.
 BATCHES_AT_ONCE = 32
 
-# Bytes of payload of one step, unless a batch alone has more. What they become is brought to the
-# driver, where Spark lets 1 GiB come at once (spark.driver.maxResultSize).
+# Payload bytes per step, unless a single batch has more. The results are collected to the driver,
+# where Spark allows 1 GiB (spark.driver.maxResultSize).
 BYTES_AT_ONCE = 256 * 2**20
 
-# How an undecodable row says that its schema is missing (avro/typed_rows.py).
+# How an undecodable row reports a missing schema (avro/typed_rows.py).
 _NOT_KNOWN = "schema % is not known"
 
 
@@ -43,7 +43,7 @@ class _Count:
     rows: int
     size: int
     newest: float
-    """``received_at`` of the newest one, in seconds since 1970 UTC."""
+    """``received_at`` of the newest row, in seconds since 1970 UTC."""
 
 
 class Planner:
@@ -51,10 +51,10 @@ class Planner:
 
     Args:
         raw: The raw table.
-        target: Where the tables are.
+        target: Target of the tables.
         types: The target's event types.
-        names: The ``event_name`` s of which tables are made; None for all.
-        patience: Seconds after its arrival that a row waits for its schema.
+        names: Event names to build tables for; None means all.
+        patience: Seconds that a row waits for its schema after its arrival.
         clock: Seconds since 1970 UTC.
     """
 
@@ -72,16 +72,16 @@ class Planner:
         self._target = target
         self._types = types
         self.names = names
-        """See above."""
+        """Event names to build tables for; None means all."""
         self._patience = patience
         self._clock = clock
         self._missing: dict[str, set[RawBatch]] | None = None
         """Batches with rows whose schema is missing, by schema id."""
         self.is_waiting = False
-        """Whether the last look left rows out that wait for their schemas."""
+        """Whether the last plan skipped rows that are waiting for their schemas."""
 
     def rows(self, plan: StepPlan, version: str | None = None) -> DataFrame:
-        """Return the raw rows that a step adds."""
+        """Return the raw rows to be added by a step."""
         rows = self._raw.rows(plan.batches, version)
         if self.names is not None:
             named = f.col("event_name").isin(*sorted(self.names))
@@ -91,11 +91,12 @@ class Planner:
         return rows
 
     def next(self, newest: StepPlan | None) -> StepPlan | None:
-        """Return the next step; None if there is nothing to do now.
+        """Return the next step, or None if there is nothing to do now.
 
         Raises:
             WriteError: The raw table cannot be read.
-            ConfigurationError: The raw table was set back, and the target cannot take rows back.
+            ConfigurationError: The raw table was restored to an older version, but the target
+                cannot remove rows.
         """
         self.is_waiting = False
         version = self._raw.version()
@@ -116,7 +117,7 @@ class Planner:
         return step or self._rows(base, self._raw.after(newest.last, version))
 
     def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
-        """Return a step that is of no raw row; what comes next of these is as after *newest*."""
+        """Return a step without raw rows; raw rows continue as after *newest*."""
         base = newest or StepPlan(0, "beside", version=self._raw.version())
         return StepPlan(
             base.number + 1,
@@ -136,9 +137,9 @@ class Planner:
     def _restored(self, base: StepPlan, gone: Sequence[str], back: Sequence[RawBatch]) -> StepPlan:
         if not self._target.can_merge:
             raise ConfigurationError(
-                f"the raw table was set back to an earlier version, and {len(gone)} of its batches "
-                f"are in {self._target.place}, whose files cannot give them back: make the tables "
-                f"anew with sfpubsub tables rebuild"
+                f"the raw table was restored to an earlier version, and {len(gone)} of the "
+                f"removed batches are in {self._target.place}, whose format cannot remove them: "
+                f"rebuild the tables with sfpubsub tables rebuild"
             )
         self._missing = None
         return StepPlan(
@@ -152,14 +153,14 @@ class Planner:
         )
 
     def _forget(self, base: StepPlan) -> StepPlan | None:
-        """Return a step that takes rows out of `_undecodable` whose schemas have come."""
+        """Return a step that removes rows from `_undecodable` whose schemas are now available."""
         if not self._target.can_merge:
             return None
         if self._missing is None:
             self._missing = self._undecodable()
         come = [schema_id for schema_id in self._missing if self._types.name_of(schema_id)]
         wanted = {batch.id for schema_id in come for batch in self._missing.pop(schema_id)}
-        # Those that the raw table does not have any more stay where they are.
+        # Rows that the raw table no longer has stay where they are.
         batches = self._raw.named(wanted, base.version) if wanted else []
         if not batches:
             return None
@@ -174,7 +175,7 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the step that adds what the one before has taken out."""
+        """Return the step that adds the rows removed by the previous one."""
         step = replace(forgotten, kind="again")
         counts = self._counts(self.rows(step, forgotten.version))
         return self._planned(step, counts, step.last, step.pending) if counts else None
@@ -238,7 +239,7 @@ class Planner:
         ]
 
     def _cut(self, batches: Sequence[RawBatch], counts: Sequence[_Count]) -> list[RawBatch]:
-        """Return the first batches, as many as a step can have now."""
+        """Return as many of the first batches as fit into a step."""
         waiting = {
             count.batch
             for count in counts
@@ -278,5 +279,5 @@ class Planner:
 def _check_read(batches: Sequence[RawBatch], counts: Sequence[_Count]) -> None:
     found = {count.batch for count in counts}
     empty = [batch.id for batch in batches if batch.id not in found]
-    if empty:  # a batch has rows: Spark was told to leave out files that it cannot read
-        raise WriteError(f"raw batch {empty[0]} was read without rows; nothing of it is written")
+    if empty:  # batches are never empty: Spark was configured to skip unreadable files
+        raise WriteError(f"raw batch {empty[0]} was read without rows, so nothing was written")

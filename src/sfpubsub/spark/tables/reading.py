@@ -1,4 +1,4 @@
-"""Reads the tables of a target, for those who do not write them."""
+"""Read the tables of a target without writing to it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def read_typed(
     *,
     format: str = "parquet",  # noqa: A002  # Spark's own word
 ) -> DataFrame:
-    """Return one typed table, with all columns that its event type has had.
+    """Return a typed table with all columns that its event type ever had.
 
     Args:
-        spark: Any session that reaches the files, with the format's jars.
+        spark: Any session that can access the files, with the format's jars.
         tables: The target: a directory, a URL, or the name of a schema.
         name: The event type, such as ``AccountChangeEvent``.
-        format: The tables'.
+        format: Format of the tables.
 
     Raises:
         ConfigurationError: There is no such table.

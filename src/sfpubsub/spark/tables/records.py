@@ -1,15 +1,15 @@
-"""One record's changes, laid one after the other over what is known of it.
+"""Apply the changes of one record, one by one, to its known state.
 
 Pure: no Spark, no Arrow, no I/O, no clock. Changes come in order of arrival, so that the result is
 a function of the raw rows alone, wherever a step of the engine begins or ends. Invariant: a record
-whose fields may differ from the org's says so (`Record.reread_reason`), until a change has said
-all of it.
+whose fields may differ from the org's is marked (`Record.reread_reason`) until a change describes
+it completely.
 
 **Order.** A change is newer than another one by commit timestamp, then commit number, then sequence
 number, then arrival. Numbers count in one database instance only and start lower when the org is
 moved to another one (Change Data Capture guide, ChangeEventHeader), so they decide only between
 changes of one millisecond, which are of one instance. A change that arrives after a newer one is
-late: it is not laid over, and the record is to be read again.
+late: it is not applied, and the record has to be reread.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 
 from sfpubsub.avro.change_events import TextDiff
 
-# A change type of ours, for a change that has vanished from the raw table.
+# Our own change type for a change that vanished from the raw table.
 RESTORED = "RESTORED"
 
-# Before any commit timestamp: that of a change whose header has none that a table can hold.
+# Earlier than any commit timestamp; used for a change without a representable one.
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
-# The change types that give every field.
+# The change types that contain every field.
 _WHOLE = ("CREATE", "UNDELETE")
 
-# Types that say of a record whether it is deleted; a newer type says nothing that is known.
+# Gap types that reveal whether a record is deleted; unknown types reveal nothing.
 _DELETED = {"GAP_CREATE": False, "GAP_UPDATE": False, "GAP_UNDELETE": False, "GAP_DELETE": True}
 
 
@@ -42,44 +42,45 @@ class Reason(enum.StrEnum):
     GAP = "gap"
     """An event did not say what changed."""
     OVERFLOW = "overflow"
-    """A transaction changed more records than the service told of."""
+    """A transaction changed more records than the service reported."""
     DIFF = "diff"
-    """A text of which only the difference was sent, and the old text is not known."""
+    """Only the diff of a text was sent, and the old text is unknown."""
     MISSING_BASE = "missing_base"
-    """An update of a record whose other fields are not known."""
+    """An update of a record whose other fields are unknown."""
     LATE = "late"
     """A change arrived after a newer one."""
     RESTORED = "restored"
-    """Rows of the record are gone: the raw table was restored to an older state."""
+    """Rows of the record were lost because the raw table was restored to an older version."""
     ASKED = "asked"
-    """Somebody asked for it, or it is the first read of an object."""
+    """It was requested, or it is the first read of an object."""
     FORMULA = "formula"
-    """Fields that no event names are to be refreshed."""
+    """Fields that no event reports need a refresh."""
     SWEEP = "sweep"
     """A list of ids from the org has the record and the table does not, or vice versa."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Where the fields that events name are in a table's columns. Travels to executors."""
+    """Maps event fields to a table's columns. Sent to executors."""
 
     columns: tuple[str, ...]
     """Names of the columns that hold fields."""
     places: Mapping[str, tuple[int, ...]]
-    """Numbers of a field's columns, by the field's name. A field whose type has changed has several
-    of them, of which one has the value."""
+    """Column indexes by field name. A field whose type has changed has several columns, one of
+    which holds the value.
+    """
     parts: Mapping[str, Mapping[int, tuple[tuple[str, ...], ...]]]
-    """Of ``Parent.Child``: where it is in the structs of the parent's columns, by their numbers."""
+    """For ``Parent.Child``: paths within the structs of the parent's columns, by column index."""
 
     @classmethod
     def of(
         cls, columns: Sequence[str], versions: Iterable[Mapping[str, tuple[str, ...]]]
     ) -> Fields:
-        """Put together where the schemas of an event type have their fields.
+        """Combine the field locations of all schemas of an event type.
 
         Args:
             columns: Names of the columns that hold fields.
-            versions: For each schema, what `paths_of` says of it.
+            versions: The result of `paths_of` for each schema.
         """
         numbers = {name: number for number, name in enumerate(columns)}
         places: dict[str, dict[int, None]] = {}
@@ -105,12 +106,12 @@ class Fields:
 
     @cached_property
     def unnamed(self) -> tuple[int, ...]:
-        """Numbers of the columns that only a read of the record fills, such as formula fields."""
+        """Indexes of columns that are only filled by reading the record, such as formula fields."""
         named = {number for numbers in self.places.values() for number in numbers}
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
     def lay(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
-        """Take the new value of a field, or of a part of one, into *values*."""
+        """Write the new value of a field, or of a part of one, into *values*."""
         parts = self.parts[name] if "." in name else None
         for column in self.places[name.partition(".")[0]]:
             if parts is None:
@@ -121,9 +122,9 @@ class Fields:
 
 
 def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
-    """Return *old* with the parts at *paths* as they are in *new*."""
+    """Return *old* with the parts at *paths* taken from *new*."""
     if not paths:
-        return None  # the field is of another type now
+        return None  # the field now has another type
     for path in paths:
         old = _with_part(old, new, path)
     return none_if_empty(old)
@@ -139,7 +140,7 @@ def _with_part(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 
 
 def none_if_empty(value: Any) -> Any:
-    """Return None for a compound value without a part that is set: events have both forms."""
+    """Return None for a compound value whose parts are all null: events use both forms."""
     if isinstance(value, dict) and all(none_if_empty(part) is None for part in value.values()):
         return None
     return value
@@ -147,7 +148,7 @@ def none_if_empty(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one event says of one record."""
+    """The change of one record in one event."""
 
     change_type: str
     commit_timestamp: datetime | None
@@ -155,31 +156,33 @@ class Change:
     sequence_number: int | None
     ingest_seq: int
     values: Sequence[Any]
-    """By `Fields.columns`; not changed."""
+    """Values in the order of `Fields.columns`; never modified."""
     changed: Sequence[str] = ()
     """Names of the fields that an UPDATE changed or set to null; parts as ``Parent.Child``."""
     diffs: Sequence[str] = ()
-    """Of these, the texts that were sent as a diff."""
+    """Those of them whose text was sent as a diff."""
 
     @property
     def order(self) -> tuple[datetime, int, int]:
-        """What tells which of two changes is newer, before arrival does."""
+        """Sort key of changes; ties are resolved by arrival."""
         return _order(self.commit_timestamp, self.commit_number, self.sequence_number)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of one record: a row of a current table."""
+    """The known state of one record: a row of a current table."""
 
     values: Sequence[Any]
-    """By `Fields.columns`; not changed. Of a deleted record its last ones."""
+    """Values in the order of `Fields.columns`; never modified. For a deleted record, its last
+    values.
+    """
     is_deleted: bool
     is_complete: bool
-    """Whether an event, or a read of the record, has given every field."""
+    """Whether every field is known from an event or a read of the record."""
     reread_reason: Reason | None
     """Why the record must be read from the org again: the first reason since it was known."""
     commit_timestamp: datetime | None
-    """This and the rest: of the newest event that was laid over."""
+    """Like the following fields, from the newest applied event."""
     commit_number: int | None
     sequence_number: int | None
     ingest_seq: int
@@ -187,19 +190,19 @@ class Record:
 
     @property
     def order(self) -> tuple[datetime, int, int]:
-        """As of a `Change`."""
+        """See `Change.order`."""
         return _order(self.commit_timestamp, self.commit_number, self.sequence_number)
 
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """A reason to read something from the org again: what the queue has a row for."""
+    """A reason to reread something from the org: a row of the queue."""
 
     reason: Reason
     change_type: str | None
     commit_timestamp: datetime | None
     ingest_seq: int
-    """Of the event that gave the reason: a read of what was so after it is recent enough."""
+    """``ingest_seq`` of the event that caused it; any read of a later state is recent enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +214,11 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return what an event says of all records, or None when it is about one.
+        """Return an event's cue about all records, or None if it is about a single one.
 
         Args:
-            record_id: One of those of the event; None when it names none.
-            change: With the reason of a gap.
+            record_id: One of the event's record ids; None if it names none.
+            change: The cue, with a gap as its reason.
         """
         if change.change_type == "GAP_OVERFLOW":
             return cls("", replace(change, reason=Reason.OVERFLOW))
@@ -227,7 +230,7 @@ class ObjectCue:
 def _order(
     timestamp: datetime | None, number: int | None, sequence: int | None
 ) -> tuple[datetime, int, int]:
-    # What is not known is older than what is; numbers are not negative.
+    # Unknown values sort before known ones; numbers are not negative.
     return (
         _NEVER if timestamp is None else timestamp,
         -1 if number is None else number,
@@ -237,15 +240,15 @@ def _order(
 
 @dataclass(slots=True)
 class Fold:
-    """The changes of one record, taken one by one. Not thread-safe.
+    """Applies the changes of one record, one by one. Not thread-safe.
 
     Args:
-        fields: Where fields are in `Record.values`.
-        record: What is known before; None for a record that no event was about.
-        since: Where *record* began as a row read from the org: changes before this one, by
-            `Change.order`, are in it. One that is still to come is late.
-        until: Likewise: changes committed up to then may be in it. A diff of such a change that
-            does not fit is skipped.
+        fields: Positions of fields in `Record.values`.
+        record: The previously known state; None for a new record.
+        since: If *record* was read from the org: changes before this point, by `Change.order`, are
+            included in it, so such a change is late.
+        until: If *record* was read from the org: changes committed up to this time may be included
+            in it. A diff of such a change is skipped if it does not apply.
     """
 
     fields: Fields
@@ -253,15 +256,17 @@ class Fold:
     since: tuple[datetime, int, int] | None = None
     until: datetime | None = None
     cues: list[Cue] = field(default_factory=list)
-    """Reasons to read the record again, in order of arrival."""
+    """Reasons to reread the record, in order of arrival."""
     versions: list[Record] = field(default_factory=list)
-    """The record after each change that was laid over, in order of arrival."""
+    """The record after each applied change, in order of arrival."""
     renumbered: list[tuple[datetime, datetime]] = field(default_factory=list)
-    """Times of two commits in a row of which the newer one has the lower number: the org was moved
-    to another instance. A record's commits wait for one another, so nothing else does that."""
+    """Times of two consecutive commits of which the newer one has the lower number, because the org
+    was migrated to another instance. Commits of one record are serialised, so there is no other
+    cause.
+    """
 
     def apply(self, change: Change) -> None:
-        """Take the next change in order of arrival."""
+        """Apply the next change, in order of arrival."""
         old = self.record
         if change.change_type == RESTORED:
             self._doubt(Reason.RESTORED, change)
@@ -277,9 +282,9 @@ class Fold:
         self.versions.append(self.record)
 
     def mark(self, about_all: Cue) -> None:
-        """Take a cue that is about all records of the object, this one among them.
+        """Apply a cue about all records of the object, including this one.
 
-        It is in the queue as itself, and changes nothing of a record that is not known.
+        The cue has its own row in the queue, so it does not affect an unknown record.
         """
         if self.record is not None and self.record.reread_reason is None:
             self.record = replace(self.record, reread_reason=about_all.reason)
@@ -290,7 +295,7 @@ class Fold:
         self.mark(cue)
 
     def _after(self, change: Change) -> tuple[Record, Reason | None]:
-        """Return the record that a change leaves, and what it leaves open."""
+        """Return the record after a change, and the reason to reread it, if any."""
         old, kind = self.record, change.change_type
         if kind in _WHOLE:
             values = [none_if_empty(value) for value in change.values]
@@ -301,7 +306,7 @@ class Fold:
             return self._updated(change)
         last = [None] * len(self.fields.columns) if old is None else old.values
         if kind == "DELETE":
-            # Nothing is left to be read again, so what is known now is all there will be.
+            # Nothing is left to reread, so nothing more will become known.
             sound = old is not None and old.is_complete and old.reread_reason is None
             return _record(change, last, is_deleted=True, is_complete=sound), None
         was_deleted = old is not None and old.is_deleted
@@ -322,7 +327,7 @@ class Fold:
             else:
                 doubt = doubt or Reason.GAP
         if old is None or old.is_deleted:
-            # What brought a deleted record back, and with which fields, is not known.
+            # It is unknown what restored a deleted record, and with which fields.
             return _record(change, values), Reason.MISSING_BASE
         return _record(change, values, before=old), doubt
 
@@ -360,7 +365,7 @@ def _record(
     is_complete: bool = False,
     before: Record | None = None,
 ) -> Record:
-    """Return the record after a change; *before*, where it counts, has what was left open."""
+    """Return the record after a change; unresolved reasons are taken over from *before*."""
     return Record(
         values,
         is_deleted,

@@ -1,9 +1,9 @@
-"""Steps: what the engine is going to do, written down before it does it.
+"""Steps: the engine's plans, recorded before they are executed.
 
-A step has a number, one more than the one before. Its plan is durable before any table is written,
-and says all that the outcome depends on; the tables then take it one by one, each with the step's
-number. So a step that died is done again from its plan: tables that have the number are left out,
-and the others get exactly what they would have got. A step is over when all tables have it; only
+Steps are numbered consecutively. A step's plan is durable before any table is written, and contains
+everything that the outcome depends on; then the tables are changed one by one, each with the step's
+number. After a crash, a step is repeated from its plan: tables that have the number are skipped,
+and the others receive exactly the same changes. A step is complete when all tables have it; only
 then is the next one planned.
 """
 
@@ -29,7 +29,7 @@ from sfpubsub.spark.tables.target import Target, parquet_of
 
 STEPS_NAME = "_steps"
 
-# Version of the plan, and of the layout of tables that it stands for.
+# Version of the plan's format and of the table layout that it implies.
 _LAYOUT = 1
 
 Kind = Literal["rows", "forget", "again", "restored", "rebuild", "beside"]
@@ -49,7 +49,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All that the outcome of a step depends on, beside the rows of the raw table."""
+    """Everything that the outcome of a step depends on, besides the rows of the raw table."""
 
     number: int
     kind: Kind
@@ -59,36 +59,37 @@ class StepPlan:
     are removed. ``rebuild``: all rows are removed, and raw batches begin anew. ``beside``: nothing
     for typed tables; `note` tells followers what to do."""
     batches: tuple[RawBatch, ...] = ()
-    """Those whose rows are added, or removed."""
+    """Batches whose rows are added or removed."""
     last: RawBatch | None = None
-    """The raw batch up to which rows have been added, this step's included."""
+    """The last raw batch whose rows have been added, including this step's."""
     version: str | None = None
-    """The raw table's, at which the batches were seen."""
+    """Version of the raw table in which the batches were found."""
     schema_ids: tuple[str, ...] = ()
-    """Of the rows' schemas, those that were known; with ``forget`` and ``again`` of which the rows
-    are."""
+    """The known schemas of the rows; for ``forget`` and ``again``, the schemas of the affected
+    rows.
+    """
     types: tuple[str, ...] = ()
-    """Event types of which there are rows."""
+    """Event types of the rows."""
     rows: int = 0
-    """How many rows there are in the batches."""
+    """Number of rows in the batches."""
     size: int = 0
     """Bytes of their payloads."""
     undecodable: bool = False
-    """Whether rows are of a schema that was not known."""
+    """Whether some rows have an unknown schema."""
     pending: tuple[RawBatch, ...] = ()
-    """Batches that came back into the raw table, for the next steps."""
+    """Batches that reappeared in the raw table, for the next steps."""
     note: dict[str, Any] = field(default_factory=dict)
-    """With ``beside``: what followers are to do, as JSON has it."""
+    """For ``beside``: instructions for followers, as a JSON value."""
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """By which two engines that plan at the same moment are distinguished."""
+    """Distinguishes two engines that plan at the same moment."""
 
     def to_json(self) -> str:
-        """Return the plan as it is kept."""
+        """Return the plan as JSON."""
         return json.dumps({"v": _LAYOUT, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StepPlan:
-        """Return the plan that *text* is.
+        """Parse a plan.
 
         Raises:
             ConfigurationError: It was written by another version, or is damaged.
@@ -96,7 +97,7 @@ class StepPlan:
         try:
             found: dict[str, Any] = json.loads(text)
             if (layout := found.pop("v")) != _LAYOUT:
-                found["layout"] = layout  # which no plan has
+                found["layout"] = layout  # which no plan contains
             for name in ("batches", "pending"):
                 found[name] = tuple(RawBatch(**batch) for batch in found[name])
             found["last"] = RawBatch(**found["last"]) if found["last"] else None
@@ -105,74 +106,75 @@ class StepPlan:
             return cls(**found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"the steps of {where} cannot be read ({error}): make the tables anew in another "
+                f"the steps of {where} cannot be read ({error}): rebuild the tables in another "
                 f"place"
             ) from error
 
 
 class Step(Protocol):
-    """A step that is being done, as those who make further tables of its rows see it."""
+    """A step in progress, as seen by followers."""
 
     @property
     def plan(self) -> StepPlan:
-        """What is to be done. Its number is what tables take."""
+        """The plan of the step."""
         ...
 
     @property
     def target(self) -> Target:
-        """Where the tables are."""
+        """The target."""
         ...
 
     def rows(self, event_type: str) -> DataFrame:
-        """Return the typed rows of the step, of one of `StepPlan.types`.
+        """Return the step's typed rows of one of `StepPlan.types`.
 
-        Those that it has added, or, for ``restored``, those that it is going to remove. Read from
-        the typed table: the same rows each time, also when the step is done again. In no order;
-        ``ingest_seq`` is the order of arrival.
+        These are the rows that it added or, for ``restored``, will remove. They are read from the
+        typed table, and are the same if the step is repeated. They are unordered; ``ingest_seq`` is
+        the order of arrival.
         """
         ...
 
     def decoding(self, event_type: str) -> Plan:
-        """Return how rows of an event type are decoded: its schemas so far, and its columns."""
+        """Return how to decode rows of an event type: its schemas so far, and its columns."""
         ...
 
 
 class Follower(Protocol):
-    """Makes further tables out of the typed rows of each step. Not thread-safe."""
+    """Builds further tables from the typed rows of each step. Not thread-safe."""
 
     def follow(self, step: Step) -> None:
-        """Bring the tables to the step, all of them; those that have its number are left alone.
+        """Bring all tables up to the step; tables that have its number are left alone.
 
-        Called for each step: after the typed tables have taken it, where it adds rows, and before
-        where it removes some. Called again with the last step when an engine starts.
+        Called for each step: after the typed tables if it adds rows, before them if it removes
+        rows. Called again with the last step when an engine starts.
 
         Raises:
-            WriteError: It was not done. It is called again with the same step.
+            WriteError: It failed, and will be called again with the same step.
         """
         ...
 
 
 class StepLog(ABC):
-    """The steps of one target, the newest of which counts. Not thread-safe."""
+    """The steps of one target; only the newest matters. Not thread-safe."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return what the tables are made of, as `claim` was told; empty for a new target."""
+        """Return the identity recorded by `claim`; empty for a new target."""
 
     @abstractmethod
     def claim(self, identity: dict[str, Any]) -> None:
-        """Write down what the tables are made of."""
+        """Record the identity of the tables."""
 
     @abstractmethod
     def newest(self) -> StepPlan | None:
-        """Return the newest plan; None if there is none yet."""
+        """Return the newest plan, or None."""
 
     @abstractmethod
     def add(self, plan: StepPlan) -> None:
-        """Make a plan durable.
+        """Store a plan durably.
 
         Raises:
-            WriteError: It could not be, or another process has planned a step with its number.
+            WriteError: It could not be stored, or another process has planned a step with the same
+                number.
         """
 
 
@@ -200,8 +202,8 @@ class StepTable(StepLog):
         found = self._table.read().where(f.col("step") == number).select("plan").collect()
         if len(found) != 1:
             raise WriteError(
-                f"step {number} is {len(found)} times in {STEPS_NAME} of {self._target.place}: "
-                f"make the tables anew with sfpubsub tables rebuild"
+                f"step {number} occurs {len(found)} times in {STEPS_NAME} of "
+                f"{self._target.place}: rebuild the tables with sfpubsub tables rebuild"
             )
         return StepPlan.from_json(found[0]["plan"], str(self._target.place))
 
@@ -219,7 +221,7 @@ class StepTable(StepLog):
         if not self._table.append([parquet_of(pa.Table.from_pylist([row], _COLUMNS))], plan.number):
             raise WriteError(
                 f"step {plan.number} of {self._target.place} was planned by another process: run "
-                f"one for each target"
+                f"only one process per target"
             )
 
 
@@ -268,5 +270,5 @@ class StepFile(StepLog):
 
 
 def steps_of(target: Target) -> StepLog:
-    """Return the steps of a target."""
+    """Return the step log of a target."""
     return StepFile(target) if isinstance(target, ParquetTarget) else StepTable(target)

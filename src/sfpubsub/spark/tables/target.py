@@ -1,9 +1,9 @@
-"""Where tables made of a raw table go: what the engine asks of a target, whatever its format.
+"""The interface of targets for derived tables, in any format.
 
-A `Target` is a place that holds tables by name: a directory, a URL, or a schema of a catalog. Each
-change of a `TargetTable` is one transaction that carries the number of a step, and a table takes
-each number once and in order: that is what makes a step repeatable. Invariant: a table whose
-`TargetTable.step` is N holds exactly what the steps up to N have given it. Knows nothing of events.
+A `Target` holds tables by name: a directory, a URL, or a schema of a catalog. Each change of a
+`TargetTable` is one transaction that carries the number of a step, and a table accepts each number
+once and in order, which makes steps repeatable. Invariant: a table whose `TargetTable.step` is N
+contains exactly the changes of the steps up to N. Knows nothing about events.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ _CATALOG_SCHEMA = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a target is. Use `parse`."""
+    """The location of a target. Create one with `parse`."""
 
     format: str
     """``parquet``, ``delta`` or ``iceberg``."""
     address: str
     """An absolute path, a URL without a slash at its end, or the name of a schema."""
     local: Path | None = None
-    """The directory, if it is one of this machine's."""
+    """The directory, if it is local."""
     in_catalog: bool = False
-    """Whether `address` is the name of a catalog's schema."""
+    """Whether `address` is the name of a catalog schema."""
 
     @classmethod
     def parse(cls, target: str | os.PathLike[str], format: str) -> Place:  # noqa: A002
-        """Return what *target* names.
+        """Parse *target*.
 
-        With a table format a name without a slash is a schema; a directory of the working
-        directory is ``./name``.
+        With a table format, a name without a slash is a schema; use ``./name`` for a directory.
 
         Raises:
-            ConfigurationError: It is not for this format, or there is no such format.
+            ConfigurationError: It is not valid for the format, or the format is unknown.
         """
         check_format(format)
         text = os.fspath(target)
@@ -63,19 +62,19 @@ class Place:
         return cls(format, str(path), path)
 
     def of(self, name: str) -> str:
-        """Return where the table *name* is, for Spark: a URL, or its name with quotes."""
+        """Return the address of the table *name* for Spark: a URL, or its quoted name."""
         if self.in_catalog:
             return f"{self.schema_in_sql}.`{name}`"
         return f"{self.url}/{name}"
 
     @property
     def url(self) -> str:
-        """`address`, with its scheme if it is a path."""
+        """`address` as a URL, with a scheme if it is a path."""
         return self.address if self.local is None else file_url(self.local)
 
     @property
     def schema_in_sql(self) -> str:
-        """The name of the catalog's schema, with quotes."""
+        """The quoted name of the catalog schema."""
         return ".".join(f"`{part}`" for part in self.address.split("."))
 
     def __str__(self) -> str:
@@ -83,11 +82,11 @@ class Place:
 
 
 class TargetTable(ABC):
-    """One table of a target. Changes of one table are made one after the other, by one thread.
+    """One table of a target. Only one thread at a time may change it.
 
-    Each change carries a step's number and is made at most once: where the table has a number that
-    is as high, nothing happens. What a method has done is visible to readers when it returns, but
-    for `Target` s of Parquet files, which show a step as a whole in `Target.finish`; it is durable
+    Each change carries a step's number and is made at most once: if the table already has the same
+    or a higher number, nothing happens. A change is visible to readers when the method returns,
+    except for Parquet targets, which publish a complete step in `Target.finish`. It is durable
     after `Target.finish`.
     """
 
@@ -96,42 +95,42 @@ class TargetTable(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether the table has been made.
+        """Return whether the table exists.
 
         Raises:
-            ConfigurationError: There is one of this name that is not ours.
+            ConfigurationError: A foreign table with this name exists.
         """
 
     @abstractmethod
     def step(self) -> int:
-        """Return the newest step that the table has; 0 for none, and where there is no table."""
+        """Return the newest step of the table; 0 if there is no step or no table."""
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """Return what `make` was given to keep with the table; empty where there is no table."""
+        """Return the facts stored by `make`; empty if there is no table."""
 
     @abstractmethod
     def columns(self) -> list[str]:
-        """Return the names of the table's columns in order; none where there is no table."""
+        """Return the names of the table's columns in order; empty if there is no table."""
 
     @abstractmethod
     def make(
         self, columns: pa.Schema, facts: Mapping[str, str] | None = None, *, merged: bool = False
     ) -> None:
-        """Make the table, or give it the columns that it lacks; cheap if it lacks nothing.
+        """Create the table, or add missing columns. Cheap if nothing is missing.
 
-        Columns are only added, at the end, also within structs, lists and maps. A death in the
-        middle leaves a table that the next call completes.
+        Columns are only added at the end, also within structs, lists and maps. After a crash, the
+        next call completes the table.
 
         Args:
-            columns: All that the table is to have. Times have a zone.
-            facts: Kept with the table, and replaced as a whole; None leaves them as they are.
-            merged: Whether `merge` will be used: the format is told to mark rows as deleted rather
-                than to write files again. Counts when the table is made.
+            columns: All required columns. Times have a zone.
+            facts: Stored with the table, replacing all previous ones; None leaves them unchanged.
+            merged: Whether `merge` will be used: if so, a new table marks rows as deleted instead
+                of rewriting files.
 
         Raises:
-            ConfigurationError: There is one of this name that is not ours.
-            WriteError: It could not be done.
+            ConfigurationError: A foreign table with this name exists.
+            WriteError: It failed.
         """
 
     @abstractmethod
@@ -139,13 +138,12 @@ class TargetTable(ABC):
         """Add rows.
 
         Args:
-            files: Whole Parquet files, as `parquet_of` makes them, whose columns the table has by
-                name and type; those that are missing in a file are null. With none, the step's
-                number is all that is added.
-            step: Of which the rows are.
+            files: Complete Parquet files from `parquet_of`, whose columns match the table's by name
+                and type; missing columns are null. If empty, only the step's number is recorded.
+            step: Step of the rows.
 
         Returns:
-            Whether this call has added them; False where the table has the step.
+            Whether this call added them; False if the table already has the step.
 
         Raises:
             WriteError: `step` tells whether the rows are in the table.
@@ -160,33 +158,33 @@ class TargetTable(ABC):
         *,
         replaced: Sequence[str] | None = None,
     ) -> None:
-        """Replace the rows that *source* has by its own, and add those that are new.
+        """Replace existing rows by those of *source*, and add new ones.
 
         Args:
-            source: A frame of `Target.spark`, with columns of the table by name, each of its whole
-                type. Rows that are in the table keep the values of columns that are missing; such
-                a source must not have new rows. It is evaluated more than once, and must yield the
-                same rows each time.
-            on: The columns that tell rows apart; not null, and unique within *source*.
-            step: As for `append`.
-            replaced: The columns of rows in the table that get the values of *source*; None for
-                all that it has.
+            source: A frame of `Target.spark` with columns of the table, by name and with their
+                complete types. If columns are missing, existing rows keep those values, and there
+                must be no new rows. It is evaluated more than once, and must yield the same rows
+                each time.
+            on: The key columns; not null, and unique within *source*.
+            step: See `append`.
+            replaced: Columns of existing rows to update; None updates all columns of *source*.
 
         Raises:
-            ConfigurationError: The format cannot do that.
+            ConfigurationError: The format does not support this.
             WriteError: `step` tells whether it was done.
         """
 
     @abstractmethod
     def insert(self, source: DataFrame, step: int) -> None:
-        """Add rows of a frame, which a merge need not look for: for many rows that are all new.
+        """Add the rows of a frame without looking for existing ones. For many rows that are all
+        new.
 
         Args:
-            source: As for `merge`; it is evaluated once.
-            step: As for `append`.
+            source: See `merge`; it is evaluated once.
+            step: See `append`.
 
         Raises:
-            ConfigurationError: The format cannot do that.
+            ConfigurationError: The format does not support this.
             WriteError: `step` tells whether it was done.
         """
 
@@ -196,27 +194,28 @@ class TargetTable(ABC):
 
         Args:
             condition: ``true`` removes all.
-            step: As for `append`.
+            step: See `append`.
 
         Raises:
-            ConfigurationError: The format cannot do that.
+            ConfigurationError: The format does not support this.
             WriteError: `step` tells whether it was done.
         """
 
     @abstractmethod
     def read(self) -> DataFrame:
-        """Return the table as it is now, as a frame of `Target.spark`."""
+        """Return the current table as a frame of `Target.spark`."""
 
 
 class Target(ABC):
-    """A place with tables. One process at a time changes what is in it. A context manager.
+    """A place with tables. Only one process at a time may change them. A context manager.
 
     Different tables may be changed by different threads. Use `sfpubsub.spark.tables.open_target`.
     """
 
     spark: SparkSession
-    """The session that writes: nobody else's, with times in UTC. Frames given to
-    `TargetTable.merge` are made in it."""
+    """The session that writes: an exclusive one, with times in UTC. Frames passed to
+    `TargetTable.merge` must belong to it.
+    """
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         self.spark = spark
@@ -225,36 +224,38 @@ class Target(ABC):
     @property
     @abstractmethod
     def can_merge(self) -> bool:
-        """Whether its tables have `TargetTable.merge` and `TargetTable.delete`."""
+        """Whether its tables support `TargetTable.merge` and `TargetTable.delete`."""
 
     @abstractmethod
     def table(self, name: str) -> TargetTable:
-        """Return the table of this name, which need not exist. The same object each time."""
+        """Return the table with this name, whether or not it exists. Always returns the same
+        object.
+        """
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of the tables of ours that there are, in order."""
+        """Return the sorted names of our existing tables."""
 
     @abstractmethod
     def finish(self, step: int) -> None:
-        """Make durable what has been done up to *step*, and visible if it is not.
+        """Make all changes up to *step* durable and visible.
 
         Raises:
-            WriteError: It could not be done; call it again.
+            WriteError: It failed; call it again.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the place up. Does nothing the second time."""
+        """Release the target. Can be called repeatedly."""
 
     def check_merge(self, what: str) -> None:
-        """Make sure that tables which take merges can be here.
+        """Check that the target supports tables with merges.
 
         Args:
             what: For messages, such as ``current tables``.
 
         Raises:
-            ConfigurationError: They cannot.
+            ConfigurationError: It does not.
         """
         if not self.can_merge:
             raise ConfigurationError(
@@ -270,22 +271,22 @@ class Target(ABC):
 
 
 def parquet_of(rows: pa.Table) -> bytes:
-    """Return rows as one Parquet file, as `TargetTable.append` takes them."""
+    """Return rows as one Parquet file for `TargetTable.append`."""
     content = io.BytesIO()
     pq.write_table(
         rows,
         content,
         compression="snappy",
-        # A minimum and a maximum would be an order, and replay ids have none.
+        # No minimum and maximum: they imply an order, which replay ids do not have.
         write_statistics=[name for name in rows.column_names if name not in UNORDERED],
-        # Hardly two rows have the same value.
+        # Values are almost always unique.
         use_dictionary=[name for name in rows.column_names if name not in DISTINCT],
     )
     return content.getvalue()
 
 
-# Columns whose values have no order that means anything.
+# Columns whose values have no meaningful order.
 UNORDERED = ("replay_id", "dedupe_key")
 
-# Columns of which hardly two rows have the same value.
+# Columns with almost always unique values.
 DISTINCT = ("event_id", "dedupe_key", "replay_id", "ingest_seq")
