@@ -124,24 +124,29 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             topic: Full path of the topic.
             replay: Where to start: ``latest``, ``earliest``, a `ReplayOption`, a replay id or its
                 hexadecimal form. With a store, it applies to a topic without a stored position. A
-            store is accepted here as well. replay_store: Keeps the position: a mapping or a
-            `ReplayStore`, or for the asyncio client an `AsyncReplayStore`. replay_fallback: Where
-            to continue if the position is rejected; None stops. ack: ``auto``: requesting the next
-            batch acks the previous one; ``manual``: the caller acks. Matters only with a store.
-            max_pending_count: Most undelivered events to hold before requesting no more. max_bytes:
-            Most undelivered payload bytes to hold before requesting no more. max_unacked: Most
-            unacked events before requesting no more. connection_timeout: The outage budget: seconds
-            that transport failures may last before the subscription fails; None means forever. This
-            is not the timeout of one connection attempt. on_gap: Called with every gap. It must
-            neither block nor close the client: it is called in the thread that detects the gap,
-            which may be the one that receives for all subscriptions; the asyncio client calls it in
-            the event loop. on_undecodable: What to do with an event that cannot be decoded.
-            ``fail``: reading its value raises; ``quarantine``: it is stored durably in *quarantine*
-            before its position can be committed, and is not delivered; ``skip``: it is counted and
-            logged, but not delivered. The last two decode a batch when it is delivered. quarantine:
-            Receives such events. fields: Names of the fields to decode; None means all. A change
-            event's header and a platform event's ``CreatedDate`` are always included. Unknown
-            fields are ignored, with one log message per schema.
+                store is accepted here as well.
+            replay_store: Keeps the position: a mapping or a `ReplayStore`, or for the asyncio
+                client an `AsyncReplayStore`.
+            replay_fallback: Where to continue if the position is rejected; None stops.
+            ack: ``auto``: requesting the next batch acks the previous one; ``manual``: the caller
+                acks. Matters only with a store.
+            max_pending_count: Most undelivered events to hold before requesting no more.
+            max_bytes: Most undelivered payload bytes to hold before requesting no more.
+            max_unacked: Most unacked events before requesting no more.
+            connection_timeout: The outage budget: seconds that transport failures may last before
+                the subscription fails; None means forever. This is not the timeout of one
+                connection attempt.
+            on_gap: Called with every gap. It must neither block nor close the client: it is called
+                in the thread that detects the gap, which may be the one that receives for all
+                subscriptions; the asyncio client calls it in the event loop.
+            on_undecodable: What to do with an event that cannot be decoded. ``fail``: reading its
+                value raises; ``quarantine``: it is stored durably in *quarantine* before its
+                position can be committed, and is not delivered; ``skip``: it is counted and logged,
+                but not delivered. The last two decode a batch when it is delivered.
+            quarantine: Receives such events.
+            fields: Names of the fields to decode; None means all. A change event's header and a
+                platform event's ``CreatedDate`` are always included. Unknown fields are ignored,
+                with one log message per schema.
 
         Raises:
             ConfigurationError: The store is async but the client is not; two stores are given;

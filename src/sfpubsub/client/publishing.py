@@ -135,7 +135,8 @@ class Outbound(Generic[ReceiptT]):
 
         Raises:
             EncodeError: It does not fit the schema or is too large, or the id or a header is not
-                valid. SfPubSubError: The schema could not be fetched.
+                valid.
+            SfPubSubError: The schema could not be fetched.
         """
         used = self._topics.get(self.topic).schema_id
         try:

@@ -37,9 +37,9 @@ class RunningEmulator(RemoteEmulator):
 
     Attributes:
         grpc_target: Host and port of the Pub/Sub API.
-        instance_url, tenant_id: What clients send along with the token. ca_file: The certificate
-            authority to trust; None without TLS. environment: Environment variables for clients in
-            this process or its children.
+        instance_url, tenant_id: What clients send along with the token.
+        ca_file: The certificate authority to trust; None without TLS.
+        environment: Environment variables for clients in this process or its children.
     """
 
     def __init__(self, ready: Mapping[str, str]) -> None:
