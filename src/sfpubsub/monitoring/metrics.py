@@ -129,7 +129,7 @@ class Metric(Enum):
         "wait; for a minute after that, its age when it was acked; 0 if there is nothing left to "
         "process.",
         "If it grows, events arrive faster than they are processed. Use larger batches, fewer "
-        "sources per process, or a second process; docs/large-orgs.md has the arithmetic.",
+        "sources per process, or a second process; docs/how-to/large-orgs.md has the arithmetic.",
         SOURCE,
     )
     ACKED_EVENT = (
@@ -244,7 +244,7 @@ class Metric(Enum):
         "{message}",
         "Events of the raw table that could not be decoded: quarantined, or stored as rows "
         "without JSON.",
-        "Look at them with `sfpubsub quarantine list`; docs/quarantine.md has the causes.",
+        "Look at them with `sfpubsub quarantine list`; docs/how-to/quarantine.md has the causes.",
         SOURCE,
     )
     TABLE_BATCHES = (
@@ -329,7 +329,7 @@ class Metric(Enum):
         "gauge",
         "{situation}",
         "1 for each situation that currently makes /health fail, else 0.",
-        "docs/operations.md has a row for each situation.",
+        "docs/how-to/operations.md has a row for each situation.",
         (SYSTEM, "situation"),
     )
 
