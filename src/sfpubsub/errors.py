@@ -11,21 +11,26 @@
      │    ├── LocalProtocolError       the caller broke a rule of this library
      │    │    └── SubscriptionClosedError  it was already drained, closed or aborted
      │    └── RemoteProtocolError      the service broke a rule of the wire contract
-     ├── StreamError                   a call or stream failed │    ├── StreamUnavailableError
-     network, restart, overload: the same call may work later │    ├── StreamStalledError       no
-     message, or no ack, for too long │    ├── ReplayIdRejectedError    the service does not accept
-     the position (has a Gap) │    ├── TopicNotFoundError       no such topic or channel │    ├──
-     SubscriptionNotFoundError  no such managed subscription │    ├── PermissionDeniedError the user
-     or the org may not do this │    ├── QuotaExceededError       an allocation of the org is used
-     up │    ├── SubscriptionStoppedError an administrator stopped or deleted the subscription │
-     └── SubscriptionBusyError    another client holds the managed subscription ├── CommitError
-     a position could not be committed ├── SchemaError │    ├── SchemaNotFoundError      the service
-     does not know the schema id │    ├── DecodeError a payload does not fit its schema │    └──
-     EncodeError              a value does not fit the schema ├── PublishError
-     events were refused, or not answered in time ├── HandlerError                  a handler failed
-     on an event (has its position) ├── RequestRefusedError           the org refused an HTTP
-     request (has its status) │    └── ReadExpiredError         a running query or job has expired:
-     start it again └── WriteError                    a batch could not be written to its table
+     ├── StreamError                   a call or stream failed
+     │    ├── StreamUnavailableError   network, restart, overload: the same call may work later
+     │    ├── StreamStalledError       no message, or no ack, for too long
+     │    ├── ReplayIdRejectedError    the service does not accept the position (has a Gap)
+     │    ├── TopicNotFoundError       no such topic or channel
+     │    ├── SubscriptionNotFoundError  no such managed subscription
+     │    ├── PermissionDeniedError    the user or the org may not do this
+     │    ├── QuotaExceededError       an allocation of the org is used up
+     │    ├── SubscriptionStoppedError an administrator stopped or deleted the subscription
+     │    └── SubscriptionBusyError    another client holds the managed subscription
+     ├── CommitError                   a position could not be committed
+     ├── SchemaError
+     │    ├── SchemaNotFoundError      the service does not know the schema id
+     │    ├── DecodeError              a payload does not fit its schema
+     │    └── EncodeError              a value does not fit the schema
+     ├── PublishError                  events were refused, or not answered in time
+     ├── HandlerError                  a handler failed on an event (has its position)
+     ├── RequestRefusedError           the org refused an HTTP request (has its status)
+     │    └── ReadExpiredError         a running query or job has expired: start it again
+     └── WriteError                    a batch could not be written to its table
 
 Messages are lower-case sentences that name the thing and say what to do next; the cause is chained.
 """

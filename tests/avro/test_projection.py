@@ -199,8 +199,8 @@ BARE = {"name": "f", "type": "int"}
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ("Phone", r"write \['Phone'\]"),
-        (["BillingAddress.City"], "write 'BillingAddress' for 'BillingAddress.City'"),
+        ("Phone", r"use \['Phone'\]"),
+        (["BillingAddress.City"], "use 'BillingAddress' instead of 'BillingAddress.City'"),
         (["Phone", 7], "not 7"),
     ],
 )

@@ -291,7 +291,7 @@ def test_a_subscription_reads_the_fields_that_were_asked_for(run_emulator, conne
                 assert event.event_time == event.value["CreatedDate"]
                 whole = event.codec.whole.decode(event.payload)
                 assert set(whole) > set(event.value)
-    with pytest.raises(ConfigurationError, match="write"):
+    with pytest.raises(ConfigurationError, match="list of names"):
         client.subscribe(TOPIC, fields="Order_Number__c")
     with pytest.raises(ConfigurationError, match="whole fields"):
         client.subscribe_managed(NAME, fields=["Address.City"])

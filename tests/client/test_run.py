@@ -584,8 +584,8 @@ def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
     [
         ({"workers": 0}, "workers must be at least 1"),
         ({"on_failure": "skip"}, "on_failure must be 'stop' or 'quarantine', not 'skip'"),
-        ({"on_failure": "quarantine"}, "go together"),
-        ({"quarantine": Broken()}, "go together"),
+        ({"on_failure": "quarantine"}, "must be used together"),
+        ({"quarantine": Broken()}, "must be used together"),
     ],
 )
 def test_options_are_checked_first(start: Start, options: dict[str, Any], message: str):

@@ -6,9 +6,9 @@ until a fixture is used.
     salesforce_org          a fresh org for one test, in this process
     salesforce_faults       its fault plan; the test fails if a fault did not happen
     salesforce_clock        its clock; time stands still unless the test jumps ahead
-    salesforce_org_options  arguments of the org; override to change them salesforce_emulator
-    one emulator for the whole run, shared by all xdist workers salesforce_emulator_options
-    options of its command; override to change them
+    salesforce_org_options  arguments of the org; override to change them
+    salesforce_emulator     one emulator for the whole run, shared by all xdist workers
+    salesforce_emulator_options   options of its command; override to change them
 """
 
 from __future__ import annotations
