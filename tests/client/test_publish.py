@@ -77,7 +77,9 @@ def test_a_topic_that_takes_no_events_is_told_before_an_event_is_looked_at(
     face, topic, run_emulator, connect
 ):
     """Who cannot publish is not sent to mend one field after the other first."""
-    with pytest.raises(PermissionDeniedError, match=f"you cannot publish to {topic} .*only the org"):
+    with pytest.raises(
+        PermissionDeniedError, match=f"you cannot publish to {topic} .*only the org"
+    ):
         publish(face, run_emulator(), connect, [{"Nope": 1}], topic)
 
 
