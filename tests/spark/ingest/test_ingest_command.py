@@ -251,7 +251,7 @@ def test_topics_and_channels_go_on_without_one_that_fails(run_emulator, tmp_path
     ]
     done = ingest_from(emulator, *arguments)
     assert done.returncode == 1, done.stderr
-    assert "topic /event/Gone__e failed, and is left out: " in done.stderr
+    assert "topic /event/Gone__e failed, continuing without it: " in done.stderr
     lines = {line.get("managed") or line.get("topic") or line["channel"]: line
              for line in map(json.loads, done.stdout.splitlines())}  # fmt: skip
     assert lines["/event/Gone__e"]["ending"] == "failed"
@@ -395,7 +395,7 @@ def test_a_wrong_destination_is_refused_before_spark_starts(tmp_path: Path, monk
         (["--to", str(tmp_path / "file")], "is not a directory"),
         (["--to", "s3a://bucket/x"], "one rename"),
         (["--to", str(tmp_path / "file"), "--topic", "/event/B__e"], "is not a directory"),
-        (["--to", str(tmp_path / "t"), "--staging", str(tmp_path / "t" / "s")], "in the table"),
+        (["--to", str(tmp_path / "t"), "--staging", str(tmp_path / "t" / "s")], "inside the table"),
     ):
         result = CliRunner().invoke(ingest, ["--managed", "A", *arguments])
         assert isinstance(result.exception, ConfigurationError)

@@ -151,7 +151,7 @@ def test_the_command_redrives_into_a_table(table, kept, tmp_path, capsys):
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "2 redriven (0 in the table before), 0 left" in done.stderr
+    assert "2 redriven (0 already in the table), 0 left" in done.stderr
     assert {row["event_id"] for row in rows_of(table)} == {"event-1", "event-2"}
     # From here on Spark is not started.
     assert run([*command, str(table)]) == 0

@@ -164,7 +164,7 @@ def test_an_iceberg_table_that_was_made_beforehand_is_taken(spark: SparkSession)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("`ingest_date` date", "`ingest_date` string"), "ingest_date is string and not date"),
+        (("`ingest_date` date", "`ingest_date` string"), "ingest_date is string instead of date"),
         (("`org_id` string", "`org` string"), "org_id is missing"),
     ],
 )
