@@ -105,8 +105,9 @@ _DELIVERY: dict[str, Kind] = {
         "this long, then send them in one response.",
     ),
     "withhold_keepalive": Kind(
-        _STREAMS, {}, "Skip a keepalive that is due; each skipped keepalive counts as one "
-            "occurrence."
+        _STREAMS,
+        {},
+        "Skip a keepalive that is due; each skipped keepalive counts as one occurrence.",
     ),
     "move_keepalive_tip": Kind(
         _STREAMS,
@@ -226,9 +227,7 @@ _ORG: dict[str, Kind] = {
     "revoke_token": Kind(
         (), {}, "All tokens are revoked; open streams continue, new calls are refused.", acts=True
     ),
-    "corrupt_id": Kind(
-        (), {"replay_id": ""}, "One replay id (hex) becomes invalid.", acts=True
-    ),
+    "corrupt_id": Kind((), {"replay_id": ""}, "One replay id (hex) becomes invalid.", acts=True),
     "age_out": Kind(
         (),
         {"replay_id": ""},
@@ -262,9 +261,7 @@ _ORG: dict[str, Kind] = {
         "ends.",
         acts=True,
     ),
-    "delete_managed": Kind(
-        (), {}, "Delete a managed subscription; its stream ends.", acts=True
-    ),
+    "delete_managed": Kind((), {}, "Delete a managed subscription; its stream ends.", acts=True),
 }
 
 KINDS: dict[str, Kind] = {

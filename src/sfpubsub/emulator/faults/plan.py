@@ -157,8 +157,10 @@ class FaultPlan:
                 raise ValueError(f"there is no fault {number}; the plan has {len(self._entries)}")
             entry = self._entries[number]
             if KINDS[entry.fault.kind].acts:
-                raise ValueError(f"fault {number}, {entry.fault.kind}, has already taken effect "
-                    f"and cannot be undone")
+                raise ValueError(
+                    f"fault {number}, {entry.fault.kind}, has already taken effect "
+                    f"and cannot be undone"
+                )
             if entry not in self._open[entry.fault.kind]:
                 raise ValueError(f"fault {number}, {entry.fault.kind}, is already off")
             self._open[entry.fault.kind].remove(entry)

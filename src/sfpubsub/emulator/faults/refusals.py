@@ -83,13 +83,14 @@ FAILURES: dict[str, Failure] = {
         "NOT_FOUND", "Org {tenant} has no topic {topic} that you may see.", confirmed=True
     ),
     "topic.meta.permission": Failure(
-        "PERMISSION_DENIED", "You don't have permission to read the metadata of topic {topic} in "
-            "org {tenant}."
+        "PERMISSION_DENIED",
+        "You don't have permission to read the metadata of topic {topic} in org {tenant}.",
     ),
     "topic.api.unavailable": Failure("UNAVAILABLE", "Topic metadata can't be read at the moment."),
     "topic.validation.empty": Failure("INVALID_ARGUMENT", "The topic name can't be blank."),
-    "schema.meta.permission": Failure("PERMISSION_DENIED", "You don't have permission to read the "
-        "schema."),
+    "schema.meta.permission": Failure(
+        "PERMISSION_DENIED", "You don't have permission to read the schema."
+    ),
     "schema.api.unavailable": Failure("UNAVAILABLE", "Schemas can't be read at the moment."),
     "schema.validation.failed": Failure(
         "INVALID_ARGUMENT",
