@@ -129,8 +129,9 @@ class ManagedSubscriptions:
             if developer_name.lower() in taken:
                 raise NameTaken(f"a managed subscription named {developer_name} exists")
             if len(taken) >= self._settings.managed_limit:
-                raise LimitReached(f"the org already has {len(taken)} managed subscriptions, "
-                    f"which is its limit")
+                raise LimitReached(
+                    f"the org already has {len(taken)} managed subscriptions, which is its limit"
+                )
             number = int(self._store.meta("managed_made", "0")) + 1
             self._store.set_meta("managed_made", str(number))
             made = ManagedSubscription(

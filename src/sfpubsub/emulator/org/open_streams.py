@@ -1,6 +1,6 @@
 """The open event streams and their progress, for display only.
 
-Nothing decides by it.
+It has no effect on the emulator's behaviour.
 """
 
 from __future__ import annotations
