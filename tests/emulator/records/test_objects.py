@@ -39,10 +39,10 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
         ({"fields": "{name = 'X__c', type = 'double', formula = '1 +'}"}, "cannot be read"),
         (
             {"fields": "{name = 'X__c', type = 'string'}, {name = 'x__C', type = 'int'}"},
-            "the field x__c stands there twice",
+            "the field x__c appears twice",
         ),
         ({"rest": OBJECT.format(name="B__c", prefix="a0A", fields="")}, "key prefix a0A"),
-        ({"rest": TOPIC}, "topic /data/A__ChangeEvent stands there twice"),
+        ({"rest": TOPIC}, "topic /data/A__ChangeEvent appears twice"),
     ],
 )
 def test_an_object_that_cannot_be_is_refused_with_the_seed(tmp_path, given, said):

@@ -205,7 +205,7 @@ class SObject:
         names = [field.name.lower() for field in self.fields]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(f"{self.name}: the field {min(twice)} stands there twice")
+            raise ValueError(f"{self.name}: the field {min(twice)} appears twice")
         self._by_name = {field.name.lower(): field for field in self.fields}
         for field in self.fields:
             try:
