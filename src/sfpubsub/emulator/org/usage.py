@@ -81,7 +81,7 @@ def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> lis
 
     Args:
         store: Provides the published events.
-        bus: Maps schemas to events.
+        bus: Maps schemas to events, and counts deliveries.
         now: Seconds since 1970 UTC.
         since: Intervals that ended before this time are omitted.
         every: Length of each interval in seconds; a multiple of `SEGMENT_S`.
