@@ -47,7 +47,7 @@ ENDINGS = {"LF": "\n", "CRLF": "\r\n"}
 
 @dataclass
 class Job:
-    """One job.
+    """A Bulk API job.
 
     Attributes:
         facts: The values that clients see, plus `user`, `origin` and `started`, which they do not
@@ -135,7 +135,7 @@ class Jobs:
         return job
 
     def job(self, job_id: str, *, queries: bool) -> Job:
-        """One job.
+        """Return a job.
 
         Raises:
             RecordProblem: No job of that kind has this id.

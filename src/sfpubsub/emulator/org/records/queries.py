@@ -32,7 +32,7 @@ _LONGEST_PATTERN = 50_000
 
 @dataclass(frozen=True)
 class Plan:
-    """A query made ready.
+    """A prepared query.
 
     Attributes:
         of: The queried object.
