@@ -186,7 +186,7 @@ BROKEN = {
     "app id": ("[[apps]]\nclient_id=' '", "apps number 1 has a blank client_id"),
     "app user": ("[[apps]]\nclient_id='x'\nrun_as='a'", "app x: no user 'a'"),
     "app refresh": ("[[apps]]\nclient_id='x'\nrefresh_token='r'", "add run_as"),
-    "app key": ("[[apps]]\nclient_id='x'\npublic_key='k'", "app x: the public key is not an RSA key"),
+    "app key": ("[[apps]]\nclient_id='x'\npublic_key='k'", "app x: the public key is not an RSA"),
     "app keys": ("[[apps]]\nclient_id='x'\npublic_key=''\npublic_key_file='f'", "either"),
     "app key file": ("[[apps]]\nclient_id='x'\npublic_key_file='no.pem'", "no.pem"),
     "app secret": ("[[apps]]\nclient_id='x'\nclient_secret=1", "client_secret is no str"),

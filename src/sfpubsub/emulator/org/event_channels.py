@@ -119,7 +119,7 @@ class EventChannels:
         records.selected(self.members(), [])
 
     def adopt(self) -> None:
-        """Create records for the channels of a seed, and make the records match what the bus
+        """Create missing topics and records of channels, and make the members match what the bus
         carries.
         """
         with self._lock:

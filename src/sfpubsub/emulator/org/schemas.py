@@ -77,7 +77,7 @@ class Schema:
         """Check that `payload` is exactly one datum of this schema.
 
         Raises:
-            SchemaProblem: It is not, or it has extra bytes.
+            SchemaProblem: The payload does not match the schema, or has extra bytes.
         """
         stream = io.BytesIO(payload)
         try:

@@ -287,7 +287,7 @@ class Records(Reading):
             self._tables = {**self._tables, of.name.lower(): table}
 
     def _topic(self, of: SObject, text: str) -> Schema:
-        """Set the schema of an object's topic, if it has changed."""
+        """Return the schema of an object's topic, updating the topic if the schema changed."""
         try:
             known = self._bus.schema(self._bus.topic(of.topic).schema_id)
         except Refused:
