@@ -5,8 +5,11 @@ bus, positions, replay_ids, schemas
 managed    managed subscriptions, their slots and commits
 accounts, sessions, signin
            users, connected apps, tokens
-cometd     channels and sessions of the Streaming API store      SQLite seed, settings, clock
+cometd     channels and sessions of the Streaming API
+store      SQLite
+seed, settings, clock
            initial contents of an org; the service's times and limits; the clock
-mailbox    wake-ups and requests for a stream carry_out  faults that act on the org immediately
+mailbox    wake-ups and requests for a stream
+carry_out  faults that act on the org immediately
 world      all of the above, passed to every call
 """

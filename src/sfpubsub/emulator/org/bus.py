@@ -322,7 +322,7 @@ class Bus(Positions):
         """Return the newest retained position created before `at`, or None."""
         return self._store.newest_before(at)
 
-    # Inside.
+    # Internal.
 
     def _load(self) -> None:
         with self._lock:

@@ -288,7 +288,7 @@ class EventChannels:
             self._carry(found.channel)
             self._tell(found)
 
-    # Inside.
+    # Internal.
 
     def _tell(self, *gone: Member) -> None:
         if self._records is not None:

@@ -15,8 +15,8 @@
 
     [[objects]]                         # their records can be changed over REST
     name = "Order__c"
-    key_prefix = "a00"                  # the prefix of its record ids fields = [{name = "Name",
-    type = "string"}]  # and more: docs/reference/emulator-records.md
+    key_prefix = "a00"                  # the prefix of its record ids
+    fields = [{name = "Name", type = "string"}]  # and more: docs/reference/emulator-records.md
 
     [[channels]]                        # a topic that combines other topics
     name = "/data/ChangeEvents"
@@ -40,9 +40,9 @@
     client_id = "…"
     client_secret = "…"                 # optional
     run_as = "user@example.com"         # optional: user of the client credentials flow
-    refresh_token = "…"                 # optional: a token for that user public_key = "-----BEGIN
-    …"         # optional: of the JWT bearer flow; PEM, or public_key_file = "app.pem"         # a
-    file beside the seed
+    refresh_token = "…"                 # optional: a token for that user
+    public_key = "-----BEGIN …"         # optional: for the JWT bearer flow; PEM, or
+    public_key_file = "app.pem"         # a file beside the seed
 
     [[events]]                          # published when the data directory is new
     topic = "/event/Order_Event__e"

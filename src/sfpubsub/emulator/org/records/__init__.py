@@ -2,16 +2,21 @@
 
     fields       definitions of objects: fields and types, compound and system fields
     values       field values: as clients write them, as stored, as returned
-    formulas     evaluation of formula fields problems     errors of changes and queries, with
-    Salesforce's error codes table        the rows of objects in SQLite queries      translation of
-    SOQL to SQL writing      transactions: validated and stored changes reading      reads of
-    records and queries, paged queries, and lagged reads schemas      the Avro schema of an object's
-    change events bitmaps      lists of changed fields in the header of a change event changes
-    contents of the change events of one transaction publishing   their destinations: topics,
-    channels with filters, PushTopics late         events that are published later than their change
-    model        `Records`, used by all wire protocols result_file  CSV files with random access to
-    rows jobs         jobs of the Bulk API, and the worker thread that runs them job_work     the
-    work of a job
+    formulas     evaluation of formula fields
+    problems     errors of changes and queries, with Salesforce's error codes
+    table        the rows of objects in SQLite
+    queries      translation of SOQL to SQL
+    writing      transactions: validated and stored changes
+    reading      reads of records and queries, paged queries, and lagged reads
+    schemas      the Avro schema of an object's change events
+    bitmaps      lists of changed fields in the header of a change event
+    changes      contents of the change events of one transaction
+    publishing   their destinations: topics, channels with filters, PushTopics
+    late         events that are published later than their change
+    model        `Records`, used by all wire protocols
+    result_file  CSV files with random access to rows
+    jobs         jobs of the Bulk API, and the worker thread that runs them
+    job_work     the work of a job
 
 This package is independent of the wire protocols.
 """

@@ -244,7 +244,7 @@ class Jobs:
         if thread is not None:
             thread.join()
 
-    # Inside.
+    # Internal.
 
     def _hand_over(self, job: Job) -> None:
         with self._changed:

@@ -253,7 +253,7 @@ class Records(Reading):
             self.table(of.name).remove(full)
             self._purged[full] = cause
 
-    # Inside.
+    # Internal.
 
     def _compute(self, of: SObject) -> None:
         """Recompute the formulas of all rows, without publishing events."""

@@ -191,7 +191,7 @@ class Transaction:
         for table, record_id in self._removals:
             table.remove(record_id)
 
-    # Inside.
+    # Internal.
 
     def _row(self, table: Table, record_id: str) -> Row:
         """Return the row of a record that can be changed."""
