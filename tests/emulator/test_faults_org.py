@@ -216,7 +216,7 @@ def test_each_fault_counts_its_own_ids(emulator, client):
 def test_an_id_that_was_never_given_out(emulator, kind, replay_id):
     """It is refused when the fault is added, the plan stays empty and nothing happens."""
     emulator.publish(ORDERS, orders(1))
-    with pytest.raises(ValueError, match="never given out"):
+    with pytest.raises(ValueError, match="never issued"):
         emulator.faults.add(Fault(kind, replay_id=replay_id))
     assert emulator.faults.report() == []
 

@@ -264,7 +264,7 @@ def test_an_assertion_outlives_a_jump_of_the_clock(start, key):
 def test_a_public_key_must_be_readable(emulator):
     """Nonsense, and a key that RS256 cannot use, are refused when they are given."""
     for text in ("x", pem(ec.generate_private_key(ec.SECP256R1())), "-----BEGIN CERTIFICATE-----"):
-        with pytest.raises(EmulatorProblem, match="no RSA key"):
+        with pytest.raises(EmulatorProblem, match="not an RSA key"):
             emulator.accounts.put_app("emulator", public_key=text)
         reply = rest(emulator, "POST", "/admin/apps", {"client_id": "emulator", "public_key": text})
         assert reply.status == 400

@@ -27,11 +27,11 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"name": "A c"}, "'A c' is not a name of an object"),
+        ({"name": "A c"}, "'A c' is not a valid object name"),
         ({"prefix": "a0"}, "key_prefix must be three letters or digits"),
         ({"fields": "{name = 'X__c'}"}, "type must be one of"),
         ({"fields": "{name = 'X__c', type = 'colour'}"}, "type must be one of"),
-        ({"fields": "{name = '1', type = 'string'}"}, "'1' is not a name of a field"),
+        ({"fields": "{name = '1', type = 'string'}"}, "'1' is not a valid field name"),
         ({"fields": "{name = 'X__c', type = 'string', size = 3}"}, "size = 3 is not understood"),
         ({"fields": "{name = 'X__c', type = 'string', length = 1000000}"}, "at most 131072"),
         ({"fields": "{name = 'X__c', type = 'reference'}"}, "say what it references"),
@@ -39,10 +39,10 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
         ({"fields": "{name = 'X__c', type = 'double', formula = '1 +'}"}, "cannot be read"),
         (
             {"fields": "{name = 'X__c', type = 'string'}, {name = 'x__C', type = 'int'}"},
-            "the field x__c stands there twice",
+            "the field x__c appears twice",
         ),
         ({"rest": OBJECT.format(name="B__c", prefix="a0A", fields="")}, "key prefix a0A"),
-        ({"rest": TOPIC}, "topic /data/A__ChangeEvent stands there twice"),
+        ({"rest": TOPIC}, "topic /data/A__ChangeEvent appears twice"),
     ],
 )
 def test_an_object_that_cannot_be_is_refused_with_the_seed(tmp_path, given, said):

@@ -1,6 +1,6 @@
-"""How calls fail: what the service says when it refuses, and failures that a test programs.
+"""Fault injection, and the service's error codes and messages.
 
-Nothing of the org or of a wire is known here; both look here.
+This package depends on neither the org nor the wire protocols; both depend on it.
 """
 
 from sfpubsub.emulator.faults.plan import Fault, FaultPlan

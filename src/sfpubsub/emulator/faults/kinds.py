@@ -1,9 +1,9 @@
-"""The kinds of faults that exist, as data: where each can happen and what it takes.
+"""The kinds of faults, as data: where each can occur and which parameters it takes.
 
-What a kind does is written where it happens; this table is what the docs, the admin endpoint and
-the checks in `faults` read. Two sorts: most kinds wait for their occasion and happen then; those
-that `act` are done to the org at once, when they are added, and count whenever a client meets what
-they did.
+This table is read by the docs, the admin endpoint and the checks in `plan`; the behaviour of each
+kind is implemented where it occurs. Most kinds wait for a matching call. The kinds that `act`
+change the org immediately when they are added, and are counted each time a client encounters the
+effect.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ AnswerTip = Literal["none", "sent", "org"]
 """The tip in a commit answer: absent, the stream's last position, or the org's newest."""
 
 RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "ManagedSubscribe")
-"""In the order of the proto."""
+"""The RPCs, in the order of the proto file."""
 
 SIGN_IN = "SignIn"
-"""Not an RPC: the place of faults that happen to who asks for a token."""
+"""Not an RPC: stands for token requests."""
 
 BAYEUX = tuple(
     f"/meta/{kind}" for kind in ("handshake", "connect", "subscribe", "unsubscribe", "disconnect")
 )
-"""Not RPCs: the messages of the Streaming API."""
+"""Not RPCs: stand for the messages of the Streaming API."""
 
 CHANGE = "Change"
-"""Not an RPC: a change of a record, where its event is made."""
+"""Not an RPC: stands for the creation of a change event for a changed record."""
 
 _POLL = ("/meta/connect",)
 _STREAMS = ("Subscribe", "ManagedSubscribe")
 _MANAGED = ("ManagedSubscribe",)
 
 AT_START = ("refuse", "drop_call", "delay_call")
-"""Kinds that happen before a call is looked into."""
+"""Kinds that occur before the call's request is examined."""
 
 OPENED_LATER = (*_STREAMS, "PublishStream")
-"""At the start of a stream its target is not known yet: faults there cannot name one."""
+"""RPCs whose target is not known yet when the stream starts, so faults at the start cannot name a
+target.
+"""
 
 OF_A_SUBSCRIPTION = ("stop_managed", "delete_managed")
 """Kinds that need a target: a managed subscription, by developer name."""
@@ -45,13 +47,13 @@ OF_A_SUBSCRIPTION = ("stop_managed", "delete_managed")
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of fault takes.
+    """Where one kind of fault can occur, and its parameters.
 
     Attributes:
-        rpcs: Where it can happen; empty for kinds that act.
+        rpcs: Where it can occur; empty for kinds that act.
         params: Parameter names and defaults; the type of a default is the type of the parameter.
         text: What it does, for the docs and the admin endpoint.
-        acts: Whether it is done to the org when it is added.
+        acts: Whether it changes the org immediately when it is added.
     """
 
     rpcs: tuple[str, ...]
@@ -99,17 +101,19 @@ _DELIVERY: dict[str, Kind] = {
     "merge_responses": Kind(
         _STREAMS,
         {"events": 10, "within_s": 5.0},
-        "Hold events until this many wait (or as many as the stream may have), or for this long, "
-        "then send them in one response.",
+        "Hold events until this many are pending (or as many as the client requested), or for "
+        "this long, then send them in one response.",
     ),
     "withhold_keepalive": Kind(
-        _STREAMS, {}, "Send nothing when a keepalive is due; each one left out counts."
+        _STREAMS,
+        {},
+        "Skip a keepalive that is due; each skipped keepalive counts as one occurrence.",
     ),
     "move_keepalive_tip": Kind(
         _STREAMS,
         {"advance": 0},
-        "The next keepalive repeats the last position of its stream, or, with advance, is ahead "
-        "of the org's tip by that many positions of other traffic.",
+        "The next keepalive repeats the last position of its stream. With advance, it is that "
+        "many positions ahead of the org's tip, as if there were other traffic.",
     ),
 }
 
@@ -117,8 +121,8 @@ _PUBLISHING: dict[str, Kind] = {
     "lose_answer": Kind(
         ("Publish", "PublishStream"),
         {"after_responses": 0, "status": "UNAVAILABLE"},
-        "Publish the events of a request, then end the call instead of answering, once it has sent "
-        "that many responses. RESET cuts the stream.",
+        "Once the call has sent this many responses, publish the events of the next request and "
+        "end the call without a response. RESET cuts the stream.",
     ),
     "refuse_event": Kind(
         ("Publish", "PublishStream"),
@@ -131,12 +135,12 @@ _COMMITS: dict[str, Kind] = {
     "drop_before_commit_answer": Kind(
         _MANAGED,
         {"status": "UNAVAILABLE"},
-        "Accept a commit durably, then end the stream instead of answering.",
+        "Accept a commit durably, then end the stream without answering.",
     ),
     "fail_commit": Kind(
         _MANAGED,
         {"message": "The commit failed."},
-        "Answer a commit with an error; the committed position stays.",
+        "Answer a commit with an error; the committed position does not change.",
     ),
     "leave_commit_unanswered": Kind(
         _MANAGED, {}, "Accept a commit durably and never answer it; the stream continues."
@@ -144,18 +148,19 @@ _COMMITS: dict[str, Kind] = {
     "coalesce_commits": Kind(
         _MANAGED,
         {"count": 2, "within_s": 5.0},
-        "Hold answers until this many commits wait, or for this long, then answer all at once.",
+        "Hold answers until this many commits are pending, or for this long, then send one answer "
+        "for all.",
     ),
     "shape_commit_answer": Kind(
         _MANAGED,
         {"pending": True, "tip": "sent"},
-        "The next commit answer is with or without the pending number, and with the tip none, "
-        "sent or org, whatever the settings say.",
+        "Include or omit the pending number in the next commit answer, and use the tip none, sent "
+        "or org, regardless of the settings.",
     ),
     "answer_with_events": Kind(
         _MANAGED,
         {"within_s": 5.0},
-        "Send a commit's answer in one message with the next events, or by itself after this long.",
+        "Send a commit's answer in the same message as the next events, or alone after this long.",
     ),
     "hold_slot": Kind(
         _MANAGED,
@@ -180,10 +185,10 @@ _COMETD: dict[str, Kind] = {
         "(blank for none).",
     ),
     "end_cometd_session": Kind(
-        _POLL, {}, "Forget a session, even while its connect is held: 403::Unknown client."
+        _POLL, {}, "Forget a session, even while its connect request is open: 403::Unknown client."
     ),
     "say_goodbye": Kind(
-        _POLL, {}, "End a session with /meta/disconnect, after the events that wait for it."
+        _POLL, {}, "End a session with /meta/disconnect, after its pending events."
     ),
     "answer_with_page": Kind(
         BAYEUX, {"status": 500}, "Answer a request with an HTML page and this HTTP status."
@@ -191,22 +196,23 @@ _COMETD: dict[str, Kind] = {
     "cut_poll": Kind(
         _POLL,
         {"with_events": True},
-        "Reset the connection of a connect that is held; with_events waits for events, which are "
-        "lost with it.",
+        "Reset the connection of an open connect request. With with_events, wait until events are "
+        "pending; they are lost with the connection.",
     ),
     "drip_answer": Kind(
-        BAYEUX, {"seconds": 1.0}, "Send an answer in two halves, with this much time between them."
+        BAYEUX, {"seconds": 1.0}, "Send a response in two halves, this many seconds apart."
     ),
 }
 
 _CHANGES: dict[str, Kind] = {
     "gap_event": Kind(
-        (CHANGE,), {}, "The next change of a record makes a gap event, which has a header only."
+        (CHANGE,), {}, "Publish a gap event, which has only a header, for the next record change."
     ),
     "delay_event": Kind(
         (CHANGE,),
         {"seconds": 5.0},
-        "The next change event comes this much later than its change, after those of later ones.",
+        "Publish the next change event this many seconds after its change; events of later "
+        "changes can overtake it.",
     ),
 }
 
@@ -214,50 +220,48 @@ _ORG: dict[str, Kind] = {
     "expire_token": Kind(
         (),
         {},
-        "All tokens expire; open streams end with service.auth.error at once, new calls are "
-        "refused with it.",
+        "All tokens expire: open streams end immediately with service.auth.error, and new calls "
+        "fail with it.",
         acts=True,
     ),
     "revoke_token": Kind(
         (), {}, "All tokens are revoked; open streams continue, new calls are refused.", acts=True
     ),
-    "corrupt_id": Kind(
-        (), {"replay_id": ""}, "One replay id (hex) is invalid from now on.", acts=True
-    ),
+    "corrupt_id": Kind((), {"replay_id": ""}, "One replay id (hex) becomes invalid.", acts=True),
     "age_out": Kind(
         (),
         {"replay_id": ""},
-        "Events up to a replay id (hex) are forgotten, all without one, and so are their ids.",
+        "Delete the events up to a replay id (hex), or all events if it is blank; their ids "
+        "become invalid.",
         acts=True,
     ),
     "reset_stream": Kind(
         (),
         {},
-        "All retained events are gone and all ids are invalid; open streams are dropped.",
+        "All retained events are deleted and all ids become invalid; open streams are dropped.",
         acts=True,
     ),
     "move_org": Kind(
         (),
         {},
-        "All retained events get new replay ids and keep event.id; old ids are invalid; open "
-        "streams are dropped; commit numbers start again.",
+        "All retained events get new replay ids and keep event.id; old ids become invalid; open "
+        "streams are dropped; commit numbers restart.",
         acts=True,
     ),
     "purge_record": Kind(
         (),
         {"record_id": ""},
-        "A record is gone for good, without an event, as from an emptied Recycle Bin.",
+        "Delete a record permanently, without an event, as when the Recycle Bin is emptied.",
         acts=True,
     ),
     "stop_managed": Kind(
         (),
         {},
-        "STOP a managed subscription: its committed position is forgotten, its stream is ended.",
+        "Set a managed subscription to STOP: its committed position is deleted and its stream "
+        "ends.",
         acts=True,
     ),
-    "delete_managed": Kind(
-        (), {}, "Delete a managed subscription; its stream is ended.", acts=True
-    ),
+    "delete_managed": Kind((), {}, "Delete a managed subscription; its stream ends.", acts=True),
 }
 
 KINDS: dict[str, Kind] = {
@@ -270,4 +274,4 @@ KINDS: dict[str, Kind] = {
     **_CHANGES,
     **_ORG,
 }
-"""The kinds, by name."""
+"""All kinds, by name."""

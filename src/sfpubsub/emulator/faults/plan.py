@@ -1,13 +1,12 @@
-"""Programmed failures: data, counted, and meant to be used up.
+"""Fault plans: the failures that a test schedules, and how often each occurred.
 
-A test adds faults to a plan, runs, and asks the plan whether each of them happened; a test whose
-fault never fired proves nothing. What a fault does is written where it happens (stream,
-managed_stream, managed, servicer, org_faults); which kinds exist and what they take is in
-fault_kinds. Unknown kinds and parameters are refused when a fault is made, not ignored when it
-would be hit.
+A test adds faults to a plan, runs, and then asserts that each of them occurred; a test whose fault
+never fired proves nothing. The behaviour of a fault is implemented where it occurs (stream,
+managed_stream, managed, servicer, org_faults); `kinds` lists the kinds and their parameters.
+Unknown kinds and parameters raise an error when the fault is created, not when it would occur.
 
-A fault that acts is carried out when it is added. It counts each time a client meets what it did,
-so its number can exceed `times`; what was done and never noticed has not happened.
+A fault that acts takes effect when it is added. It is counted each time a client encounters its
+effect, so the count can exceed `times`; an effect that no client noticed counts as not happened.
 """
 
 from __future__ import annotations
@@ -30,19 +29,20 @@ from sfpubsub.emulator.faults.signin_errors import SIGN_IN_ERRORS
 
 @dataclass(frozen=True, init=False)
 class Fault:
-    """One programmed failure.
+    """One failure to inject.
 
     Args:
         kind: Key of `KINDS`.
-        times: How often it happens; the plan is consumed when all have happened. For a kind that
-            acts: how often clients must meet it, at least.
-        rpc: Only in this RPC; None is any that the kind allows.
-        target: Only for this topic, or this managed subscription by developer name; None is any.
-            Of the kinds that act, those of a managed subscription need it, the others have none.
-        **params: What the kind takes.
+        times: How often it occurs; the plan is consumed once every fault has occurred this often.
+            For a kind that acts: the minimum number of times that clients must encounter it.
+        rpc: Restricts the fault to this RPC; None allows every RPC of the kind.
+        target: Restricts the fault to this topic, or to the managed subscription with this
+            developer name; None means any. Among the kinds that act, those of a managed
+            subscription require it and the others do not accept it.
+        **params: The kind's parameters.
 
     Raises:
-        ValueError: Unknown kind, RPC or parameter, or a value that cannot be.
+        ValueError: Unknown kind, RPC or parameter, or an invalid value.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Fault:
         if kind not in KINDS:
             raise ValueError(f"unknown fault {kind!r}; known are {', '.join(KINDS)}")
         if rpc is not None and rpc not in KINDS[kind].rpcs:
-            raise ValueError(f"fault {kind} cannot happen in {rpc!r}")
+            raise ValueError(f"fault {kind} cannot occur in {rpc!r}")
         if type(times) is not int or times < 1:
             raise ValueError(f"fault {kind}: times must be a whole number above 0, not {times!r}")
         if target is not None and not isinstance(target, str):
@@ -85,7 +85,7 @@ class Fault:
 
     @classmethod
     def from_json(cls, value: object) -> Fault:
-        """A fault from a decoded JSON object whose members are the arguments of this class.
+        """Return a fault from a decoded JSON object whose members are the arguments of this class.
 
         Raises:
             ValueError: It is not such an object.
@@ -98,34 +98,34 @@ class Fault:
 
 
 class FaultPlan:
-    """The faults of one emulator, and what has become of them.
+    """The faults of one emulator, and how often each occurred.
 
-    Thread-safe. A fault is consumed in the order of its addition: of two that fit, the older
-    happens.
+    Thread-safe. If several faults match, the one that was added first occurs.
     """
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
-        self._adding = threading.RLock()  # held over an addition and what it does; before _lock
-        self._lock = threading.Lock()  # guards what is below
+        # Held while a fault is added and applied; taken before _lock.
+        self._adding = threading.RLock()
+        self._lock = threading.Lock()  # guards the fields below
         self._entries: list[_Entry] = []
-        self._open: dict[str, list[_Entry]] = {}  # those that can still happen, by kind
+        self._open: dict[str, list[_Entry]] = {}  # faults that can still occur, by kind
         self._on_add: list[Callable[[], None]] = []
         self._act: Callable[[Fault], None] | None = None
         for fault in faults:
             self.add(fault)
 
     def add(self, fault: Fault) -> int:
-        """Add a fault; it can happen from now on. One that acts is carried out before this returns.
+        """Add a fault. One that acts takes effect before this returns.
 
         Returns:
             Its number in the plan.
 
         Raises:
-            ValueError: It acts, and what it names does not exist; then it is not in the plan.
+            ValueError: It acts on something that does not exist; it is not added to the plan.
         """
         entry = _Entry(fault)
         with self._adding:
-            with self._lock:  # before it acts, so that a caller that meets it finds it
+            with self._lock:  # before it acts, so that a caller that encounters it finds it
                 self._entries.append(entry)
                 number = len(self._entries) - 1
                 if not KINDS[fault.kind].acts:
@@ -144,30 +144,33 @@ class FaultPlan:
         return number
 
     def switch_off(self, number: int) -> None:
-        """Have a fault happen no more; how often it did stays in the report, and is enough.
+        """Disable a fault. Its count stays in the report, and the fault counts as consumed.
 
         Args:
             number: Its number in the plan.
 
         Raises:
-            ValueError: There is no such fault, or nothing of it is left to happen.
+            ValueError: There is no such fault, or it has no occurrences left.
         """
         with self._lock:
             if not 0 <= number < len(self._entries):
                 raise ValueError(f"there is no fault {number}; the plan has {len(self._entries)}")
             entry = self._entries[number]
             if KINDS[entry.fault.kind].acts:
-                raise ValueError(f"fault {number}, {entry.fault.kind}, was done and stays done")
+                raise ValueError(
+                    f"fault {number}, {entry.fault.kind}, has already taken effect "
+                    f"and cannot be undone"
+                )
             if entry not in self._open[entry.fault.kind]:
-                raise ValueError(f"fault {number}, {entry.fault.kind}, is off already")
+                raise ValueError(f"fault {number}, {entry.fault.kind}, is already off")
             self._open[entry.fault.kind].remove(entry)
             entry.off = entry.happened < entry.fault.times
 
     def carry_out_by(self, act: Callable[[Fault], None]) -> None:
-        """Give faults that act someone to carry them out; those that wait are done now.
+        """Set the function that applies faults that act, and apply the ones that are waiting.
 
         Raises:
-            ValueError: As `add`, for one that waited.
+            ValueError: As for `add`, for a fault that was waiting.
         """
         with self._adding:
             self._act = act
@@ -177,22 +180,23 @@ class FaultPlan:
                 act(fault)
 
     def on_add(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each addition, so that waiting streams look again."""
+        """Call `listener` after each addition, so that waiting streams check for it."""
         with self._lock:
             self._on_add.append(listener)
 
     def take(
         self, kind: str, rpc: str, target: str | None = None, *, responses: int = 0
     ) -> Fault | None:
-        """Consume one occurrence of a fault that fits, if there is one.
+        """Consume one occurrence of a matching fault, and return the fault; return None if none
+        matches.
 
         Args:
-            kind: What could happen now.
-            rpc: In which RPC.
-            target: Its topic or managed subscription, where known.
-            responses: What the stream has sent so far, for kinds with `after_responses`.
+            kind: The kind that could occur now.
+            rpc: The RPC in progress.
+            target: Topic or managed subscription of the call, if known.
+            responses: Number of responses the stream has sent, for kinds with `after_responses`.
         """
-        if not self._open.get(kind):  # nearly always, and asked for each response several times
+        if not self._open.get(kind):  # the usual case, on a hot path
             return None
         with self._lock:
             entries = self._open[kind]
@@ -205,21 +209,23 @@ class FaultPlan:
         return None
 
     def next(self, kind: str, rpc: str) -> Fault | None:
-        """The fault that `take` would consume; it stays."""
+        """Return the fault that `take` would consume, without consuming it."""
         with self._lock:
             return next(
                 (item.fault for item in self._open.get(kind, []) if item.fits(rpc, None, 0)), None
             )
 
     def met(self, fault: Fault | None) -> None:
-        """Count that a client met what a fault did; None, and faults of no plan, do not count."""
+        """Count that a client encountered the effect of a fault; ignore None and faults that are
+        not in the plan.
+        """
         with self._lock:
             own = [entry for entry in self._entries if entry.fault is fault]
             if own:  # the same fault may have been added twice
                 min(own, key=lambda entry: entry.happened).happened += 1
 
     def report(self) -> list[dict[str, Any]]:
-        """Each fault with its arguments and how often it happened, for display and JSON."""
+        """Return each fault with its arguments and its count, for display and JSON."""
         with self._lock:
             return [
                 {
@@ -235,10 +241,10 @@ class FaultPlan:
             ]
 
     def assert_consumed(self) -> None:
-        """Pass only if every fault happened as often as planned, or was switched off.
+        """Check that every fault occurred as often as planned, or was switched off.
 
         Raises:
-            AssertionError: Names each fault that did not.
+            AssertionError: A fault did not; the message lists all of them.
         """
         left = [row for row in self.report() if row["happened"] < row["times"] and not row["off"]]
         if left:
@@ -250,7 +256,7 @@ class _Entry:
     fault: Fault
     happened: int = field(default=0)
     off: bool = field(default=False)
-    """Whether it was switched off before it had happened as often as planned."""
+    """Whether it was switched off before it occurred as often as planned."""
 
     def fits(self, rpc: str, target: str | None, responses: int) -> bool:
         fault = self.fault
@@ -269,7 +275,7 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
     elif target is not None and kind == "refuse_sign_in":
         raise ValueError(f"fault {kind} happens to the next call of any client: it takes no target")
     elif target is not None and KINDS[kind].acts:
-        raise ValueError(f"fault {kind} concerns the whole org: it has no target")
+        raise ValueError(f"fault {kind} affects the whole org: it takes no target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):
         raise ValueError(f"fault {kind}: a target needs the rpc of a unary call, not {rpc!r}")
 
@@ -296,17 +302,19 @@ def _is_hex(value: str) -> bool:
 
 def _statuses(kind: str) -> frozenset[str]:
     if "error_code" in KINDS[kind].params:
-        return STATUSES | {""}  # blank is the status of the row
+        return STATUSES | {""}  # blank: use the status in `FAILURES`
     if kind in ("drop_call", "lose_answer"):
-        return STATUSES | {"RESET"}  # a unary call cannot end well without a result
+        return STATUSES | {"RESET"}  # a unary call cannot succeed without a response
     return STATUSES | {"RESET", "OK"}
 
 
 _HTTP_FAILURES = frozenset({400, 401, 403, 404, 500, 502, 503, 504})
-"""Statuses of a page instead of an answer."""
+"""HTTP statuses of an HTML error page."""
 
 _FAR = 1_000_000
-"""Positions that one keepalive can run ahead: a busy hour of a large org. Ids end at 2**53."""
+"""Maximum positions that one keepalive can be ahead: a busy hour of a large org. Ids end
+at 2**53.
+"""
 
 _ALLOWED: dict[str, Callable[[str, Any], bool]] = {
     "error": lambda _, value: value in {error for error, _ in SIGN_IN_ERRORS.values()},
@@ -321,4 +329,4 @@ _ALLOWED: dict[str, Callable[[str, Any], bool]] = {
     "text": lambda _, value: bool(value),
     "advance": lambda _, value: value <= _FAR,
 }
-"""What a parameter can be, besides being of its type."""
+"""Checks on parameter values, in addition to their types."""

@@ -1,8 +1,9 @@
-"""Every way in which the service refuses, as data.
+"""The service's error responses, as data.
 
-A refusal has a suffix (the end of the `error-code` trailer), a gRPC status by name and a text. No
-grpc here: the servicer turns names into statuses. Rows marked `confirmed` were seen on the real
-service; the status of the others is a guess, which `Settings.statuses` can override.
+An error has a suffix (the end of the `error-code` trailer), a gRPC status name and a message. This
+module does not import grpc; the servicer maps names to statuses. Rows marked `confirmed` were
+observed on the real service. The statuses of the others are guesses that `Settings.statuses` can
+override.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STATUSES = frozenset(
         "UNAUTHENTICATED",
     }
 )
-"""The gRPC status names that a refusal can have: all but OK."""
+"""gRPC status names that an error can have: all except OK."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class Failure:
 
     Attributes:
         status: Name of the gRPC status.
-        text: Status text, without the rpc id; `{…}` are the names given to `Refused`.
-        confirmed: Whether the status was seen on the real service.
+        text: Status message, without the rpc id; placeholders are filled with the names passed to
+            `Refused`.
+        confirmed: Whether the status was observed on the real service.
     """
 
     status: str
@@ -70,22 +72,25 @@ FAILURES: dict[str, Failure] = {
         confirmed=True,
     ),
     "service.protection.stream.limit.triggered": Failure(
-        "RESOURCE_EXHAUSTED", "Too many requests came in on this stream."
+        "RESOURCE_EXHAUSTED", "Too many requests were received on this stream."
     ),
     "service.tenant.license": Failure("PERMISSION_DENIED", "The org has no licence for this API."),
     "concurrent.client.limit.exceeded": Failure(
-        "RESOURCE_EXHAUSTED", "The org has reached its number of concurrent clients."
+        "RESOURCE_EXHAUSTED", "The org has reached its limit of concurrent clients."
     ),
     # Topics and schemas.
     "topic.not.found": Failure(
         "NOT_FOUND", "Org {tenant} has no topic {topic} that you may see.", confirmed=True
     ),
     "topic.meta.permission": Failure(
-        "PERMISSION_DENIED", "Metadata of topic {topic} in org {tenant} is not open to you."
+        "PERMISSION_DENIED",
+        "You don't have permission to read the metadata of topic {topic} in org {tenant}.",
     ),
     "topic.api.unavailable": Failure("UNAVAILABLE", "Topic metadata can't be read at the moment."),
     "topic.validation.empty": Failure("INVALID_ARGUMENT", "The topic name can't be blank."),
-    "schema.meta.permission": Failure("PERMISSION_DENIED", "The schema is not open to you."),
+    "schema.meta.permission": Failure(
+        "PERMISSION_DENIED", "You don't have permission to read the schema."
+    ),
     "schema.api.unavailable": Failure("UNAVAILABLE", "Schemas can't be read at the moment."),
     "schema.validation.failed": Failure(
         "INVALID_ARGUMENT",
@@ -104,13 +109,13 @@ FAILURES: dict[str, Failure] = {
         "INVALID_ARGUMENT", "The CUSTOM replay preset needs a Replay ID.", confirmed=True
     ),
     "subscription.fetch.replay.repeated": Failure(
-        "INTERNAL", "An event came with a position before that of its predecessor."
+        "INTERNAL", "An event has a lower position than the event before it."
     ),
     "subscription.fetch.requested.events.invalid": Failure(
         "INVALID_ARGUMENT", "The number of requested events must be above 0.", confirmed=True
     ),
     "subscription.fetch.overflow": Failure(
-        "INVALID_ARGUMENT", "Events asked for earlier have not been taken yet."
+        "INVALID_ARGUMENT", "The events requested earlier have not been delivered yet."
     ),
     "subscription.fetch.topic.mismatch": Failure(
         "INVALID_ARGUMENT",
@@ -125,9 +130,9 @@ FAILURES: dict[str, Failure] = {
         "RESOURCE_EXHAUSTED", "You have exceeded the event delivery limit for your org."
     ),
     "subscription.internal.error": Failure("INTERNAL", "The subscription failed."),
-    # Used only when Settings.idle_close says "error"; the real suffix is not known.
+    # Used only if Settings.idle_close is "error"; the real suffix is not known.
     "subscription.fetch.idle.timeout": Failure(
-        "DEADLINE_EXCEEDED", "No events were asked for in the last {seconds} seconds."
+        "DEADLINE_EXCEEDED", "No events were requested in the last {seconds} seconds."
     ),
     # Publish.
     "publish.event.count.invalid": Failure("INVALID_ARGUMENT", "The request has no events."),
@@ -142,7 +147,7 @@ FAILURES: dict[str, Failure] = {
         "PERMISSION_DENIED", "You may not publish to topic {topic}."
     ),
     "publish.stream.sweeper.timeout": Failure(
-        "DEADLINE_EXCEEDED", "No PublishRequest came in the last {seconds} seconds."
+        "DEADLINE_EXCEEDED", "No PublishRequest was received in the last {seconds} seconds."
     ),
     # ManagedSubscribe.
     "managed.subscription.already.active": Failure(
@@ -190,17 +195,17 @@ FAILURES: dict[str, Failure] = {
         confirmed=True,
     ),
 }
-"""The rows, by suffix."""
+"""The errors, by suffix."""
 
 
-class Refused(Exception):  # noqa: N818 - the service's own word for what it does, not a bug of ours
-    """The service ends a call, with trailers.
+class Refused(Exception):  # noqa: N818 - a response of the service, not a bug
+    """Raised to end a call with an error of the service, including its trailers.
 
     Args:
         suffix: Key of `FAILURES`.
-        status: Status name instead of the row's; for faults.
-        text: Instead of the row's, where one suffix stands for several causes.
-        **names: What the row's text mentions.
+        status: Overrides the row's status; used by faults.
+        text: Overrides the row's text, if one suffix has several causes.
+        **names: Values for the placeholders of the row's text.
     """
 
     def __init__(
@@ -218,11 +223,11 @@ class Refused(Exception):  # noqa: N818 - the service's own word for what it doe
 
 
 class Dropped(Exception):  # noqa: N818 - as Refused
-    """The infrastructure ends a call: no error-code, no rpc-id.
+    """Raised to end a call as the infrastructure would, without error-code and rpc-id.
 
     Args:
         status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
-        text: What is said; blank for what proxies say.
+        text: Status message; blank for a typical proxy message.
     """
 
     def __init__(self, status: str, text: str = "") -> None:
@@ -232,7 +237,7 @@ class Dropped(Exception):  # noqa: N818 - as Refused
 
 
 class _Names(dict[str, object]):
-    """Names for a text; one that a fault does not know becomes a dash."""
+    """Placeholder values of a text; a missing one becomes a dash."""
 
     def __missing__(self, key: str) -> str:
         return "-"

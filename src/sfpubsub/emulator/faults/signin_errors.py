@@ -1,9 +1,9 @@
-"""What the service says to those who get no token, as data. Decides nothing."""
+"""The service's error responses to token requests, as data."""
 
 from __future__ import annotations
 
 SIGN_IN_ERRORS: dict[str, tuple[str, str]] = {
-    # Codes of the service, with descriptions as clients report them; their wording may change.
+    # Codes of the service, with descriptions as reported by clients; the wording may change.
     "grant": ("unsupported_grant_type", "grant type not supported"),
     "client_id": ("invalid_client_id", "client identifier invalid"),
     "secret": ("invalid_client", "invalid client credentials"),
@@ -18,10 +18,10 @@ SIGN_IN_ERRORS: dict[str, tuple[str, str]] = {
     "app_access": ("invalid_app_access", "user is not admin approved to access this app"),
     "rate": ("rate_limit_exceeded", "login rate exceeded"),
     "method": ("invalid_request", "must use HTTP POST"),
-    # These are ours.
+    # Errors of the emulator itself.
     "form": ("invalid_request", "the body must be a form with each parameter once"),
     "parameter": ("invalid_request", "a parameter of this grant type is missing"),
     "token": ("unsupported_token_type", "this token is not supported"),
     "server": ("server_error", "the emulator failed"),
 }
-"""What a sign-in can be told: error and error_description, by a key of ours."""
+"""error and error_description of a failed sign-in, by an internal key."""

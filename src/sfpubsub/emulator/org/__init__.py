@@ -1,15 +1,15 @@
-"""What the org holds and decides. No wire.
+"""The state and rules of the emulated org, independent of the wire protocols.
 
 bus, positions, replay_ids, schemas
            topics and their one log of events
 managed    managed subscriptions, their slots and commits
 accounts, sessions, signin
            users, connected apps, tokens
-cometd     channels of the Streaming API and who is connected
+cometd     channels and sessions of the Streaming API
 store      SQLite
 seed, settings, clock
-           what a fresh org contains; every time and size that the service knows; time itself
-mailbox    what a stream waits on
-carry_out  faults that are done to the org at once
-world      all of it, as a call gets it
+           initial contents of an org; the service's times and limits; the clock
+mailbox    wake-ups and requests for a stream
+carry_out  faults that act on the org immediately
+world      all of the above, passed to every call
 """

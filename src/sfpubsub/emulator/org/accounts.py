@@ -1,8 +1,9 @@
-"""Who can sign in: the users of the org, its connected apps, and their refresh tokens. No wire.
+"""The users of the org, its connected apps, and their refresh tokens. Independent of the wire
+protocols.
 
-Everything lives in the store, so that a restarted emulator knows the credentials of the one before.
-An org without users and apps has the default ones. Which of them gets a token is decided in signin.
-Invariant: a public key that is stored can be read.
+Everything is kept in the store, so that credentials survive a restart of the emulator.
+An org without users and apps gets the default ones. `signin` decides who gets a token.
+Invariant: every stored public key is valid.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Store
 
 DEFAULT_USERNAME = "user@example.com"
-"""The user of an org whose seed names neither users nor apps."""
+"""The user of an org whose seed defines neither users nor apps."""
 
-# They open a local emulator and nothing else.
+# These credentials are valid for a local emulator only.
 DEFAULT_USER: dict[str, str] = {"username": DEFAULT_USERNAME, "password": "emulator-password"}
 DEFAULT_APP: dict[str, str] = {
     "client_id": "emulator",
@@ -36,10 +37,10 @@ class User:
     """A user.
 
     Attributes:
-        password: With the security token after it, if there is one; blank for none.
+        password: With the security token appended, if there is one; blank for no password.
         active: Whether the user may sign in.
         user_id: 18 characters.
-        view_all: Whether the user sees the records of others.
+        view_all: Whether the user sees records that other users own.
     """
 
     username: str
@@ -54,7 +55,7 @@ class App:
     """A connected app.
 
     Attributes:
-        client_id: Its consumer key.
+        client_id: The consumer key.
         client_secret: Blank for none.
         run_as: User of the client credentials flow; blank if that flow is off.
         public_key: PEM that verifies assertions of the JWT bearer flow; blank if that flow is off.
@@ -70,15 +71,15 @@ class Accounts:
     """The users and apps of one org. Thread-safe.
 
     Args:
-        store: Where they live.
+        store: The store that holds them.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()  # held over a change of several rows
+        self._lock = threading.Lock()  # held while several rows change
 
     def fill(self) -> None:
-        """Give an org that nobody can sign in to the default user and app."""
+        """Create the default user and app if the org has neither users nor apps."""
         if not self._store.rows("SELECT 1 FROM users UNION SELECT 1 FROM apps"):
             self.put_user(DEFAULT_USERNAME, DEFAULT_USER["password"])
             self.put_app(**DEFAULT_APP)
@@ -90,7 +91,7 @@ class Accounts:
         active: bool | None = None,
         view_all: bool | None = None,
     ) -> None:
-        """Make a user, or change one; what is None stays as it is."""
+        """Create or change a user; arguments that are None leave the value unchanged."""
         with self._lock, self._store.transaction():
             (made,) = self._store.rows("SELECT coalesce(max(number), 0) FROM users")
             self._store.run(
@@ -115,17 +116,18 @@ class Accounts:
         refresh_token: str | None = None,
         public_key: str | None = None,
     ) -> None:
-        """Make an app, or change one; what is None stays as it is.
+        """Create or change an app; arguments that are None leave the value unchanged.
 
         Args:
-            client_id: As of `App`, as are the others but for one.
-            client_secret: As of `App`.
-            run_as: As of `App`.
-            public_key: As of `App`.
-            refresh_token: One that signs in `run_as`. One that was used up or revoked stays so.
+            client_id: As in `App`.
+            client_secret: As in `App`.
+            run_as: As in `App`.
+            public_key: As in `App`.
+            refresh_token: A refresh token for `run_as`. A token that was used up or revoked stays
+                invalid.
 
         Raises:
-            EmulatorProblem: The public key cannot be read, or the extra is not installed.
+            EmulatorProblem: The public key is not valid, or the extra is not installed.
         """
         if public_key:
             check_public_key(public_key)
@@ -149,7 +151,7 @@ class Accounts:
                 )
 
     def by_id(self, record_id: str) -> User | None:
-        """The user of an id of 18 characters."""
+        """Return the user with this 18-character id, or None."""
         for name, password, active, number in self._store.rows(
             "SELECT username, password, active, number FROM users"
         ):
@@ -162,7 +164,7 @@ class Accounts:
         return not rows
 
     def user(self, username: str) -> User | None:
-        """The user of that name; upper and lower case are the same, as in an org."""
+        """Return the user of this name, or None; names are case-insensitive, as in an org."""
         rows = self._store.rows(
             "SELECT username, password, active, number FROM users"
             " WHERE username = ? COLLATE NOCASE",
@@ -174,20 +176,22 @@ class Accounts:
         return User(name, password, bool(active), user_id(number), self._sees_all(name))
 
     def holder(self, username: str) -> User:
-        """Whose token it is: a user, or the first one for the emulator's own tokens."""
+        """Return the user of a token, or the org's first user for the emulator's own tokens."""
         rows = self._store.rows("SELECT username FROM users ORDER BY number LIMIT 1")
         found = self.user(username or (rows[0][0] if rows else ""))
         return found or User(DEFAULT_USERNAME, "", True, user_id(1))
 
     def app(self, client_id: str) -> App | None:
-        """The app of that client id."""
+        """Return the app with this client id, or None."""
         rows = self._store.rows("SELECT * FROM apps WHERE client_id = ?", client_id)
         return App(*rows[0]) if rows else None
 
     # Refresh tokens.
 
     def refresh_user(self, token: str, client_id: str) -> str | None:
-        """Whom a good refresh token of an app signs in; None if it is not good."""
+        """Return the username of an app's valid refresh token, or None if the token is
+        not valid.
+        """
         rows = self._store.rows(
             "SELECT username FROM refresh_tokens WHERE token = ? AND client_id = ? AND good",
             token,
@@ -199,7 +203,7 @@ class Accounts:
         """Revoke a refresh token.
 
         Returns:
-            Whether it was good.
+            Whether it was valid.
         """
         with self._lock:
             good = self._store.rows("SELECT 1 FROM refresh_tokens WHERE token = ? AND good", token)
@@ -207,7 +211,7 @@ class Accounts:
             return bool(good)
 
     def rotate(self, token: str, client_id: str) -> str | None:
-        """Use a refresh token up and get the next; None if it was not good."""
+        """Invalidate a refresh token and return its replacement, or None if it was not valid."""
         new = secrets.token_urlsafe(_REFRESH_BYTES)
         with self._lock, self._store.transaction():
             username = self.refresh_user(token, client_id)
@@ -224,30 +228,30 @@ class Accounts:
 
 
 def user_id(number: int) -> str:
-    """The id of the user of that number."""
+    """Return the id of the user with this number."""
     return eighteen(f"005SB{number:010d}")
 
 
 def check_public_key(text: str) -> None:
-    """Pass only if assertions can be verified with a PEM public key or certificate.
+    """Check that a PEM public key or certificate can verify assertions.
 
     Raises:
-        EmulatorProblem: They cannot.
+        EmulatorProblem: It cannot.
     """
     try:
         read_public_key(text)
     except ValueError as error:
         raise EmulatorProblem(
-            "the public key is no RSA key in PEM: give the text that begins with"
+            "the public key is not an RSA key in PEM format: give the text that begins with"
             " -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"
         ) from error
 
 
 def read_public_key(text: str) -> Any:
-    """The RSA key of a PEM public key or certificate.
+    """Return the RSA key of a PEM public key or certificate.
 
     Raises:
-        ValueError: The text holds no such key.
+        ValueError: The text does not contain such a key.
         EmulatorProblem: The extra is not installed.
     """
     try:
@@ -266,5 +270,5 @@ def read_public_key(text: str) -> Any:
     else:
         key = load_pem_public_key(data)
     if not isinstance(key, RSAPublicKey):
-        raise ValueError("not an RSA key")  # noqa: TRY004 - a value from outside
+        raise ValueError("not an RSA key")  # noqa: TRY004 - the input is invalid, not its type
     return key

@@ -1,4 +1,4 @@
-"""The calls of HTTP APIs that an org has answered in the last 24 hours. Kept in memory only."""
+"""Counts the HTTP API calls that an org has answered in the last 24 hours, in memory only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from sfpubsub.emulator.org.usage import DAY_S, SEGMENT_S
 
 
 class ApiCalls:
-    """Counts calls in segments of 15 minutes, so that a day is a hundred numbers. Thread-safe.
+    """Counts calls in segments of 15 minutes, so that a day takes about a hundred numbers.
+    Thread-safe.
 
     Args:
-        most: Calls in 24 hours.
+        most: The limit of calls in 24 hours.
     """
 
     def __init__(self, most: int) -> None:
@@ -22,7 +23,7 @@ class ApiCalls:
         self._used = 0
 
     def take(self, now: float) -> bool:
-        """Count a call; false if the org has no more."""
+        """Count a call; return False if the limit is reached."""
         segment = int(now // SEGMENT_S)
         with self._lock:
             self._forget(now)
@@ -37,7 +38,7 @@ class ApiCalls:
             return True
 
     def remaining(self, now: float) -> int:
-        """How many are left."""
+        """Return how many calls are left."""
         with self._lock:
             self._forget(now)
             return self.most - self._used

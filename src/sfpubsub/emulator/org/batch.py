@@ -1,4 +1,4 @@
-"""Events on their way to the bus: as publishers make them, and batches durable at once."""
+"""Events being published, and batches that become durable in one transaction."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Topic:
     """A topic, or a channel made of topics.
 
     Attributes:
-        number: Key of its log in the store.
+        number: Key of the topic's log in the store.
         schema_id: Current schema; blank for a channel.
-        published: Events ever published to it.
+        published: Total number of events published to it.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Draft:
-    """An event as its publisher made it."""
+    """An event as its publisher sent it."""
 
     payload: bytes
     schema_id: str
@@ -42,12 +42,12 @@ class Draft:
 
 @dataclass(frozen=True)
 class Published:
-    """What became of one published event.
+    """The result of publishing one event.
 
     Attributes:
-        event_id: The publisher's, or the one made here. Also set when the event was refused.
-        replay_id: Its position as clients see it; empty when refused.
-        problem: Why it was refused; None when it was published.
+        event_id: The publisher's id, or a generated one. Also set if the event was rejected.
+        replay_id: Its position as clients see it; empty if it was rejected.
+        problem: Why it was rejected; None if it was published.
     """
 
     event_id: str
@@ -57,19 +57,19 @@ class Published:
 
 
 class Batch:
-    """Events that become durable together; made and ended by `Bus.together`.
+    """Events that become durable together. Created and completed by `Bus.together`.
 
     Args:
-        carriers: The topic of a name, and the channels that carry it.
-        ids: Bytes of a position.
-        store: Holds the transaction that is open.
-        tip: The newest position before.
-        at: When they are made, in seconds since 1970 UTC.
+        carriers: Returns the topic of a name and the channels that carry it.
+        ids: Converts positions to replay ids.
+        store: The store, with its transaction open.
+        tip: The newest position before this batch.
+        at: Time of publication, in seconds since 1970 UTC.
 
     Attributes:
         tip: The newest position so far.
-        at: As given.
-        added: Topics and channels that have got events so far, and how many, by name.
+        at: Time of publication.
+        added: Topics and channels that have received events so far, and how many, by name.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Batch:
         skip: int = 0,
         only: Sequence[Topic] | None = None,
     ) -> list[Published]:
-        """Publish without any check, even bytes that no schema can read.
+        """Publish without any check, even bytes that no schema can decode.
 
         Args:
-            name: A topic; the channels that carry it have the events too.
+            name: A topic; the channels that carry it receive the events too.
             drafts: One or more.
-            skip: Leave so many positions out before.
-            only: Where the events go instead.
+            skip: Number of positions to skip first.
+            only: Publish to these topics instead.
 
         Raises:
             Refused: The topic is unknown.
@@ -120,6 +120,6 @@ class Batch:
 
 
 def event_id(draft: Draft) -> str:
-    """The id of an event: its publisher's, if that can be one, else a new one."""
+    """Return the id of an event: the publisher's if it is valid, else a new one."""
     fits = 0 < len(draft.event_id) <= _EVENT_ID_CHARS
     return draft.event_id if fits else str(uuid.uuid4())

@@ -1,10 +1,10 @@
-"""Events in the form in which they are sent, many in a row: a file beside the database.
+"""A cache of encoded events, stored in blocks in a file beside the database.
 
-It has nothing that the database has not, so whatever is wrong with it, it can be deleted; and it
-may lag behind. What is in a row, and whether a row is still good, is for others to know.
+It contains nothing that the database does not have, so it can be deleted at any time, and it
+may lag behind. The callers define the contents of a row and whether it is still valid.
 
-A file of its own, because its rows are large: with pages of four times the usual size they are read
-in a third less time, which would make each small change of the database write four times as much.
+It is a separate file because its rows are large: with four times the usual page size they are read
+in a third less time, but every small change of the database would write four times as much.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PAGE_BYTES = 16 * 1024
-"""Of the file. A row of 100 change events takes five; with 64 KiB a read takes a fifth less, and a
-write twice as many bytes."""
+"""Page size of the file. A row of 100 change events takes five pages. With 64 KiB a read takes a
+fifth less time, but a write takes twice as many bytes.
+"""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS form (name TEXT NOT NULL);
@@ -28,10 +29,10 @@ CREATE TABLE IF NOT EXISTS blocks (
 
 
 class Block(NamedTuple):
-    """All events of a topic after one position and up to another, ready to be sent.
+    """All events of a topic in the range (behind, last], ready to be sent.
 
     Attributes:
-        contents: Says where in `wire` which event is; of what made it.
+        contents: An index of the events in `wire`, in a format of the caller.
     """
 
     behind: int
@@ -44,10 +45,10 @@ class BlockFile:
     """The blocks of one data directory. Thread-safe: one connection behind one lock.
 
     Args:
-        path: The file; made when it is not there.
+        path: The file; created if it does not exist.
 
     Raises:
-        sqlite3.Error: It cannot be used.
+        sqlite3.Error: The file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,26 +62,28 @@ class BlockFile:
             self._db.close()
 
     def use(self, form: str) -> None:
-        """Keep only blocks of this form; others are deleted."""
+        """Keep only blocks of this format; delete all others."""
         with self._lock:
             if self._form() == form:
                 return
             if self._form() is not None:
                 self._db.close()
-                for end in ("", "-wal", "-shm"):  # at once, where rows would take their time
+                for end in ("", "-wal", "-shm"):  # faster than deleting the rows
                     self._path.with_name(self._path.name + end).unlink(missing_ok=True)
                 self._db = self._open()
             self._db.execute("INSERT INTO form VALUES (?)", (form,))
 
     def put(self, topic_id: int, block: Block) -> None:
-        """Keep a block."""
+        """Store a block."""
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)", (topic_id, *block)
             )
 
     def after(self, topic_id: int, position: int) -> Block | None:
-        """The block that has the next event of a topic; None if that is in no block."""
+        """Return the block that contains the next event of a topic, or None if no block contains
+        it.
+        """
         with self._lock:
             found = self._db.execute(
                 "SELECT behind, last, contents, wire FROM blocks"
@@ -90,7 +93,7 @@ class BlockFile:
         return Block._make(found) if found and found[1] > position else None
 
     def end(self, topic_id: int) -> int:
-        """Where the last block of a topic ends; 0 if it has none."""
+        """Return the position where the last block of a topic ends; 0 if it has none."""
         with self._lock:
             found = self._db.execute(
                 "SELECT last FROM blocks WHERE topic_id = ? ORDER BY behind DESC LIMIT 1",
@@ -119,7 +122,7 @@ class BlockFile:
             undo.callback(database.close)
             database.execute(f"PRAGMA page_size={_PAGE_BYTES}")
             database.execute("PRAGMA journal_mode=WAL")
-            database.execute("PRAGMA synchronous=NORMAL")  # as of the database
+            database.execute("PRAGMA synchronous=NORMAL")  # as for the database
             database.executescript(_TABLES)
             undo.pop_all()
         return database

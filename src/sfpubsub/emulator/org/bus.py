@@ -1,11 +1,12 @@
-"""The event bus of one org: topics, their schemas, and one log of events. No wire, no grpc.
+"""The event bus of one org: topics, their schemas, and one event log. Independent of the wire
+protocols and of grpc.
 
 All topics share one sequence of positions, as on the real bus: an event has the same position on
 its topic and on every channel that carries the topic, and the positions of one topic have gaps.
-Which positions there are and which are forgotten is in `positions`.
+`positions` tracks which positions exist and which are deleted.
 
 Locking: one lock guards the topics, the log and the tip; it is held for a read or an append, never
-while waiting. Streams learn of news through the bells of the positions.
+    while waiting. Streams are notified through the bells of `Positions`.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ class Bus(Positions):
     """One org's event bus. Thread-safe.
 
     Args:
-        store: Where everything lives.
-        clock: What time it is.
-        settings: Times and sizes.
-        tenant: The org as error texts and TopicInfo name it.
+        store: The store that holds everything.
+        clock: The org's clock.
+        settings: Times and limits.
+        tenant: The org's name in error messages and TopicInfo.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings, tenant: str) -> None:
         super().__init__(store, clock, settings)
         self.tenant = tenant
         self.tally: Tally = Tally()
-        # Guarded by the lock of the positions, as is the order of events.
+        # Guarded by the lock of `Positions`, which also guards the order of events.
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, list[str]] = {}  # topic -> channels that carry it
         self._schemas: dict[str, Schema] = {}
@@ -54,7 +55,7 @@ class Bus(Positions):
     def put_topic(
         self, name: str, schema: Schema, *, can_publish: bool = True, can_subscribe: bool = True
     ) -> None:
-        """Make a topic, or give it another schema; events published before keep theirs."""
+        """Create a topic, or replace its schema; events published earlier keep their schema."""
         with self._lock, self._store.transaction():
             self._store.run(
                 "INSERT OR REPLACE INTO schemas VALUES (?, ?, ?)",
@@ -66,11 +67,11 @@ class Bus(Positions):
         self._load()
 
     def change_schema(self, name: str, schema: Schema) -> None:
-        """Give a topic another schema, as a field added in the org would.
+        """Replace a topic's schema, as adding a field in the org would.
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: It is a channel, or the schema belongs to another topic.
+            SchemaProblem: The name is a channel, or the schema belongs to another topic.
         """
         topic = self.topic(name)
         if not topic.schema_id:
@@ -84,7 +85,7 @@ class Bus(Positions):
         )
 
     def put_channel(self, name: str, topics: Sequence[str]) -> None:
-        """Make a channel that carries what is published to `topics` from now on."""
+        """Create a channel that carries everything published to `topics` from now on."""
         with self._lock, self._store.transaction():
             self._put(name, "", False, True)
             self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
@@ -93,17 +94,17 @@ class Bus(Positions):
         self._load()
 
     def members(self, channel: str) -> list[str]:
-        """The topics that a channel carries, by name."""
+        """Return the names of the topics that a channel carries, sorted."""
         rows = self._store.rows(
             "SELECT topic FROM channel_members WHERE channel = ? ORDER BY topic", channel
         )
         return [row[0] for row in rows]
 
     def remove_channel(self, name: str) -> None:
-        """Forget a channel and what it carried; streams that read it end."""
+        """Delete a channel and its log; streams that read it end."""
         topic = self.topic(name)
         with self._lock, self._store.transaction():
-            # Its number may be given to another topic: nothing of it must be left.
+            # Its number may be reused by another topic, so nothing may remain.
             self._store.blocks.forget_topic(topic.number)
             self._store.run("DELETE FROM topic_log WHERE topic_id = ?", topic.number)
             self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
@@ -113,27 +114,27 @@ class Bus(Positions):
         self.bells.ring(name)
 
     def has(self, topic: Topic) -> bool:
-        """Whether a topic is still there."""
+        """Return whether a topic still exists."""
         with self._lock:
             found = self._topics.get(topic.name)
             return found is not None and found.number == topic.number
 
     def put_log(self, name: str) -> None:
-        """Make a log without a schema, which no stream can read; it may be there already."""
+        """Create a log without a schema, which no stream can read, unless it exists."""
         with self._lock, self._store.transaction():
             self._put(name, "", False, False)
         self._load()
 
     def topics(self) -> list[Topic]:
-        """All topics and channels, by name."""
+        """Return all topics and channels, sorted by name."""
         with self._lock:
             return [self._topics[name] for name in sorted(self._topics)]
 
     def topic(self, name: str) -> Topic:
-        """One topic.
+        """Return a topic.
 
         Raises:
-            Refused: Blank or unknown.
+            Refused: The name or id is blank or unknown.
         """
         if not name.strip():
             raise Refused("topic.validation.empty")
@@ -143,10 +144,10 @@ class Bus(Positions):
             return self._topics[name]
 
     def schema(self, schema_id: str) -> Schema:
-        """One schema.
+        """Return a schema.
 
         Raises:
-            Refused: Blank or unknown.
+            Refused: The name or id is blank or unknown.
         """
         if not schema_id.strip():
             raise Refused("schema.validation.failed")
@@ -156,7 +157,9 @@ class Bus(Positions):
             return self._schemas[schema_id]
 
     def event_of(self, schema_id: str) -> str | None:
-        """Name of the event that a schema is of; None if there is no such schema."""
+        """Return the name of the event that a schema describes, or None if there is no
+        such schema.
+        """
         with self._lock:
             topic = self._schema_topics.get(schema_id)
         return None if topic is None else topic.rpartition("/")[2]
@@ -164,10 +167,10 @@ class Bus(Positions):
     # Publishing.
 
     def publish(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish what a client sent; each event is checked, and refused alone.
+        """Publish events from a client. Each event is checked and rejected individually.
 
         Raises:
-            Refused: The topic is unknown or not to be published to, or there are no events.
+            Refused: The topic is unknown or cannot be published to, or there are no events.
         """
         topic = self.topic(name)
         if not topic.can_publish:
@@ -185,11 +188,13 @@ class Bus(Positions):
         ]
 
     def publish_values(self, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Published]:
-        """Encode and publish from inside the emulator; also where clients may not.
+        """Encode and publish events from inside the emulator, even on topics where clients cannot
+        publish.
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: It is a channel, or a row does not fit; then nothing is published.
+            SchemaProblem: The name is a channel, or a row does not match the schema; nothing is
+                published.
         """
         topic = self.topic(name)
         if not topic.schema_id:
@@ -199,7 +204,7 @@ class Bus(Positions):
         return self.append(name, [Draft(schema.encode(row, now), schema.schema_id) for row in rows])
 
     def append(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish without any check, even bytes that no schema can read.
+        """Publish without any check, even bytes that no schema can decode.
 
         Raises:
             Refused: The topic is unknown.
@@ -212,9 +217,9 @@ class Bus(Positions):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[Batch]:
-        """Everything inside is one transaction: what is run on the store, and events.
+        """Run the block as one transaction of store statements and events.
 
-        An exception takes all of it back. Streams learn of the events when all is durable.
+        An exception rolls back everything. Streams are notified once everything is durable.
         """
         with self._lock:
             at = self._clock.now()
@@ -232,12 +237,13 @@ class Bus(Positions):
                 listener(topic, count)
 
     def on_append(self, listener: Callable[[Topic, int], None]) -> None:
-        """Call `listener` with each topic or channel that has got events, and how many, when they
-        are durable. Before the first event."""
+        """Call `listener` with each topic or channel that received events, and the number of
+        events, once they are durable. Register it before the first event.
+        """
         self._on_append.append(listener)
 
     def carriers(self, name: str) -> list[Topic]:
-        """A topic and the channels that carry it.
+        """Return a topic and the channels that carry it.
 
         Raises:
             Refused: The topic is unknown.
@@ -249,33 +255,35 @@ class Bus(Positions):
     # Reading.
 
     def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
-        """The next events of a topic, and the position that a reader has then passed.
+        """Return the next events of a topic, and the reader's position after them.
 
-        With no events that position is the org's tip: nothing of the topic lies between.
+        Without events this position is the org's tip, because the topic has no events up to there.
         """
         with self._lock:
             self._purge()
             events = self._store.events_after(topic.number, after, limit)
             return events, events[-1].position if events else max(after, self._tip)
 
-    # Events in the form in which they are sent; what is in a block is not the bus's business.
+    # Blocks of encoded events; the bus does not interpret their contents.
 
     def use_blocks(self, form: str) -> None:
-        """Keep only blocks of this form."""
+        """Keep only blocks of this format."""
         self._store.blocks.use(form)
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:
-        """Keep the events of a topic between two positions; not if some were lost since `losses`
-        of `standing`, for these may be among them."""
+        """Store a block of a topic's events, unless events were lost since `losses` (see
+        `standing`), because the block may contain them.
+        """
         with self._lock:
             self._purge()
             if self._losses == losses:
                 self._store.blocks.put(topic.number, block)
 
     def block_after(self, topic: Topic, position: int) -> Block | None:
-        """The block that has the next event of a topic; None if that is in no block.
+        """Return the block that contains the next event of a topic, or None if no block contains
+        it.
 
-        A process that was killed may have left blocks with events that are forgotten.
+        A killed process may have left blocks that contain deleted events; these are skipped.
         """
         with self._lock:
             self._purge()
@@ -284,24 +292,25 @@ class Bus(Positions):
         return block if block is not None and block.behind >= forgotten else None
 
     def end_of_blocks(self, topic: Topic) -> int:
-        """After which position a topic has no block yet."""
+        """Return the position after which a topic has no block yet."""
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
-        """The last events of a topic and when they were published, the newest first."""
+        """Return the last events of a topic with their publication times, newest first."""
         with self._lock:
             self._purge()
             return self._store.newest_events(topic.number, limit)
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
-        """Positions and times of the last events after a position, at most `limit`, in order."""
+        """Return positions and times of the last `limit` events after a position, in order."""
         return self._store.times_after(topic.number, position, limit)
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
-        """Mint positions of other traffic for a reader who has seen all of a topic.
+        """Create positions, as other traffic would, for a reader that has read all of a topic.
 
         Returns:
-            The last of them; None, and none is minted, if the topic has events after `after`.
+            The last new position; None, without creating any, if the topic has events after
+            `after`.
         """
         with self._lock:
             if self._store.events_after(topic.number, after, 1):
@@ -310,10 +319,10 @@ class Bus(Positions):
             return self._tip
 
     def position_at(self, at: float) -> int | None:
-        """The newest retained position that was minted before `at`; None if there is none."""
+        """Return the newest retained position created before `at`, or None."""
         return self._store.newest_before(at)
 
-    # Inside.
+    # Internal.
 
     def _load(self) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
-"""Carries out the faults that act on the org at once: one row a kind.
+"""Applies the faults that act on the org immediately, one function per kind.
 
-Decides nothing; what each does is in sessions, positions and managed, which are given the fault so
-that they can count who meets it.
+The effects are implemented in sessions, positions and managed; they receive the fault so that they
+can count the clients that encounter it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from sfpubsub.emulator.org.sessions import Sessions
 def actor(
     bus: Bus, managed: ManagedSubscriptions, sessions: Sessions, records: Records
 ) -> Callable[[Fault], None]:
-    """What `FaultPlan.carry_out_by` needs: does a fault that acts, or raises ValueError."""
+    """Return the function for `FaultPlan.carry_out_by`: it applies a fault, or
+    raises ValueError.
+    """
     acts: dict[str, Callable[[Fault], None]] = {
         "expire_token": lambda fault: sessions.end_all(expired=True, cause=fault),
         "revoke_token": lambda fault: sessions.end_all(expired=False, cause=fault),

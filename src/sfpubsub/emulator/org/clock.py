@@ -1,8 +1,7 @@
-"""Time, as the emulator knows it: injected everywhere, and able to jump.
+"""The emulator's clock: injected everywhere, and able to jump forward.
 
-Nothing else in the package asks the operating system for the time, but for the HTTP server, whose
-sockets know only real time. Invariant: time never goes back within a process, whatever happens to
-the machine's clock.
+No other module of the package reads the system time, except the HTTP server, whose sockets use real
+time. Invariant: time never goes backwards within a process, even if the machine's clock is changed.
 """
 
 from __future__ import annotations
@@ -13,46 +12,47 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Real time plus the jumps that were asked for.
+    """Real time plus all requested jumps.
 
-    A jump of 73 hours makes everything due that 73 hours would have made due: retention,
-    keepalives, deadlines. Jumps live as long as the process; a restarted emulator is back at real
-    time.
+    A jump of 73 hours makes everything due that is due within 73 hours: retention, keepalives,
+    deadlines. Jumps are lost when the process ends; a restarted emulator starts at real time.
 
     Thread-safe.
     """
 
     def __init__(self) -> None:
-        # Wall time is read once; afterwards the monotonic clock counts, so that a correction of the
-        # machine's clock cannot fire deadlines.
+        # The wall clock is read once; from then on the monotonic clock is used, so that adjusting
+        # the machine's clock does not trigger deadlines.
         self._base = time.time() - time.monotonic()
         self._jumped = 0.0
         self._lock = threading.Lock()  # guards _jumped and _listeners
         self._listeners: list[Callable[[], None]] = []
 
     def now(self) -> float:
-        """Seconds since 1970 UTC, jumps included."""
+        """Return the time in seconds since 1970 UTC, including jumps."""
         return self.outside() + self._jumped
 
     def outside(self) -> float:
-        """Seconds since 1970 UTC without jumps: what a client's own clock shows."""
+        """Return the time in seconds since 1970 UTC without jumps, as on a client's clock."""
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:
-        """Real seconds to wait for `deadline` unless woken earlier; None is for ever."""
+        """Return the real seconds to wait for `deadline` unless woken earlier; None
+        means forever.
+        """
         if deadline is None:
             return None
-        # threading refuses waits above TIMEOUT_MAX; a waiter that wakes early looks again.
+        # threading rejects timeouts above TIMEOUT_MAX; a waiter that wakes early checks again.
         return min(max(0.0, deadline - self.now()), threading.TIMEOUT_MAX)
 
     def jump(self, seconds: float) -> None:
-        """Move on by `seconds` at once and wake everything that waits for a time.
+        """Advance the clock by `seconds` and wake everything that waits for a deadline.
 
         Raises:
             ValueError: `seconds` is negative.
         """
         if not seconds >= 0:
-            raise ValueError(f"time cannot go back: jump of {seconds} seconds")
+            raise ValueError(f"time cannot go backwards: jump of {seconds} seconds")
         with self._lock:
             self._jumped += seconds
             listeners = list(self._listeners)
@@ -66,10 +66,10 @@ class Clock:
 
 
 class ManualClock(Clock):
-    """Time that stands still except for jumps; for tests of deadlines.
+    """A clock that advances only by jumps, for tests of deadlines.
 
     Args:
-        start: Seconds since 1970 UTC at which it stands first.
+        start: The initial time, in seconds since 1970 UTC.
     """
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
@@ -77,9 +77,11 @@ class ManualClock(Clock):
         self._start = start
 
     def now(self) -> float:
-        """Seconds since 1970 UTC: the start plus all jumps."""
+        """Return the start plus all jumps, in seconds since 1970 UTC."""
         return self._start + self._jumped
 
     def timeout(self, deadline: float | None) -> float | None:
-        """Zero once the deadline has passed, else for ever: only a jump can bring it."""
+        """Return 0 if the deadline has passed, else None (wait forever): only a jump can
+        reach it.
+        """
         return 0.0 if deadline is not None and deadline <= self.now() else None

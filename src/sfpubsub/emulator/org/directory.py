@@ -1,4 +1,4 @@
-"""The data directory of an emulator: claimed by one process, with the database in it."""
+"""The data directory of an emulator: locked by one process, and home of the database."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sfpubsub.emulator.org.store import Store, StoreProblem
 
 
 def claim(data_dir: Path) -> int:
-    """Make the directory and lock it for this process; the lock dies with the process.
+    """Create the directory and lock it for this process; the lock ends with the process.
 
     Returns:
         The open file that holds the lock.
 
     Raises:
-        EmulatorProblem: It cannot be written, or another emulator has it.
+        EmulatorProblem: It cannot be written, or another emulator uses it.
     """
     try:
-        # 0o700: it holds an access token and the key of an authority.
+        # 0o700: it contains an access token and the private key of a certificate authority.
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -38,10 +38,10 @@ def claim(data_dir: Path) -> int:
 
 
 def open_store(data_dir: Path) -> Store:
-    """Open the database of a directory; it is made when it is not there.
+    """Open the database of a directory, creating it if it does not exist.
 
     Raises:
-        EmulatorProblem: It cannot be used.
+        EmulatorProblem: The database cannot be used.
     """
     try:
         return Store(data_dir / "bus.sqlite3")

@@ -1,9 +1,9 @@
-"""Channels of events and their members, as an administrator makes them; the bus carries the events.
+"""Custom event channels and their members, as an administrator defines them.
 
 A channel `X__chn` is a topic of the bus, `/event/X__chn` or `/data/X__chn`; the standard channel
-`ChangeEvents` is `/data/ChangeEvents` and no record. A member selects one event, perhaps with a
-filter and enriched fields, which are stored and shown here; who publishes change events reads them
-with `members`. Invariant: the members of a channel are those that the bus carries on it.
+`ChangeEvents` is `/data/ChangeEvents` and has no record. A member selects one event, optionally
+with a filter and enriched fields. They are only stored here; the publisher of change events applies
+them. Invariant: the bus carries exactly the members of a channel on it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _NAME_CHARS = 80
 _FIELD = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 _MOST_CHANNELS = 100
-"""Of each kind that an org can have. Documented."""
+"""Channels of each kind that an org can have. Documented."""
 
 _MOST_ENRICHED = 10
-"""Enriched fields of a member. Second hand."""
+"""Maximum enriched fields of a member. Reported by others, not documented."""
 
 _CHANNEL_PREFIX, _MEMBER_PREFIX = "0YLSB", "0v8SB"
 
@@ -45,7 +45,7 @@ class EventChannel:
 
     Attributes:
         name: With its suffix `__chn`.
-        kind: Of platform events, or of change events.
+        kind: "event" for platform events, "data" for change events.
     """
 
     channel_id: str
@@ -55,12 +55,12 @@ class EventChannel:
 
     @property
     def developer_name(self) -> str:
-        """The name without its suffix."""
+        """Return the name without its suffix."""
         return self.name.removesuffix(_SUFFIX)
 
     @property
     def topic(self) -> str:
-        """The topic that carries it."""
+        """Return the topic that carries the channel."""
         return f"/{self.kind}/{self.name}"
 
 
@@ -69,10 +69,10 @@ class Member:
     """An event on a channel.
 
     Attributes:
-        channel: Name of its channel, with the suffix; or `ChangeEvents`.
+        channel: Name of the channel, with the suffix; or `ChangeEvents`.
         entity: Name of the event: `Order_Event__e`, `AccountChangeEvent`.
         filter_expression: Blank for all events.
-        enriched: Fields that every event of it has.
+        enriched: Fields that are added to each of its events.
     """
 
     member_id: str
@@ -84,18 +84,18 @@ class Member:
 
 
 class ChangeSource(Protocol):
-    """What the members of channels select from: the change events of records."""
+    """The source of the change events that channel members select."""
 
     def offer(self, event_name: str) -> None:
-        """Make the topic of an event, if it is one of these."""
+        """Create the topic of an event, if it is a change event."""
         ...
 
     def check_member(self, member: Member) -> None:
-        """Pass only if a member's filter and enriched fields fit; raises BadValue."""
+        """Check a member's filter and enriched fields; raise BadValue if they are not valid."""
         ...
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Members changed: these are all, and these are no longer."""
+        """Handle a change of members: `members` are all current ones, `gone` the removed ones."""
         ...
 
 
@@ -103,8 +103,8 @@ class EventChannels:
     """The channels of one org. Thread-safe.
 
     Args:
-        store: Where the records live.
-        bus: Whose topics they are.
+        store: The store that holds the records.
+        bus: The bus that holds their topics.
     """
 
     def __init__(self, store: Store, bus: Bus) -> None:
@@ -114,16 +114,19 @@ class EventChannels:
         self._records: ChangeSource | None = None
 
     def feed(self, records: ChangeSource) -> None:
-        """Let the changes of records follow what members select."""
+        """Connect the source of change events, and send it the current members."""
         self._records = records
         records.selected(self.members(), [])
 
     def adopt(self) -> None:
-        """Make records for the channels of a seed; what the bus carries is what holds."""
+        """Create missing topics and records of channels, and make the members match what the bus
+        carries.
+        """
         with self._lock:
             topics = {topic.name for topic in self._bus.topics()}
             for channel in self.channels():
-                if channel.topic not in topics:  # killed between the record and its topic
+                # The process was killed after creating the record, before the topic.
+                if channel.topic not in topics:
                     self._bus.put_channel(channel.topic, [])
             for topic in self._bus.topics():
                 _, kind, name = f"{topic.name}//".split("/")[:3]
@@ -143,22 +146,22 @@ class EventChannels:
     # Channels.
 
     def channels(self) -> list[EventChannel]:
-        """All custom channels, by name."""
+        """Return all custom channels, sorted by name."""
         rows = self._store.rows("SELECT id, name, kind, label FROM event_channels ORDER BY name")
         return [EventChannel(*row) for row in rows]
 
     def channel(self, name_or_id: str) -> EventChannel | None:
-        """The custom channel of that name or id; upper and lower case of a name are the same."""
+        """Return the custom channel with this name or id, or None; names are case-insensitive."""
         for item in self.channels():
             if item.name.lower() == name_or_id.lower() or item.channel_id == name_or_id:
                 return item
         return None
 
     def create(self, name: str, kind: str, label: str) -> EventChannel:
-        """Make a channel without members.
+        """Create a channel without members.
 
         Raises:
-            BadValue: A value cannot be, the name is taken, or there are as many as can be.
+            BadValue: A value is not valid, the name is taken, or the limit of channels is reached.
         """
         bare = name.removesuffix(_SUFFIX)
         if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
@@ -179,7 +182,7 @@ class EventChannels:
             return made
 
     def relabel(self, channel_id: str, label: str) -> None:
-        """Give a channel another label; nothing else of it can change."""
+        """Change the label of a channel; nothing else can be changed."""
         self._store.run("UPDATE event_channels SET label = ? WHERE id = ?", label, channel_id)
 
     def delete(self, channel_id: str) -> None:
@@ -202,7 +205,7 @@ class EventChannels:
     # Members.
 
     def members(self, channel: str | None = None) -> list[Member]:
-        """The members of a channel, or of all, by name."""
+        """Return the members of one channel or of all channels, sorted by name."""
         rows = self._store.rows("SELECT * FROM channel_selections ORDER BY developer_name")
         found = [
             Member(row[0], row[1], row[2], row[3], row[4], tuple(json.loads(row[5])))
@@ -211,7 +214,7 @@ class EventChannels:
         return [item for item in found if channel is None or item.channel == channel]
 
     def member(self, member_id: str) -> Member | None:
-        """The member of that id of 18 characters."""
+        """Return the member with this 18-character id, or None."""
         return next((item for item in self.members() if item.member_id == member_id), None)
 
     def add(
@@ -223,10 +226,10 @@ class EventChannels:
         filter_expression: str = "",
         enriched: Sequence[str] = (),
     ) -> Member:
-        """Select an event for a channel: from now on the channel carries it.
+        """Add an event to a channel, which carries it from now on.
 
         Raises:
-            BadValue: A value cannot be, or the channel has the event already.
+            BadValue: A value is not valid, or the channel already has the event.
         """
         if not _NAME.fullmatch(developer_name):
             text = "A name has letters, digits and single underscores"
@@ -250,11 +253,11 @@ class EventChannels:
             return made
 
     def change(self, member_id: str, filter_expression: str, enriched: Sequence[str]) -> None:
-        """Give a member another filter and other enriched fields.
+        """Replace the filter and enriched fields of a member.
 
         Raises:
             KeyError: There is no such member.
-            BadValue: A value cannot be.
+            BadValue: A value is not valid.
         """
         with self._lock:
             found = self.member(member_id)
@@ -272,7 +275,7 @@ class EventChannels:
             self._tell()
 
     def remove(self, member_id: str) -> None:
-        """Take an event off its channel; what it carried stays readable.
+        """Remove an event from its channel; events already on the channel stay readable.
 
         Raises:
             KeyError: There is no such member.
@@ -285,7 +288,7 @@ class EventChannels:
             self._carry(found.channel)
             self._tell(found)
 
-    # Inside.
+    # Internal.
 
     def _tell(self, *gone: Member) -> None:
         if self._records is not None:
@@ -298,7 +301,7 @@ class EventChannels:
         return checked
 
     def _places(self, channel: str, entity: str) -> tuple[str, str]:
-        """The topic of a channel and the name of an event, as they are written."""
+        """Return the canonical spelling of a channel's topic and of an event's name."""
         found = self.channel(channel)
         if found is None and channel.lower() != STANDARD.lower():
             text = f"There is no channel {channel[:_NAME_CHARS]}."
@@ -351,7 +354,7 @@ def _topic(name: str) -> str:
 
 
 def _member_name(channel: str, entity: str) -> str:
-    """The name of a member that nobody named: documented as ChannelName_EventName."""
+    """Return the default name of a member, documented as ChannelName_EventName."""
     return f"{channel}_{entity}".replace("__", "_")
 
 

@@ -1,7 +1,8 @@
-"""Values of a platform event as REST clients write them, made into those of its schema.
+"""Converts the JSON values of a platform event, as REST clients send them, to the types of its
+schema.
 
-JSON has no times and one kind of number; what a field takes is read from the type in the schema's
-`doc`, such as `Data:DateTime:00N…`. Upper and lower case of names are the same, as in an org.
+JSON has no time types and only one number type, so the target type is read from the `doc` of the
+schema's field, such as `Data:DateTime:00N…`. Field names are case-insensitive, as in an org.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _DAY_MS = 24 * 3600 * 1000
 def event_values(
     schema: Schema, given: Mapping[str, Any], user_id: str, now: float
 ) -> dict[str, Any]:
-    """The values to publish.
+    """Return the values to publish.
 
     Args:
-        schema: Of the event.
-        given: By field name; `attributes`, which some clients send along, is not looked at.
-        user_id: Who publishes.
+        schema: The event's schema.
+        given: Values by field name; `attributes`, which some clients include, is ignored.
+        user_id: The publishing user.
         now: Seconds since 1970 UTC.
 
     Raises:
-        BadValue: There is no such field, it cannot be set, or the value is of another type.
+        BadValue: There is no such field, it cannot be set, or the value has the wrong type.
     """
     fields = {str(item["name"]): item for item in json.loads(schema.text)["fields"]}
     names = {name.lower(): name for name in (*fields, *_SET_BY_THE_ORG)}
@@ -64,7 +65,7 @@ def _value(name: str, field: Mapping[str, Any], value: Any) -> Any:
 
 
 def _converted(kind: str, value: Any) -> Any:
-    """A value of that type; None if it is not one."""
+    """Return the value converted to this type, or None if that is impossible."""
     if kind == "Boolean":
         return value if isinstance(value, bool) else None
     if kind == "Integer" or kind in _NUMBERS:
@@ -79,7 +80,9 @@ def _converted(kind: str, value: Any) -> Any:
 
 
 def _milliseconds(kind: str, value: Any) -> int | None:
-    """Of a DateTime and DateOnly since 1970 UTC, of a TimeOnly since midnight."""
+    """Return milliseconds: since 1970 UTC for DateTime and DateOnly, since midnight
+    for TimeOnly.
+    """
     if not isinstance(value, str):
         return None
     try:

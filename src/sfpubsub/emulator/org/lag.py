@@ -1,7 +1,7 @@
-"""How many events managed subscriptions are behind, now and before. Shown to people only.
+"""The lag of managed subscriptions in events, now and over time, for display only.
 
-The past is not sampled: it follows from when events were published, which the log knows, and from
-when positions were committed, which is remembered here as long as the process lives.
+Past lag is not sampled. It is computed from the publication times in the log and from the commit
+times, which are kept here in memory.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _COMMITS = 2000
-"""Commits remembered of each subscription; at one a second half an hour."""
+"""Commits kept for each subscription; at one per second this covers half an hour."""
 
 COUNTED = 10_000
-"""Most events behind that are counted; more are shown as that many."""
+"""Maximum lag that is counted; a larger lag is shown as this number."""
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How many events a subscription was behind at a time, in seconds since 1970 UTC."""
+    """The lag of a subscription, in events, at a time in seconds since 1970 UTC."""
 
     at: float
     events: int
 
 
 class CommitHistory:
-    """When what was committed. Thread-safe.
+    """The commits of each subscription, with their times. Thread-safe.
 
     Args:
-        before: Position by id of what was committed before the process began, if anything was.
+        before: Committed position at process start, by subscription id; None if there was no
+            commit.
     """
 
     def __init__(self, before: Mapping[str, int | None]) -> None:
@@ -42,13 +43,13 @@ class CommitHistory:
                 self.note(subscription_id, position, 0.0)
 
     def note(self, subscription_id: str, position: int, at: float) -> None:
-        """A position was committed, at a time in seconds since 1970 UTC."""
+        """Record a commit of a position at a time in seconds since 1970 UTC."""
         with self._lock:
             known = self._commits.setdefault(subscription_id, deque(maxlen=_COMMITS))
             known.append((at, position))
 
     def of(self, subscription_id: str) -> list[tuple[float, int]]:
-        """Times and positions of a subscription's commits, the oldest first."""
+        """Return times and positions of a subscription's commits, oldest first."""
         with self._lock:
             return list(self._commits.get(subscription_id, ()))
 
@@ -58,12 +59,12 @@ def series(
     commits: Sequence[tuple[float, int]],
     times: Sequence[float],
 ) -> list[Lag]:
-    """The lag at each of some times.
+    """Return the lag at each of the given times.
 
     Args:
-        published: Position and time of the topic's events, in order.
-        commits: As of `CommitHistory.of`; before the first of them nothing was committed.
-        times: In order.
+        published: Position and time of each event of the topic, in order.
+        commits: As returned by `CommitHistory.of`; nothing was committed before the first one.
+        times: Times in seconds since 1970 UTC, in order.
     """
     positions = [position for position, _ in published]
     ages = [at for _, at in published]

@@ -1,8 +1,9 @@
-"""What a stream's loop waits on, and who wakes it.
+"""The mailbox that a stream's loop waits on, and the bells that wake it.
 
-One stream has one mailbox. Its reader thread puts requests in; the bus, the clock and the fault
-plan wake it through `Bells`; the loop collects. Nothing polls. Invariant: whatever happens after a
-`collect` makes the next `wait` return at once, so no wake-up is lost between looking and waiting.
+Each stream has one mailbox. Its reader thread adds requests; the bus, the clock and the fault plan
+wake it through `Bells`; the loop collects the requests. Nothing polls. Invariant: whatever happens
+after a `collect` makes the next `wait` return at once, so no wake-up is lost between collecting and
+waiting.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Arrival(Generic[R]):
-    """A request and when it came, in seconds since 1970 UTC."""
+    """A request and its arrival time, in seconds since 1970 UTC."""
 
     request: R
     at: float
 
 
 class Mailbox(Generic[R]):
-    """Requests of one call, and the news that concern it. Thread-safe."""
+    """The pending requests and wake-ups of one call. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -39,7 +40,7 @@ class Mailbox(Generic[R]):
 
     @property
     def gone(self) -> bool:
-        """Whether the call is over: cancelled, or its connection lost."""
+        """Return whether the call has ended: it was cancelled, or its connection was lost."""
         return self._gone
 
     def put(self, request: R) -> None:
@@ -49,30 +50,30 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def half_close(self) -> None:
-        """The client has ended its requests."""
+        """Record that the client has half-closed its side of the stream."""
         with self._condition:
             self._half_closed = True
             self._stir()
 
     def fail(self, failure: Exception) -> None:
-        """The client has sent something that is not a request: the next `collect` raises this."""
+        """Record that the client sent an invalid message: the next `collect` raises `failure`."""
         with self._condition:
             self._failure = failure
             self._stir()
 
     def hang_up(self) -> None:
-        """The call is over."""
+        """Record that the call has ended."""
         with self._condition:
             self._gone = True
             self._stir()
 
     def wake(self) -> None:
-        """Something elsewhere may concern this call."""
+        """Make the next `wait` return, because state that the call depends on may have changed."""
         with self._condition:
             self._stir()
 
     def collect(self) -> tuple[list[Arrival[R]], bool]:
-        """Take the requests that came, and whether no more will come."""
+        """Remove and return the pending requests, and whether the client has half-closed."""
         with self._condition:
             if self._failure is not None:
                 raise self._failure
@@ -81,7 +82,7 @@ class Mailbox(Generic[R]):
             return arrivals, self._half_closed
 
     def wait(self, deadline: float | None) -> None:
-        """Return when there is news since the last `collect`, or at `deadline`."""
+        """Wait for a request or wake-up since the last `collect`, or until `deadline`."""
         with self._condition:
             while not self._news and not self._gone:
                 timeout = self._clock.timeout(deadline)
@@ -95,10 +96,10 @@ class Mailbox(Generic[R]):
 
 
 class Bells:
-    """Who is to be woken for what. Thread-safe.
+    """The listeners to wake for each key. Thread-safe.
 
-    A key is a topic name or a managed subscription's id; listeners must return at once. Those that
-    watch are woken as those that listen are, and not counted.
+    A key is a topic name or a managed subscription's id. Listeners must return immediately.
+    Watchers are woken in the same way, but `count` does not include them.
     """
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class Bells:
         self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
 
     def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
-        """Wake `listener`, which watches nothing yet, when one of `keys` rings."""
+        """Wake `listener` when one of `keys` rings; it must not watch anything yet."""
         with self._lock:
             self._watchers[listener] = frozenset(keys)
 
@@ -129,12 +130,12 @@ class Bells:
                 del self._listeners[key]
 
     def count(self, key: Hashable) -> int:
-        """How many listen to `key`."""
+        """Return how many listeners `key` has."""
         with self._lock:
             return len(self._listeners.get(key, ()))
 
     def ring(self, key: Hashable) -> None:
-        """Wake everyone who listens to `key`."""
+        """Wake all listeners and watchers of `key`."""
         with self._lock:
             listeners = list(self._listeners.get(key, ()))
             if self._watchers:
@@ -143,7 +144,7 @@ class Bells:
             listener()
 
     def ring_all(self) -> None:
-        """Wake everyone."""
+        """Wake all listeners and watchers."""
         with self._lock:
             keys = list(self._listeners)
         for key in keys:

@@ -1,11 +1,12 @@
-"""Managed subscriptions: their records, slots and committed positions. No wire, no grpc.
+"""Managed subscriptions: their records, slots and committed positions. Independent of the wire
+protocols and of grpc.
 
-A record lives in the store; a slot (who streams now) in memory, so that an emulator that was killed
-holds none. Invariants: at most one stream has the slot of a subscription; the committed position
-only moves forward, and only to a position that is alive.
+Records are kept in the store. Slots (the stream that is active now) are kept in memory, so that no
+slot stays taken if the emulator is killed. Invariants: at most one stream holds the slot of a
+subscription; the committed position only moves forward, and only to a position that is alive.
 
-Streams learn of changes with a delay, as on the real service: of a creation, of RUN and of other
-presets after `propagation_s`, of STOP and deletion after `state_delay_s`.
+As on the real service, streams see changes with a delay: `propagation_s` for a creation, RUN or new
+presets, and `state_delay_s` for STOP and deletion.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _ID_PREFIX = "18xSB"
 
 
 class NameTaken(ValueError):  # noqa: N818 - an answer, not a bug
-    """Another managed subscription has the developer name."""
+    """Another managed subscription already has this developer name."""
 
 
 class LimitReached(ValueError):  # noqa: N818 - as NameTaken
-    """The org has as many managed subscriptions as it can have."""
+    """The org has reached its limit of managed subscriptions."""
 
 
 @dataclass(frozen=True)
 class ManagedSubscription:
-    """One record.
+    """A managed subscription.
 
     Attributes:
         subscription_id: 18 characters.
@@ -61,7 +62,7 @@ class ManagedSubscription:
 
 @dataclass(frozen=True)
 class _Ending:
-    """A STOP or a deletion: the streams opened before it end at `due` (seconds since 1970 UTC)."""
+    """A STOP or a deletion: streams opened before it end at `due` (seconds since 1970 UTC)."""
 
     number: int
     due: float
@@ -71,7 +72,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Change:
-    """A change that streams do not know of until a time, in seconds since 1970 UTC."""
+    """A change that streams do not see until a time in seconds since 1970 UTC."""
 
     until: float
     before: ManagedSubscription
@@ -81,11 +82,11 @@ class ManagedSubscriptions:
     """The managed subscriptions of one org. Thread-safe.
 
     Args:
-        store: Where the records live.
-        bus: Whose positions they commit.
-        clock: What time it is.
-        settings: Times.
-        faults: May hold a slot.
+        store: The store that holds the records.
+        bus: The bus whose positions are committed.
+        clock: The org's clock.
+        settings: Times and limits.
+        faults: The fault plan, which may hold a slot.
     """
 
     def __init__(
@@ -96,12 +97,12 @@ class ManagedSubscriptions:
         self._clock = clock
         self._settings = settings
         self._faults = faults
-        self._lock = threading.RLock()  # guards the records' changes and the slots
+        self._lock = threading.RLock()  # guards changes of records, and the slots
         self._holders: dict[str, object] = {}
         self._held_until: dict[str, float] = {}
-        self._endings: dict[str, _Ending] = {}  # the last of each subscription, by id
+        self._endings: dict[str, _Ending] = {}  # the latest one of each subscription, by id
         self._deleted: dict[str, Fault | None] = {}  # by name and both forms of the id
-        self._changes: dict[str, _Change] = {}  # the last of each subscription, by id
+        self._changes: dict[str, _Change] = {}  # the latest one of each subscription, by id
 
     # Records.
 
@@ -115,12 +116,12 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset = "LATEST",
         state: State = "RUN",
     ) -> ManagedSubscription:
-        """Make a subscription.
+        """Create a subscription.
 
         Raises:
             Refused: The topic is unknown.
-            NameTaken: Upper and lower case are the same.
-            LimitReached: There are `managed_limit` already.
+            NameTaken: The developer name is taken; names are case-insensitive.
+            LimitReached: There are already `managed_limit` subscriptions.
         """
         self._bus.topic(topic)
         with self._lock, self._store.transaction():
@@ -128,7 +129,9 @@ class ManagedSubscriptions:
             if developer_name.lower() in taken:
                 raise NameTaken(f"a managed subscription named {developer_name} exists")
             if len(taken) >= self._settings.managed_limit:
-                raise LimitReached(f"the org has {len(taken)} managed subscriptions")
+                raise LimitReached(
+                    f"the org already has {len(taken)} managed subscriptions, which is its limit"
+                )
             number = int(self._store.meta("managed_made", "0")) + 1
             self._store.set_meta("managed_made", str(number))
             made = ManagedSubscription(
@@ -149,12 +152,14 @@ class ManagedSubscriptions:
         return made
 
     def all(self) -> list[ManagedSubscription]:
-        """All records, by name."""
+        """Return all records, sorted by name."""
         rows = self._store.rows("SELECT * FROM managed ORDER BY developer_name")
         return [ManagedSubscription(*row) for row in rows]
 
     def get(self, name_or_id: str) -> ManagedSubscription | None:
-        """The record of that developer name, or of that id of 15 or 18 characters."""
+        """Return the record with this developer name, or with this id of 15 or 18 characters, or
+        None.
+        """
         for item in self.all():
             same_id = (
                 len(name_or_id) in _ID_LENGTHS and item.subscription_id[:15] == name_or_id[:15]
@@ -164,7 +169,7 @@ class ManagedSubscriptions:
         return None
 
     def by_id(self, subscription_id: str) -> ManagedSubscription | None:
-        """The record of that id of 18 characters."""
+        """Return the record with this 18-character id, or None."""
         rows = self._store.rows("SELECT * FROM managed WHERE id = ?", subscription_id)
         return ManagedSubscription(*rows[0]) if rows else None
 
@@ -177,9 +182,9 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset,
         state: State,
     ) -> None:
-        """Give a subscription other values, as the Tooling API does.
+        """Change the values of a subscription, as the Tooling API does.
 
-        Streams learn of STOP as by `set_state`, of everything else after `propagation_s`.
+        Streams see STOP as for `set_state`, and everything else after `propagation_s`.
 
         Raises:
             KeyError: There is no such subscription.
@@ -203,19 +208,21 @@ class ManagedSubscriptions:
             self._changes[subscription_id] = _Change(until, known)
 
     def set_state(self, name_or_id: str, state: State, cause: Fault | None = None) -> None:
-        """RUN or STOP it. STOP forgets the committed position at once and ends its stream soon.
+        """Set the state to RUN or STOP. STOP deletes the committed position immediately and ends
+        the stream after `state_delay_s`.
 
         Args:
             name_or_id: Developer name, or id of 15 or 18 characters.
-            state: What it shall be.
-            cause: What is counted when a client notices.
+            state: The new state.
+            cause: The fault to count when a client notices.
 
         Raises:
             KeyError: There is no such subscription.
         """
         record = self._existing(name_or_id)
         with self._lock:
-            self._changes.pop(record.subscription_id, None)  # at once, if nobody says otherwise
+            # Takes effect immediately, unless the caller delays it.
+            self._changes.pop(record.subscription_id, None)
             if state == "STOP":
                 self._end_streams(record, "config.stopped", cause)
             self._store.run(
@@ -228,7 +235,8 @@ class ManagedSubscriptions:
         self._bus.bells.ring(record.subscription_id)
 
     def delete(self, name_or_id: str, cause: Fault | None = None) -> None:
-        """Remove it and end its stream soon. Arguments as of `set_state`.
+        """Delete a subscription and end its stream after `state_delay_s`. Arguments as for
+        `set_state`.
 
         Raises:
             KeyError: There is no such subscription.
@@ -239,13 +247,14 @@ class ManagedSubscriptions:
             self._store.run("DELETE FROM managed WHERE id = ?", record.subscription_id)
         self._bus.bells.ring(record.subscription_id)
 
-    # What streams ask.
+    # Used by streams.
 
     def find(self, subscription_id: str, developer_name: str) -> ManagedSubscription:
-        """The subscription that a stream's first request names.
+        """Return the subscription that a stream's first request names.
 
         Raises:
-            Refused: Not exactly one name, a malformed id, nothing found (yet).
+            Refused: The request does not have exactly one name, the id is malformed, or no such
+                subscription is visible (yet).
         """
         if not (subscription_id or developer_name):
             raise Refused(
@@ -261,7 +270,7 @@ class ManagedSubscriptions:
         propagated = (
             record is not None
             and record.created_at + self._settings.propagation_s <= self._clock.now()
-            # The name of one may look like the id of another.
+            # The name of one subscription may look like the id of another.
             and (not developer_name or record.developer_name == developer_name)
             and (not subscription_id or record.subscription_id[:15] == subscription_id[:15])
         )
@@ -272,7 +281,7 @@ class ManagedSubscriptions:
         return record
 
     def running(self, subscription_id: str) -> ManagedSubscription:
-        """The record of a subscription that a stream may use now, as streams know it.
+        """Return the record of a running subscription, as streams see it.
 
         Raises:
             Refused: It was stopped or deleted.
@@ -291,32 +300,34 @@ class ManagedSubscriptions:
         raise Refused(_PREFIX + "config.stopped", subscription=record.developer_name)
 
     def endings(self, subscription_id: str) -> int:
-        """Number of the last STOP or deletion; a stream notes it before it begins."""
+        """Return the number of the last STOP or deletion; a stream reads it before it starts."""
         with self._lock:
             ending = self._endings.get(subscription_id)
             return ending.number if ending else 0
 
     def end_of(self, subscription_id: str, seen: int) -> float | None:
-        """When a stream that noted `seen` must end; None if it need not."""
+        """Return when a stream that read `seen` must end, or None."""
         with self._lock:
             ending = self._endings.get(subscription_id)
             return ending.due if ending and ending.number > seen else None
 
     def end(self, record: ManagedSubscription) -> Refused:
-        """What a stream is told whose time has come; counts it."""
+        """Return the error for a stream that must end now, and count its fault."""
         with self._lock:
             ending = self._endings[record.subscription_id]
         self._faults.met(ending.cause)
         return Refused(_PREFIX + ending.suffix, subscription=record.developer_name)
 
     def start_preset(self, record: ManagedSubscription) -> Preset | None:
-        """Where a new stream begins; None is after the committed position."""
+        """Return the preset where a new stream starts, or None to start after the committed
+        position.
+        """
         if record.committed is None:
             return record.default_replay
         return None if self._bus.is_alive(record.committed) else record.error_recovery_replay
 
     def start_position(self, record: ManagedSubscription) -> int:
-        """After which position a new stream begins."""
+        """Return the position after which a new stream starts."""
         preset = self.start_preset(record)
         if preset is None and record.committed is not None:
             return record.committed
@@ -326,7 +337,7 @@ class ManagedSubscriptions:
         """Take the slot for a stream.
 
         Raises:
-            Refused: Another stream has it, or had it until just now.
+            Refused: Another stream holds it, or released it only just now.
         """
         key = record.subscription_id
         with self._lock:
@@ -336,7 +347,9 @@ class ManagedSubscriptions:
             self._holders[key] = holder
 
     def release(self, record: ManagedSubscription, holder: object) -> None:
-        """Give the slot back; does nothing if `holder` does not have it, so it can be repeated."""
+        """Release the slot. Does nothing if `holder` does not hold it, so it can be called
+        repeatedly.
+        """
         key = record.subscription_id
         with self._lock:
             if self._holders.get(key) is not holder:
@@ -347,14 +360,15 @@ class ManagedSubscriptions:
             self._held_until[key] = self._clock.now() + self._settings.slot_release_s + extra
 
     def is_active(self, subscription_id: str) -> bool:
-        """Whether a stream has the slot."""
+        """Return whether a stream holds the slot."""
         with self._lock:
             return subscription_id in self._holders
 
     def commit(self, subscription_id: str, position: int) -> None:
-        """Remember a position; durable when this returns.
+        """Store a committed position, durably before this returns.
 
-        The stream has judged the position. One that was stopped meanwhile keeps none.
+        The stream has already validated the position. If the subscription was stopped meanwhile,
+        nothing is stored.
         """
         with self._lock:
             self._store.run(

@@ -1,6 +1,6 @@
-"""Which streams of events are open, for people: what each asked for, and how far it is.
+"""The open event streams and their progress, for display only.
 
-Nothing decides by it.
+They have no effect on the emulator's behaviour.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Protocol
 
 
 class Stream(Protocol):
-    """What is looked at; its own thread changes it meanwhile, a number at a time."""
+    """The state that is shown. The stream's own thread changes it concurrently, one number at a
+    time.
+    """
 
     rpc: str
     target: str
@@ -22,15 +24,15 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class OpenStream:
-    """One open stream as it was at a moment.
+    """A snapshot of an open stream.
 
     Attributes:
         rpc: Subscribe or ManagedSubscribe.
         target: Its topic, or its managed subscription by developer name.
-        pending: Events that it still wants: its credit.
-        position: Up to where it has been sent.
-        responses: Sent so far.
-        since: When it was opened, in seconds since 1970 UTC.
+        pending: Events requested and not yet sent.
+        position: The position up to which it has been served.
+        responses: Responses sent so far.
+        since: The time it was opened, in seconds since 1970 UTC.
     """
 
     rpc: str
@@ -46,20 +48,20 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _streams
-        self._streams: dict[Stream, float] = {}  # in the order of their opening
+        self._streams: dict[Stream, float] = {}  # in the order in which they were opened
 
     def add(self, stream: Stream, at: float) -> None:
-        """A stream is open since `at`."""
+        """Add a stream that was opened at `at`."""
         with self._lock:
             self._streams[stream] = at
 
     def remove(self, stream: Stream) -> None:
-        """It has ended."""
+        """Remove a stream that has ended."""
         with self._lock:
             self._streams.pop(stream, None)
 
     def all(self) -> list[OpenStream]:
-        """Those that are open now, the oldest first."""
+        """Return the streams that are open now, oldest first."""
         with self._lock:
             return [
                 OpenStream(

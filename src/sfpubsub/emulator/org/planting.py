@@ -1,4 +1,4 @@
-"""Puts a checked seed into an emulator."""
+"""Loads a checked seed into an emulator."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def plant(
     accounts: Accounts,
     records: Records,
 ) -> None:
-    """Put a seed into an emulator; what is there already stays.
+    """Load a seed into an emulator; existing data is kept.
 
     Raises:
-        EmulatorProblem: An object cannot become what the seed says.
+        EmulatorProblem: An existing object cannot be changed to match the seed.
     """
     for arguments in seed.users:
         accounts.put_user(**arguments)
@@ -32,7 +32,7 @@ def plant(
         accounts.put_app(**arguments)
     made_from = {item.topic for item in seed.objects}
     for name, schema, can_publish, can_subscribe in seed.topics:
-        if name not in made_from:  # the others are made with their objects
+        if name not in made_from:  # the others are created with their objects
             bus.put_topic(name, schema, can_publish=can_publish, can_subscribe=can_subscribe)
     for item in seed.objects:
         try:

@@ -1,11 +1,11 @@
-"""The positions of one org's bus: minted, alive, forgotten. Knows nothing of topics.
+"""The positions of one org's bus: created, alive, deleted. This module knows nothing about topics.
 
-A position p is alive once it has been minted and while nothing at or after it has been forgotten:
-`purged_through < p <= tip`, unless it was corrupted. Positions are forgotten by age, or because a
-fault says so; then the fault is remembered for as long as the process lives, so that whoever comes
-with such a position can be counted as having met it.
+A position p is alive once it has been created, until it or a later position is deleted:
+`purged_through < p <= tip`, unless it was corrupted. Positions are deleted by age or by a fault.
+The fault is kept in memory until the process ends, so that a client that uses such a position can
+be counted as having encountered it.
 
-Invariant: a position that was forgotten is never alive again, and its id never given out again.
+Invariant: a deleted position never becomes alive again, and its id is never issued again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ class Positions:
     """Positions and their ids. Thread-safe.
 
     Args:
-        store: Where events and marks live.
-        clock: What time it is.
+        store: The store that holds events and marks.
+        clock: The org's clock.
         settings: Retention, and the length of ids.
 
     Attributes:
-        bells: Wake streams.
-        ids: Bytes of a position, and back.
-        moves: How often streams have lost their footing; one that began before the last is over.
-        moved_by: The fault that did it last.
+        bells: The bells that wake streams.
+        ids: Converts positions to replay ids and back.
+        moves: How often all positions became invalid; streams that started before the last time
+            must end.
+        moved_by: The fault that caused the last one.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
@@ -43,13 +44,14 @@ class Positions:
         self._store = store
         self._clock = clock
         self._settings = settings
-        self._lock = threading.RLock()  # guards all below, and the order of positions
+        self._lock = threading.RLock()  # guards the fields below, and the order of positions
         self._corrupted: dict[int, Fault | None] = {}
-        self._forgotten: list[tuple[int, Fault | None]] = []  # through which position, by what
+        # Deleted through this position, by this fault.
+        self._forgotten: list[tuple[int, Fault | None]] = []
         self._tip = int(store.meta("tip", "0"))
         self._purged_through = int(store.meta("purged_through", "0"))
         self._oldest = store.oldest()
-        self._losses = 0  # how often events went, or took other positions
+        self._losses = 0  # how often events were deleted or renumbered
         newest = store.rows(
             "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?1"
             " UNION ALL SELECT at FROM marks WHERE position = ?1)",
@@ -57,36 +59,36 @@ class Positions:
         )
         self._tip_at: float = newest[0][0] or 0.0
 
-    # What there is.
+    # Current positions.
 
     def tip(self) -> int:
-        """The newest position of the org."""
+        """Return the newest position of the org."""
         with self._lock:
             return self._tip
 
     def standing(self) -> tuple[int, int]:
-        """How often events were lost since the start, and the newest position.
+        """Return how often events were deleted since the start, and the newest position.
 
-        As long as both stay the same, reading again finds the same.
+        As long as both are unchanged, a repeated read returns the same events.
         """
         with self._lock:
             self._purge()
             return self._losses, self._tip
 
     def is_alive(self, position: int) -> bool:
-        """Whether a stream can start after a position."""
+        """Return whether a stream can start after a position."""
         with self._lock:
             self._purge()
             minted = self._purged_through < position <= self._tip
             return minted and position not in self._corrupted
 
     def position(self, replay_id: bytes) -> int | None:
-        """The position of an id that a client sent; None unless it is alive."""
+        """Return the position of a client's replay id, or None if it is not alive."""
         position = self.ids.read(replay_id)
         return position if position is not None and self.is_alive(position) else None
 
     def dead_by(self, position: int | None) -> Fault | None:
-        """The fault that made a position invalid for clients; None if no fault did."""
+        """Return the fault that made a position invalid, or None."""
         with self._lock:
             if position is None:
                 return None
@@ -94,51 +96,53 @@ class Positions:
                 return self._corrupted[position]
             return next((fault for end, fault in self._forgotten if position <= end), None)
 
-    # What is minted.
+    # Creating positions.
 
     def freshen_tip(self) -> None:
-        """Mint a position if the newest is old, as other traffic of the org would."""
+        """Create a position if the newest one is older than `tip_refresh_s`, as other traffic of
+        the org would.
+        """
         with self._lock:
             if self._clock.now() - self._tip_at >= self._settings.tip_refresh_s:
                 self.skip_positions(1)
 
     def skip_positions(self, count: int) -> None:
-        """Mint positions without events: traffic of the org that no topic here carries."""
+        """Create positions without events, as traffic on other topics of the org would."""
         with self._lock, self._store.transaction():
             self._mark(self._tip + count)
 
-    # What is forgotten.
+    # Deleting positions.
 
     def age_out(self, replay_id: bytes | None = None, cause: Fault | None = None) -> None:
-        """Forget every event up to a position, or all; ids of these are refused from then on.
+        """Delete all events up to a position, or all events; their ids become invalid.
 
         Raises:
-            ValueError: The id was never minted.
+            ValueError: The id was never issued.
         """
         with self._lock:
             end = self._tip if replay_id is None else self._minted(replay_id)
             self._forget(end, cause)
 
     def corrupt(self, replay_id: bytes, cause: Fault | None = None) -> None:
-        """Make one id invalid for as long as the process lives; its event stays.
+        """Make one id invalid until the process ends; its event is kept.
 
         Raises:
-            ValueError: The id was never minted.
+            ValueError: The id was never issued.
         """
         with self._lock:
             self._corrupted[self._minted(replay_id)] = cause
 
     def reset(self, cause: Fault | None = None) -> None:
-        """Forget all events and ids, and make open streams restart."""
+        """Delete all events, invalidate all ids, and make open streams restart."""
         with self._lock:
             self._forget(self._tip, cause)
             self._move(cause)
         self.bells.ring_all()
 
     def move(self, cause: Fault | None = None) -> None:
-        """Give all retained events new positions, in the same order, and forget the old ones.
+        """Renumber all retained events in the same order, and invalidate the old positions.
 
-        Open streams must restart. The age of an event stays what it was.
+        Open streams must restart. Events keep their age.
         """
         with self._lock:
             self._purge()
@@ -154,12 +158,12 @@ class Positions:
             self._move(cause)
         self.bells.ring_all()
 
-    # Inside; the lock is held.
+    # Internal; the lock is held.
 
     def _minted(self, replay_id: bytes) -> int:
         position = self.ids.read(replay_id)
         if position is None or not 0 < position <= self._tip:
-            raise ValueError(f"this bus has never given out the replay id {replay_id.hex()}")
+            raise ValueError(f"this bus has never issued the replay id {replay_id.hex()}")
         return position
 
     def _forget(self, end: int, cause: Fault | None) -> None:
@@ -168,7 +172,7 @@ class Positions:
             return
         with self._store.transaction():
             self._store.forget_through(end)
-            if end == self._tip:  # the tip stays alive: a stream may be told of it at any time
+            if end == self._tip:  # the tip stays alive: it may be sent to a stream at any time
                 self._mark(end + 1)
         self._purged_through = end
         self._losses += 1

@@ -1,23 +1,23 @@
-"""What keeps an emulator from starting. Each text is one line that says what to do."""
+"""Errors that keep an emulator from starting. Each message is one line that says what to do."""
 
 from __future__ import annotations
 
 
-class EmulatorProblem(Exception):  # noqa: N818 - a report to a person, not a bug
+class EmulatorProblem(Exception):  # noqa: N818 - a report to the user, not a bug
     """An emulator cannot start."""
 
 
 class SeedError(EmulatorProblem):
-    """A seed cannot be used; the text names the file, the item in it, and what to do."""
+    """A seed cannot be used; the message names the file, the item in it, and what to do."""
 
 
 class BadValue(ValueError):  # noqa: N818 - an answer, not a bug
-    """A value that a client gave cannot be.
+    """A value from a client is not valid.
 
     Args:
         code: The REST API's errorCode.
         text: What is wrong.
-        field: Which member of the request.
+        field: The member of the request that is not valid.
     """
 
     def __init__(self, code: str, text: str, field: str) -> None:

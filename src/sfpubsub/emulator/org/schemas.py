@@ -1,6 +1,7 @@
-"""Avro: schema ids, encoding of Python values, and the check of what a client publishes.
+"""Avro: schema ids, encoding of Python values, and validation of published payloads.
 
-Uses fastavro directly. Knows nothing of topics or storage; a `Schema` is immutable and thread-safe.
+Uses fastavro directly and is independent of topics and storage. A `Schema` is immutable and
+thread-safe.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ import fastavro.schema
 _UNREADABLE = (
     EOFError,
     ValueError,  # includes UnicodeDecodeError
-    IndexError,  # a union branch or enum symbol that is not there
+    IndexError,  # a union branch or enum symbol that does not exist
     KeyError,
     TypeError,
     OverflowError,
-    MemoryError,  # a length that no payload has
+    MemoryError,  # a length larger than any payload
     struct.error,
 )
-"""What fastavro raises on bytes that the schema did not write."""
+"""The exceptions of fastavro for bytes that were not written with the schema."""
 
 
 class SchemaProblem(ValueError):  # noqa: N818 - a report about data, not about the program
-    """A schema, a value or a payload does not fit; the text says where."""
+    """A schema, value or payload is not valid; the message says where."""
 
 
 class Schema:
-    """One Avro schema of an event.
+    """The Avro schema of an event.
 
     Args:
         text: The schema as JSON.
@@ -43,11 +44,11 @@ class Schema:
     Attributes:
         schema_id: MD5 of the parsing canonical form, base64url without padding, as the service
             computes it.
-        text: As given.
+        text: The schema as JSON, unchanged.
         name: Name of the record, without its namespace.
 
     Raises:
-        SchemaProblem: Not JSON, not Avro, or not a record.
+        SchemaProblem: The text is not JSON, not an Avro schema, or not a record.
     """
 
     def __init__(self, text: str) -> None:
@@ -73,10 +74,10 @@ class Schema:
         self._parsed = parsed
 
     def check(self, payload: bytes) -> None:
-        """Pass only if `payload` is one datum of this schema and nothing more.
+        """Check that `payload` is exactly one datum of this schema.
 
         Raises:
-            SchemaProblem: It is not.
+            SchemaProblem: The payload does not match the schema, or has extra bytes.
         """
         stream = io.BytesIO(payload)
         try:
@@ -98,14 +99,14 @@ class Schema:
         return dict(found)
 
     def encode(self, values: Mapping[str, Any], now: float) -> bytes:
-        """Encode an event's values, with what an org fills in where it is left out.
+        """Encode an event's values, filling in the fields that an org fills in.
 
-        Left out of a platform event, CreatedDate is `now` (seconds since 1970 UTC) and CreatedById
-        a user of the org; left out of a ChangeEventHeader, its members are those of a change made
-        by nobody in particular. Other nullable fields are null.
+        If missing from a platform event, CreatedDate is `now` (seconds since 1970 UTC) and
+        CreatedById is a user of the org. Missing members of a ChangeEventHeader get default values.
+        Other missing nullable fields are null.
 
         Raises:
-            SchemaProblem: A field that the schema does not have, or a value that does not fit.
+            SchemaProblem: The schema does not have a field, or a value has the wrong type.
         """
         unknown = sorted(set(values) - self._fields)
         if unknown:

@@ -1,4 +1,4 @@
-"""What a fresh emulator contains, read from a TOML file.
+"""The initial contents of an emulator, read from a TOML file.
 
     [org]                               # optional
     id = "00DSB0000000001"              # 15 characters
@@ -13,12 +13,12 @@
     can_publish = true                  # optional; default: true for /event/, false for /data/
     can_subscribe = true                # optional; default true
 
-    [[objects]]                         # whose records can be changed over REST
+    [[objects]]                         # their records can be changed over REST
     name = "Order__c"
-    key_prefix = "a00"                  # what the ids of its records begin with
+    key_prefix = "a00"                  # the prefix of its record ids
     fields = [{name = "Name", type = "string"}]  # and more: docs/reference/emulator-records.md
 
-    [[channels]]                        # a topic made of other topics
+    [[channels]]                        # a topic that combines other topics
     name = "/data/ChangeEvents"
     topics = ["/data/AccountChangeEvent"]
 
@@ -30,28 +30,28 @@
     error_recovery_replay = "EARLIEST"  # optional; as above
     state = "RUN"                       # optional; RUN or STOP, default RUN
 
-    [[users]]                           # who can sign in; without users and apps the default ones
+    [[users]]                           # who can sign in; defaults apply without users and apps
     username = "user@example.com"
-    password = "…"                      # optional; with the security token after it
+    password = "…"                      # optional; append the security token
     active = true                       # optional; default true
-    view_all = true                     # optional; default true: sees the records of others
+    view_all = true                     # optional; default true: sees records of other users
 
     [[apps]]                            # connected apps
     client_id = "…"
     client_secret = "…"                 # optional
     run_as = "user@example.com"         # optional: user of the client credentials flow
-    refresh_token = "…"                 # optional: signs that user in
-    public_key = "-----BEGIN …"         # optional: of the JWT bearer flow; PEM, or
+    refresh_token = "…"                 # optional: a token for that user
+    public_key = "-----BEGIN …"         # optional: for the JWT bearer flow; PEM, or
     public_key_file = "app.pem"         # a file beside the seed
 
-    [[events]]                          # published when the data directory is fresh
+    [[events]]                          # published when the data directory is new
     topic = "/event/Order_Event__e"
     payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
     payload_json = '{"City__c": null}'  # JSON text
 
 A seed is checked completely before anything is stored. Applying it twice changes nothing: topics,
-objects, channels, users and apps are put as they stand in the file, managed subscriptions and
-events are made once in the life of a data directory.
+objects, channels, users and apps are created or updated to match the file; managed subscriptions
+and events are created once for each data directory.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.settings import Settings
 
 DEFAULT_SEED = Path(__file__).with_name("default_seed.toml")
-"""What an emulator contains that is given no seed."""
+"""The seed that is used if none is given."""
 
 _TOPIC_NAME = re.compile(r"/(event|data)/\w+")
 _DEVELOPER_NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 _ORG_ID = re.compile(r"00D\w{12}")
 
-# Key of a table -> the type of its value; the keys after the bar may be left out.
+# Types of a table's required keys, and of its optional keys.
 _TABLES: dict[str, tuple[dict[str, type], dict[str, type]]] = {
     "topics": (
         {"name": str},
@@ -118,10 +118,11 @@ class Seed:
     """A checked seed.
 
     Attributes:
-        org_id: 15 characters; blank for the default.
+        org_id: 15 characters; blank for the default id.
         settings: Values for `Settings`, checked.
-        topics: Name, schema, may publish, may subscribe; those of objects too.
-        objects: Whose records the org has.
+        topics: Name, schema, whether clients can publish, whether they can subscribe; includes the
+            topics of objects.
+        objects: The objects of the org.
         channels: Names and members.
         managed: Arguments of `ManagedSubscriptions.create`.
         events: Topic and values.
@@ -144,13 +145,13 @@ def load(path: Path) -> Seed:
     """Read and check a seed.
 
     Raises:
-        SeedError: It cannot be read, or something in it cannot be.
+        SeedError: The file cannot be read, or its contents are not valid.
     """
     return _Reader(path).seed()
 
 
 class _Reader:
-    """Reads one file; every complaint names it."""
+    """Reads one file; every error message names it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -297,7 +298,7 @@ class _Reader:
         if row.get("run_as", "") not in ("", *(user["username"] for user in users)):
             raise self._error(f"{what}: no user {row['run_as']!r}", "add it to [[users]]")
         if "refresh_token" in row and not row.get("run_as"):
-            raise self._error(f"{what}: refresh_token signs nobody in", "add run_as")
+            raise self._error(f"{what}: refresh_token has no user", "add run_as")
         if "public_key" in row and "public_key_file" in row:
             raise self._error(what, "give it either public_key or public_key_file")
         if "public_key_file" in row:
@@ -311,7 +312,7 @@ class _Reader:
         return row
 
     def _beside(self, what: str, row: dict[str, Any], key: str) -> str:
-        """The text of a file beside the seed."""
+        """Return the text of a file beside the seed."""
         file = self._path.parent / str(row[key])
         try:
             return file.read_text(encoding="utf-8")
@@ -343,11 +344,11 @@ class _Reader:
     def _unique(self, what: str, names: list[str]) -> None:
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise self._error(f"{what} {_names(twice)} stands there twice", "remove one")
+            raise self._error(f"{what} {_names(twice)} appears twice", "remove one")
 
     def _error(self, what: str, remedy: str) -> SeedError:
         text = f"seed {self._path}: {what}: {remedy}"
-        return SeedError(" ".join(text.split()))  # a parser's text may have lines
+        return SeedError(" ".join(text.split()))  # a parser's message may have several lines
 
 
 def _names(names: set[str]) -> str:

@@ -1,7 +1,7 @@
-"""Who may call: the org, its access tokens, and the three headers of every RPC.
+"""Authentication of calls: the org, its access tokens, and the three headers of every RPC.
 
-Good tokens and the org's id live in the store, so that a restarted emulator accepts the clients of
-the one before. Who gets a token is decided in signin.
+Valid tokens and the org's id are kept in the store, so that clients stay signed in across a
+restart. `signin` decides who gets a token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
 
 DEFAULT_ORG_ID = "00DSB0000000001"
-"""15-character id of the emulated org; SB as in sandbox."""
+"""15-character id of the emulated org; SB stands for sandbox."""
 
 _SUFFIX_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
 _TENANT_PATH = re.compile(r"core/[^/]+/(\w+)", re.IGNORECASE)
@@ -30,12 +30,15 @@ _TOKEN_BYTES = 72
 """Random bytes of a token: 96 characters, which with the org's id makes the usual 112."""
 
 _MOST_TOKENS = 1000
-"""Tokens of sign-ins that are remembered, valid or not; older ones are forgotten, as an org ends
-its oldest sessions."""
+"""Maximum tokens of sign-ins that are kept, valid or not; older ones are deleted, as an org ends
+its oldest sessions.
+"""
 
 
 def eighteen(record_id: str) -> str:
-    """The 18-character form of a record id of 15: a letter for the case of each five letters."""
+    """Return the 18-character form of a 15-character record id: each added letter encodes the case
+    of five characters.
+    """
     suffix = ""
     for start in (0, 5, 10):
         chunk = record_id[start : start + 5]
@@ -46,8 +49,9 @@ def eighteen(record_id: str) -> str:
 
 @dataclass(frozen=True)
 class _End:
-    """Why a token is not valid any more: `expired` ends open streams too; `cause` is the fault that
-    did it."""
+    """Why a token is no longer valid: `expired` ends open streams too; `cause` is the fault that
+    caused it.
+    """
 
     expired: bool
     cause: Fault | None
@@ -55,7 +59,7 @@ class _End:
 
 @dataclass
 class _Token:
-    """What is known of a token; it is not valid once it has an end, or after its time."""
+    """The state of a token; it is valid until it has an `end` or its lifetime is over."""
 
     username: str
     refresh_token: str
@@ -67,13 +71,13 @@ class _Token:
 class Sessions:
     """The org and its tokens. Thread-safe.
 
-    A token is valid until it is ended or its time is over; a restart on the same store leaves good
-    tokens good and makes one for the emulator's own use if none is.
+    A token is valid until it is ended or its lifetime is over. Valid tokens survive a restart on
+    the same store; if the emulator's own token is not among them, a new one is issued.
 
     Args:
-        store: Where they live.
-        clock: What time it is.
-        settings: How long a token lives.
+        store: The store that holds them.
+        clock: The org's clock.
+        settings: The lifetime of tokens.
 
     Attributes:
         org_id: 18 characters.
@@ -83,7 +87,7 @@ class Sessions:
         self._store = store
         self._clock = clock
         self._life = settings.token_lifetime_s
-        self._lock = threading.Lock()  # guards what is below
+        self._lock = threading.Lock()  # guards the fields below
         self._on_end: list[Callable[[], None]] = []
         org_id = store.meta("org_id", DEFAULT_ORG_ID)
         store.set_meta("org_id", org_id)
@@ -102,11 +106,11 @@ class Sessions:
 
     @property
     def access_token(self) -> str:
-        """The newest token of the emulator's own, good or not."""
+        """Return the newest of the emulator's own tokens, valid or not."""
         return self._newest
 
     def new_token(self) -> str:
-        """Issue one more token of the emulator's own; those before stay as they are."""
+        """Issue another token for the emulator itself; earlier ones are not changed."""
         self._newest = self._issue("", "", own=True)
         return self._newest
 
@@ -114,13 +118,16 @@ class Sessions:
         """Issue a token to a user who signed in.
 
         Args:
-            username: Who.
-            refresh_token: What it was made from; the end of that is the end of this.
+            username: The user.
+            refresh_token: The refresh token it was issued for; revoking that also revokes this
+                token.
         """
         return self._issue(username, refresh_token, own=False)
 
     def user_of(self, token: str) -> str | None:
-        """Who signed in for a good token, blank for the emulator's own; None if it is not good."""
+        """Return the username of a valid token, blank for the emulator's own; None if it is not
+        valid.
+        """
         with self._lock:
             known = self._tokens.get(token)
             return known.username if known and self._is_good(known) else None
@@ -129,44 +136,44 @@ class Sessions:
         """End all tokens.
 
         Args:
-            expired: Whether streams that are open with them end at once.
-            cause: What is counted when a client notices.
+            expired: Whether open streams that use them end immediately.
+            cause: The fault to count when a client notices.
         """
         self._end(lambda _token, _known: True, _End(expired, cause))
 
     def revoke(self, token: str) -> bool:
-        """Revoke one token, as its holder asks; streams that are open with it continue.
+        """Revoke one token at the request of its holder; open streams that use it continue.
 
         Returns:
-            Whether it was good.
+            Whether it was valid.
         """
         return self._end(lambda item, _known: item == token, _End(False, None))
 
     def revoke_family(self, refresh_token: str) -> None:
-        """Revoke what was made from a refresh token."""
+        """Revoke all access tokens that were issued for a refresh token."""
         self._end(lambda _token, known: known.refresh_token == refresh_token, _End(False, None))
 
     def expire(self, token: str) -> bool:
-        """End one token and what is open with it.
+        """Expire one token and end the streams that use it.
 
         Returns:
-            Whether it was good.
+            Whether it was valid.
         """
         return self._end(lambda item, _known: item == token, _End(True, None))
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after tokens have ended, so that waiting streams look again."""
+        """Call `listener` after tokens have ended, so that waiting streams check their token."""
         with self._lock:
             self._on_end.append(listener)
 
     def ended_by(self, token: str) -> Fault | None:
-        """The fault that ended a token, if one did."""
+        """Return the fault that ended a token, or None."""
         with self._lock:
             known = self._tokens.get(token)
             return known.end.cause if known and known.end else None
 
     def has_expired(self, token: str) -> bool:
-        """Whether what was opened with a token must end now."""
+        """Return whether streams that use a token must end now."""
         with self._lock:
             known = self._tokens.get(token)
             if known is None:
@@ -174,21 +181,22 @@ class Sessions:
             return known.end.expired if known.end else not self._is_good(known)
 
     def expires_at(self, token: str) -> float | None:
-        """When a token's time is over, in seconds since 1970 UTC; None is never."""
+        """Return when a token expires, in seconds since 1970 UTC; None means never."""
         with self._lock:
             known = self._tokens.get(token)
             return known.made_at + self._life if known and self._life else None
 
     @property
     def tenant(self) -> str:
-        """The org as error texts and TopicInfo name it."""
+        """Return the org's name in error messages and TopicInfo."""
         return f"CORE/prod/{self.org_id}"
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Pass only if an RPC's headers open this org.
+        """Check the headers of an RPC.
 
         Raises:
-            Refused: A header is missing, blank or malformed; or the token or tenant is not ours.
+            Refused: A header is missing, blank or malformed; or the token or tenant is not valid
+                for this org.
         """
         for name in _HEADERS:
             if not headers.get(name, "").strip():
@@ -203,12 +211,13 @@ class Sessions:
             raise Refused("service.auth.error")
 
     def knows(self, token: str) -> bool:
-        """Whether a token is valid."""
+        """Return whether a token is valid."""
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Whether a token is valid or was; one that was still opens the admin endpoint, or nobody
-        could ask for a new one."""
+        """Return whether a token is or was valid. Expired tokens still give access to the admin
+        endpoint; otherwise nobody could request a new one.
+        """
         with self._lock:
             return token in self._tokens
 

@@ -1,7 +1,7 @@
-"""Every time, size and habit that the service knows, in one place.
+"""All times, limits and behaviours of the emulated service, in one place.
 
-No other module of the emulator has a number of its own for these. Tests scale them; the client has
-a counterpart for each. A `Settings` is immutable and holds no state.
+No other module of the emulator defines such numbers. Tests scale them; the client has a counterpart
+for each. A `Settings` is immutable.
 """
 
 from __future__ import annotations
@@ -18,78 +18,92 @@ OldVersions = Literal["refuse", "newest"]
 StreamingAdvice = Literal["first", "always", "never"]
 
 REPLAY_ID_LENGTHS = (8, 10, 12, 24)
-"""Bytes of the replay ids that can be minted. 10 is what the service sends; the others were never
-seen there and show that a client treats ids as opaque."""
+"""Supported lengths of replay ids, in bytes. The service sends 10; the others were never observed
+there and are for testing that a client treats ids as opaque.
+"""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The service's times, sizes and habits. Times are in seconds, sizes in bytes.
+    """Times, limits and behaviours of the service. Times are in seconds, sizes in bytes.
 
     Raises:
-        ValueError: A value is out of range; the text names the setting.
+        ValueError: A value is out of range; the message names the setting.
     """
 
     keepalive_s: float = 120.0
-    """An empty response after this long without one while events are wanted. Seen live: 120; the
-    service promises 270 at most."""
+    """An empty response is sent after this long without a response while requested events are
+    outstanding. Observed: 120; the service promises 270 at most.
+    """
 
     idle_close_s: float = 60.0
-    """A stream that wants no events is closed this long after its last response. Documented: 60."""
+    """A stream without outstanding requested events is closed this long after its last response.
+    Documented: 60.
+    """
 
     idle_close: IdleClose = "ok"
-    """How it is closed: with status OK or with an error. Not known of the real service."""
+    """How an idle stream is closed: with status OK or with an error. Not known for the real
+    service.
+    """
 
     commits_reset_idle: bool = False
-    """Whether a commit also restarts the time of `idle_close_s`. Not known; False is the harder
-    case for a client."""
+    """Whether a commit also resets the timer of `idle_close_s`. Not known; False is the harder case
+    for a client.
+    """
 
     commit_deadline_s: float = 1800.0
-    """A managed stream is closed this long after its last commit request. Seen live: 1,800."""
+    """A managed stream is closed this long after its last commit request. Observed: 1,800."""
 
     retention_s: float = 72 * 3600.0
-    """Events and positions are forgotten after this long. Documented: 72 h."""
+    """Events and positions are deleted after this long. Documented: 72 h."""
 
     tip_refresh_s: float = 60.0
-    """A keepalive mints a new position when the newest is older than this, as the real bus moves on
-    by other traffic of the org; so the position of an idle topic stays valid. It must be well below
-    `retention_s`; `__post_init__` lowers nothing, it refuses."""
+    """A keepalive creates a new position if the newest one is older than this, because the real bus
+    advances through other traffic of the org. This keeps the position of an idle topic valid. It
+    must be at most half of `retention_s`; a larger value raises an error.
+    """
 
     propagation_s: float = 0.0
-    """Streams learn this long after the Tooling API took it that a managed subscription was
-    created, set to RUN, or given other presets. On the real service minutes; 0 so that nobody waits
-    without asking for it."""
+    """Delay until streams see that the Tooling API created a managed subscription, set it to RUN,
+    or changed its presets. Minutes on the real service; 0 here so that nobody waits by default.
+    """
 
     token_lifetime_s: float = 0.0
-    """An access token expires this long after it was issued, and what is open with it ends; 0
-    is never. On the real service a session policy of the org, counted from the last use; from the
-    sign-in here, which is the harder case for a client."""
+    """An access token expires this long after it was issued, and streams that use it end; 0 means
+    never. On the real service this is a session policy of the org, counted from the last use. Here
+    it is counted from the sign-in, which is the harder case for a client.
+    """
 
     rotate_refresh_tokens: bool = False
-    """Whether a refresh token is valid once, and its answer brings the next. On the real service a
-    choice of each connected app."""
+    """Whether a refresh token can be used only once, and each response contains the next one. On
+    the real service each connected app configures this.
+    """
 
     assertion_s: float = 300.0
     """A JWT of the bearer flow that expires later than this is refused. Reported: 3 or 5 min."""
 
     managed_limit: int = 200
-    """Managed subscriptions that an org can have. Documented: 200."""
+    """Maximum managed subscriptions of an org. Documented: 200."""
 
     slot_release_s: float = 0.0
-    """The slot of a managed subscription stays taken this long after its stream's end. On the real
-    service seconds; 0 so that a restart is immediate."""
+    """The slot of a managed subscription stays taken this long after its stream's end. Seconds on
+    the real service; 0 here so that a restart is immediate.
+    """
 
     state_delay_s: float = 0.05
-    """The open stream of a managed subscription is told this long after STOP or deletion, and goes
-    on until then. Documented as a small delay."""
+    """The open stream of a managed subscription continues for this long after STOP or deletion, and
+    then ends. Documented as a small delay.
+    """
 
     commit_answer_delay_s: float = 0.005
-    """Time from a commit to its answer. On the real service about 1 s; commits that come within it
-    share an answer."""
+    """Time from a commit to its answer. About 1 s on the real service; commits within this time
+    share an answer.
+    """
 
     commit_answer_tip: AnswerTip = "sent"
     """`latest_replay_id` of a commit answer: absent, the last position sent on the stream, or the
-    org's newest, which may be ahead of events still to be sent."""
+    org's newest, which may be ahead of events that are not sent yet.
+    """
 
     commit_answer_pending: bool = True
     """Whether a commit answer carries `pending_num_requested`."""
@@ -98,115 +112,133 @@ class Settings:
     """A PublishStream is closed this long after its last request. Documented: 70."""
 
     max_outstanding: int = 100
-    """Events that a stream can have asked for; more counts as this many. Documented: 100."""
+    """Maximum outstanding requested events of a stream; larger requests are reduced to this.
+    Documented: 100.
+    """
 
     events_per_response: int = 100
-    """Events in one response, at most."""
+    """Maximum events in one response."""
 
     response_bytes: int = 3 * 1024 * 1024
-    """Size of one response, at most, unless a single event is larger. Reported: 3 MB."""
+    """Maximum size of one response, unless a single event is larger. Reported: 3 MB."""
 
     event_bytes: int = 1024 * 1024
-    """A larger event is refused, and the others of its request are not. Documented: 1 MB."""
+    """A larger event is rejected; the other events of its request are not. Documented: 1 MB."""
 
     publish_request_bytes: int = 4 * 1024 * 1024
-    """A larger PublishRequest breaks the call as a proxy would. Documented: 4 MB."""
+    """A larger PublishRequest ends the call as a proxy would. Documented: 4 MB."""
 
     replay_id_bytes: int = 10
-    """Length of minted replay ids: 8, 10, 12 or 24."""
+    """Length of replay ids: 8, 10, 12 or 24."""
 
     change_event_ids: bool = True
-    """Whether change events carry `event.id`. Documented: no; every capture: yes."""
+    """Whether change events have `event.id`. Documentation: no; all captured events: yes."""
 
     accept_old_schemas: bool = True
-    """Whether events are taken that were encoded by a schema which the topic had before. Not known
-    of the real service; False is the harder case for a client."""
+    """Whether events encoded with an earlier schema of the topic are accepted. Not known for the
+    real service; False is the harder case for a client.
+    """
 
     streaming_timeout_s: float = 110.0
-    """The Streaming API holds a connect this long. Documented: 110."""
+    """The Streaming API holds a connect request for this long. Documented: 110."""
 
     streaming_interval_s: float = 0.0
-    """What it advises to wait before the next connect."""
+    """The delay before the next connect that the Streaming API advises."""
 
     streaming_session_s: float = 40.0
-    """A session of it dies this long after its last answer, while no connect is held. Documented:
-    40."""
+    """A Streaming API session ends this long after its last response if no connect is pending.
+    Documented: 40.
+    """
 
     streaming_retention_s: float = 24 * 3600.0
-    """Events of PushTopics and generic channels are forgotten after this long; platform and change
+    """Events of PushTopics and generic channels are deleted after this long; platform and change
     events after `retention_s`. Documented: 24 h."""
 
     streaming_id_gap: int = 2
-    """At most so many ids lie unused between two events of PushTopics and generic channels."""
+    """Maximum unused ids between two events of PushTopics and generic channels."""
 
     streaming_reply_events: int = 1000
-    """Events of one channel in one answer of the Streaming API, at most."""
+    """Maximum events of one channel in one response of the Streaming API."""
 
     streaming_old_versions: OldVersions = "newest"
-    """What becomes of requests to API versions 23 to 36: treated as the newest, as since 2026, or
-    refused, as the error texts still say."""
+    """How requests to API versions 23 to 36 are handled: like the newest version, as since 2026, or
+    rejected, as the error messages still say.
+    """
 
     streaming_events_first: bool = True
-    """Whether events come before the answer to the connect that brings them, or after it."""
+    """Whether events are placed before the connect response in the same message, or after it."""
 
     streaming_events_on_subscribe: bool = False
-    """Whether the answer to a subscribe brings its first events."""
+    """Whether the response to a subscribe includes its first events."""
 
     streaming_event_ids: bool = False
-    """Whether events carry an id, which may equal that of a request."""
+    """Whether events have an id, which may be the same as the id of a request."""
 
     streaming_advice: StreamingAdvice = "first"
-    """Which answers to connects carry advice."""
+    """Which connect responses contain advice."""
 
     change_event_records: int = 20
-    """Records that one change event names, at most: the same change of several records in one
-    transaction is one event. The most seen in a capture: 20. 1 gives each an event of its own."""
+    """Maximum records in one change event: the same change to several records in one transaction
+    becomes one event. Largest observed: 20. With 1, each record gets its own event.
+    """
 
     change_event_formulas: bool = False
-    """Whether change events have custom formula fields. Documented both ways, in guides of
-    different releases."""
+    """Whether change events contain custom formula fields. The guides of different releases
+    disagree.
+    """
 
     overflow_changes: int = 100_000
-    """Changes of one transaction that become change events; those beyond become one overflow event
-    an object. Documented: 100,000."""
+    """Maximum changes of one transaction that become change events; the rest become one overflow
+    event for each object. Documented: 100,000.
+    """
 
     bulk_result_records: int = 100_000
-    """Rows of a bulk query's results in one answer, at most. On the real service by size."""
+    """Maximum rows of a bulk query's results in one response. The real service limits the size."""
 
     rest_lag_s: float = 0.0
-    """Reads of records show what was there this long ago, while events come at once. On the real
-    service 1 to 3 s have been measured."""
+    """Reads of records return the state of this long ago, while events are sent immediately. On the
+    real service 1 to 3 s have been measured.
+    """
 
     max_streams: int = 400
-    """Streams open at once; one more is refused at once with service.protection.triggered, and
-    unary calls go on. No number is published; each stream holds two threads here."""
+    """Maximum open streams. One more is rejected with service.protection.triggered; unary calls
+    still work. No limit is published; each stream uses two threads here.
+    """
 
     headers_at_once: bool = False
-    """Whether a stream's response headers come as soon as it is open, or with its first message.
-    Not known of the service; a client that waits for them before it goes on (tonic) hangs without
-    them until the first event or keepalive, so the default is the harder case."""
+    """Whether a stream's response headers are sent as soon as it is open, or with its first
+    message. Not known for the service. Without them, a client that waits for them (tonic) hangs
+    until the first event or keepalive, so the default is the harder case.
+    """
 
     first_request_s: float = 60.0
-    """A stream that has sent no request is closed after this long, in the way of `idle_close`. Not
-    known of the service; this is its time for a stream that asks for no events."""
+    """A stream on which the client has sent no request is closed after this long, as `idle_close`
+    says. Not known for the service; the default is its timeout for a stream without outstanding
+    requests.
+    """
 
     daily_deliveries: int = 50_000
-    """Events that the org may have delivered in 24 hours, as the limits resource tells; nothing is
-    refused beyond. Documented of Performance and Unlimited Edition."""
+    """Event deliveries of the org in 24 hours, as shown by the limits resource; the limit is not
+    enforced. Documented for Performance and Unlimited Edition.
+    """
 
     hourly_publications: int = 250_000
-    """Platform events that the org may publish in an hour. As above."""
+    """Platform events that the org may publish in an hour; not enforced either. Documented for the
+    same editions.
+    """
 
     daily_api_requests: int = 1_000_000
-    """Calls of REST, Tooling and Bulk that the org answers in 24 hours; beyond, it refuses with
-    REQUEST_LIMIT_EXCEEDED. Documented: 100,000 of an Enterprise Edition and 1,000 a licence."""
+    """REST, Tooling and Bulk API calls that the org answers in 24 hours; further calls fail with
+    REQUEST_LIMIT_EXCEEDED. Documented: 100,000 for Enterprise Edition plus 1,000 per licence.
+    """
 
     cors_origins: str = "loopback"
-    """Whose web pages may use the org's HTTP: origins with spaces between; `loopback` stands for
-    any port of this machine, `*` for all. In an org an administrator lists them."""
+    """Origins of web pages that may use the org's HTTP APIs, separated by spaces; `loopback` allows
+    any port of this machine, `*` allows all. In a real org an administrator lists them.
+    """
 
     statuses: Mapping[str, str] = field(default_factory=dict)
-    """gRPC status names by error-code suffix, instead of those of `failures.FAILURES`."""
+    """gRPC status names by error-code suffix; they override those of `refusals.FAILURES`."""
 
     def __post_init__(self) -> None:
         for name, low in _LOWEST.items():
@@ -233,15 +265,15 @@ class Settings:
                 )
 
     def status_of(self, suffix: str) -> str:
-        """Name of the gRPC status that goes with an error-code suffix."""
+        """Return the gRPC status name for an error-code suffix."""
         return self.statuses.get(suffix, FAILURES[suffix].status)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings from names and values, such as the `[settings]` table of a seed.
+        """Create settings from names and values, such as the `[settings]` table of a seed.
 
         Raises:
-            ValueError: An unknown name, a value of the wrong type or out of range.
+            ValueError: A name is unknown, or a value has the wrong type or is out of range.
         """
         types = get_type_hints(cls)
         known = {item.name for item in fields(cls)}
@@ -254,10 +286,10 @@ class Settings:
 
 
 _LONGEST_KEEPALIVE_S = 270.0
-"""What the service promises; a longer interval would test nothing that can happen."""
+"""The maximum that the service promises; a longer interval cannot occur."""
 
 _LOWEST: dict[str, float] = {
-    "keepalive_s": 0.001,  # zero would be a loop
+    "keepalive_s": 0.001,  # zero would cause a busy loop
     "idle_close_s": 0.0,
     "commit_deadline_s": 0.0,
     "retention_s": 0.001,

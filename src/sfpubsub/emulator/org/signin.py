@@ -1,8 +1,9 @@
-"""Signing in: which credentials get an access token, and the errors of the others. No wire.
+"""Sign-in: which credentials get an access token, and the errors for all others. Independent of the
+wire protocols.
 
-One function a flow; each checks the app, then what the flow is about, then the user, and its errors
-are those of the service. Times of assertions are judged by the machine's clock without jumps: the
-client that made the assertion has no part in them.
+There is one function for each flow. It checks the app, then the credentials of the flow, then the
+user, and fails with the errors of the service. Times in assertions are compared with the machine's
+clock without jumps, because the client that created the assertion does not see jumps.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from sfpubsub.emulator.org.sessions import Sessions
 from sfpubsub.emulator.org.settings import Settings
 
 _SCOPE = "api id"
-"""What every sign-in may do; scopes are not looked at."""
+"""The scope of every sign-in; scopes are not enforced."""
 
 _PUBLIC_AUDIENCES = ("https://login.salesforce.com", "https://test.salesforce.com")
-"""Audiences of the service's own; the emulator's URL is one too, as a My Domain's is."""
+"""Audiences of the service; the emulator's own URL is accepted too, as a My Domain URL is."""
 
 _ASSERTION_LEEWAY_S = 10.0
-"""By how much a client's clock may be ahead."""
+"""Tolerance for a client's clock that runs ahead, in seconds."""
 
 _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
@@ -53,11 +54,11 @@ class SignIn:
     """The flows of one org. Thread-safe.
 
     Args:
-        accounts: Who can sign in.
-        sessions: Where tokens come from.
-        clock: What time it is.
-        settings: Habits.
-        faults: May refuse anybody.
+        accounts: The users and apps.
+        sessions: Issues the tokens.
+        clock: The org's clock.
+        settings: The org's settings.
+        faults: The fault plan, which may make a sign-in fail.
     """
 
     accounts: Accounts
@@ -69,15 +70,15 @@ class SignIn:
     def grant(
         self, form: Mapping[str, str], url: str, audiences: tuple[str, ...]
     ) -> dict[str, str]:
-        """Answer a request for a token.
+        """Process a token request and return the response.
 
         Args:
-            form: Its parameters.
-            url: The emulator's own.
-            audiences: Names of the emulator that an assertion can be meant for.
+            form: The parameters of the request.
+            url: The emulator's own URL.
+            audiences: The emulator's URLs that are accepted as the audience of an assertion.
 
         Raises:
-            SignInRefused: Nobody gets a token.
+            SignInRefused: The credentials are not accepted.
         """
         self._be_refused()
         flows: dict[str, Callable[[], dict[str, str]]] = {
@@ -92,20 +93,20 @@ class SignIn:
         return flow()
 
     def login(self, username: str, password: str) -> tuple[User, str]:
-        """Sign in without an app, as the SOAP call does.
+        """Sign in without an app, as the SOAP login call does.
 
         Raises:
-            SignInRefused: Nobody gets a token.
+            SignInRefused: The credentials are not accepted.
         """
         self._be_refused()
         user = self._by_password(username, password)
         return user, self.sessions.issue(user.username)
 
     def revoke(self, token: str) -> None:
-        """Revoke an access or refresh token, and with a refresh token what was made from it.
+        """Revoke an access token, or a refresh token and all access tokens issued for it.
 
         Raises:
-            SignInRefused: It was not good.
+            SignInRefused: The token was not valid.
         """
         if self.accounts.end_refresh_token(token):
             self.sessions.revoke_family(token)
@@ -129,7 +130,7 @@ class SignIn:
 
     def _refresh(self, form: Mapping[str, str], url: str) -> dict[str, str]:
         app = self._app(form)
-        if "client_secret" in form:  # an app may ask for none
+        if "client_secret" in form:  # some apps do not require one
             _check_secret(app, form)
         token = _needed(form, "refresh_token")
         username = self.accounts.refresh_user(token, app.client_id)
@@ -139,7 +140,7 @@ class SignIn:
         if not self.settings.rotate_refresh_tokens:
             return self._answer(app, user, url, token)
         new = self.accounts.rotate(token, app.client_id)
-        if new is None:  # another request was faster
+        if new is None:  # another request used it first
             raise SignInRefused("refresh")
         answer = self._answer(app, user, url, new)
         return {**answer, "refresh_token": new}
@@ -150,7 +151,7 @@ class SignIn:
         assertion = _needed(form, "assertion")
         try:
             import jwt
-        except ModuleNotFoundError as error:  # then no app was given a public key here
+        except ModuleNotFoundError as error:  # without it, no app can have a public key
             raise SignInRefused("server") from error
         try:
             claims = jwt.decode(assertion, options={"verify_signature": False})
@@ -163,7 +164,7 @@ class SignIn:
         if not app.public_key:
             raise SignInRefused("assertion")
         try:
-            # The signature alone: the claims have errors of their own.
+            # Only the signature: the claims are checked separately, with their own errors.
             jwt.PyJWS().decode(assertion, read_public_key(app.public_key), algorithms=["RS256"])
         except (jwt.PyJWTError, ValueError) as error:
             raise SignInRefused("assertion") from error
@@ -173,7 +174,7 @@ class SignIn:
             raise SignInRefused("assertion")
         return self._answer(app, self._active(subject, "approval"), url)
 
-    # What they share.
+    # Shared by the flows.
 
     def _be_refused(self) -> None:
         fault = self.faults.take("refuse_sign_in", SIGN_IN)
@@ -250,7 +251,9 @@ def _same(one: str, other: str) -> bool:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Whether it can be looked up: JSON can name halves of characters, which no store takes."""
+    """Return whether a value is text that the store accepts: JSON can contain lone surrogates,
+    which it does not.
+    """
     if not isinstance(value, str):
         return False
     try:

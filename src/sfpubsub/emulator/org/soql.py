@@ -1,4 +1,4 @@
-"""The part of SOQL that is understood: one SELECT, and nothing that is guessed at.
+"""Parser for the supported part of SOQL: a single SELECT. Everything else is rejected.
 
     SELECT field, … | COUNT() FROM object
         [WHERE condition] [ORDER BY field [ASC | DESC] [NULLS FIRST | LAST], …]
@@ -6,9 +6,9 @@
 
 A condition compares a field by = != < <= > >= LIKE, IN (…), NOT IN (…), INCLUDES (…), EXCLUDES (…)
 with texts in single quotes, numbers, true, false, null, dates and times; conditions are joined by
-AND, OR, NOT and parentheses. As in an org, AND and OR do not stand side by side without
-parentheses. Everything else is malformed. Words are the same in upper and lower case. Knows no
-object and no field.
+AND, OR, NOT and parentheses. As in an org, AND and OR cannot be mixed without parentheses.
+Everything else is malformed. Keywords are case-insensitive. Names of objects and fields are not
+checked.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TOKEN = re.compile(
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _LONGEST_NUMBER = 9
 _LONGEST = 100_000
-"""Characters of a query. Documented."""
+"""Maximum characters of a query. Documented."""
 
 _DEEPEST = 50
-"""Nested parentheses and NOTs; more would not fit on the stack."""
+"""Maximum depth of parentheses and NOTs; more could overflow the stack."""
 
 _SIGNS = {"=": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _LISTS = ("IN", "INCLUDES", "EXCLUDES")
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Malformed(Exception):  # noqa: N818 - an answer, not a bug
-    """A query cannot be read; the text says where."""
+    """A query cannot be parsed; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Literal:
 
     Attributes:
         kind: text, number, time or word.
-        text: Of a text without its quotes, but with its backslashes.
+        text: For a string, the text without its quotes, but with its backslashes.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Joined:
-    """Conditions joined by AND, OR, or one under NOT."""
+    """Conditions joined by AND or OR, or one condition under NOT."""
 
     by: str
     conditions: tuple[Condition, ...]
@@ -83,7 +83,7 @@ Condition = Comparison | Joined
 
 @dataclass(frozen=True)
 class Order:
-    """One field of ORDER BY; `nulls_first` is None where it is not said."""
+    """One field of ORDER BY; `nulls_first` is None if it is not specified."""
 
     field: str
     descending: bool
@@ -96,7 +96,7 @@ class Select:
 
     Attributes:
         fields: Empty for COUNT().
-        limit: None is all rows.
+        limit: None means all rows.
     """
 
     fields: tuple[str, ...]
@@ -108,15 +108,15 @@ class Select:
 
     @property
     def counts(self) -> bool:
-        """Whether it asks for COUNT()."""
+        """Return whether this is a COUNT() query."""
         return not self.fields
 
 
 def parse(text: str) -> Select:
-    """Read a query.
+    """Parse a query.
 
     Raises:
-        Malformed: It is not one, or more than is understood.
+        Malformed: The text is not valid, or uses unsupported syntax.
     """
     if len(text) > _LONGEST:
         raise Malformed(f"a query has at most {_LONGEST} characters")
@@ -127,13 +127,13 @@ def parse_condition(text: str) -> Condition:
     """Parse a condition, as it is written after WHERE.
 
     Raises:
-        Malformed: It is not one, or more than is understood.
+        Malformed: The text is not valid, or uses unsupported syntax.
     """
     return _Parser(text).only_condition()
 
 
 def unescaped(text: str) -> str:
-    """A text without its backslashes."""
+    """Return a string literal with its escapes resolved."""
     return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text, flags=re.DOTALL)
 
 

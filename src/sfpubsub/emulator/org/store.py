@@ -1,11 +1,11 @@
 """The durable part of the bus: one SQLite file in the data directory.
 
-Rows in, rows out; which rows make sense is the bus's business. Invariant: whatever a call has
-returned from is found again after the process was killed.
+The store only reads and writes rows; the bus decides which rows are valid. Invariant: once a call
+has returned, its changes survive a kill of the process.
 
 WAL with synchronous=NORMAL: a commit is passed to the operating system before the call returns,
-which a killed process cannot take back. FULL would add an fsync per publish for the case that the
-whole machine stops; an emulator does not promise that.
+so it survives a kill of the process. FULL would add an fsync per publish to survive a crash of the
+whole machine, which an emulator does not promise.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ CREATE TABLE IF NOT EXISTS access_tokens (
 """
 
 _LAYOUT = 1
-"""Version of the tables above; a file of another version is refused."""
+"""Version of the tables above; a file of another version is rejected."""
 
 
 class StoreProblem(Exception):  # noqa: N818 - a report about a file, not about the program
-    """The database cannot be used; the text names the file."""
+    """The database cannot be used; the message names the file."""
 
 
 class Event(NamedTuple):
@@ -92,10 +92,10 @@ class Store:
     """The tables of one data directory.
 
     Args:
-        path: The database file; made when it is not there, and so is that of the blocks beside it.
+        path: The database file. It is created if it does not exist, as is the block file beside it.
 
     Attributes:
-        blocks: Events as they are sent, in a file of their own, which no `transaction` covers.
+        blocks: Encoded events, in a separate file that `transaction` does not cover.
 
     Thread-safe: one connection behind one lock, which `transaction` holds.
 
@@ -108,7 +108,7 @@ class Store:
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self._lock = threading.RLock()  # serialises use of the one connection
         try:
-            # isolation_level None: transactions are begun and ended here, and only here.
+            # isolation_level None: transactions begin and end only here.
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise StoreProblem(f"{path}: {error}") from error
@@ -127,7 +127,7 @@ class Store:
             raise StoreProblem(f"{path} was made by another version (layout {version})")
 
     def close(self) -> None:
-        """Close the file, and all snapshots of it."""
+        """Close the file and all its snapshots."""
         for snapshot in list(self._snapshots):
             snapshot.close()
         self.blocks.close()
@@ -136,7 +136,7 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside becomes durable together at the end, or not at all."""
+        """Run the block as a transaction: everything becomes durable at the end, or nothing."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -152,28 +152,28 @@ class Store:
             return self._db.execute(sql, values).fetchall()
 
     def run(self, sql: str, *values: object) -> None:
-        """Carry out one statement; durable at once outside a transaction."""
+        """Execute one statement; outside a transaction it is durable immediately."""
         with self._lock:
             self._db.execute(sql, values)
 
     def snapshot(self) -> Snapshot:
-        """The database as it is now, to be read while changes come."""
+        """Return a snapshot of the database that can be read while it changes."""
         with self._lock:
             made = Snapshot(self._path)
             self._snapshots.add(made)
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """A remembered text."""
+        """Return a stored text, or `default`."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 
     def set_meta(self, key: str, value: str) -> None:
-        """Remember a text."""
+        """Store a text."""
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:
-        """Add events to the logs of topics. Inside a `transaction`."""
+        """Add events to the logs of topics. Call it inside a `transaction`."""
         with self._lock:
             self._db.executemany(
                 "INSERT INTO events VALUES (?, ?, ?, ?, ?)", [(*event, at) for event in events]
@@ -189,7 +189,7 @@ class Store:
                 )
 
     def events_after(self, topic_id: int, position: int, limit: int) -> list[Event]:
-        """The next events of a topic, at most `limit`, in order."""
+        """Return the next events of a topic, at most `limit`, in order."""
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload FROM topic_log AS l"
             " JOIN events AS e ON e.position = l.position"
@@ -198,11 +198,11 @@ class Store:
             position,
             limit,
         )
-        # What `Event._make` does, without a call in Python for each.
+        # Same as `Event._make`, without a Python call for each row.
         return [tuple.__new__(Event, row) for row in found]
 
     def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
-        """The last events of a topic and when they were published, the newest first."""
+        """Return the last events of a topic with their publication times, newest first."""
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"
             " JOIN events AS e ON e.position = l.position"
@@ -213,8 +213,9 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Positions and times of the last events of a topic after a position, at most `limit`,
-        in order."""
+        """Return positions and times of the last `limit` events of a topic after a position, in
+        order.
+        """
         found = self.rows(
             "SELECT e.position, e.at FROM topic_log AS l"
             " JOIN events AS e ON e.position = l.position"
@@ -226,10 +227,10 @@ class Store:
         return [(int(row[0]), float(row[1])) for row in reversed(found)]
 
     def purge(self, at: float) -> int | None:
-        """Forget events and marks made at `at` or before.
+        """Delete events and marks created at `at` or before.
 
         Returns:
-            The newest position forgotten; None if there was none.
+            The newest deleted position, or None.
         """
         with self.transaction():
             newest: int | None = self.rows(
@@ -243,19 +244,19 @@ class Store:
         return newest
 
     def forget_through(self, position: int) -> None:
-        """Forget events and marks up to a position. Inside a `transaction`."""
+        """Delete events and marks up to a position. Call it inside a `transaction`."""
         for table in ("topic_log", "events", "marks"):
             self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names
         self.set_meta("purged_through", str(position))
         self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
-        """Give all events positions above `above`, the gaps as before; forget all marks.
+        """Move all events to positions above `above`, keeping the gaps, and delete all marks.
 
-        `above` is at least the newest position. Inside a `transaction`.
+        `above` must be at least the newest position. Call it inside a `transaction`.
 
         Returns:
-            The newest position then; `above` if there is no event.
+            The new newest position; `above` if there are no events.
         """
         oldest: int | None
         newest: int | None
@@ -266,12 +267,12 @@ class Store:
             return above
         shift = above + 1 - oldest
         for table in ("topic_log", "events"):
-            # Every new number is above every old one, so no row takes the number of another.
+            # Every new number is above every old one, so no two rows collide.
             self.run(f"UPDATE {table} SET position = position + ?", shift)  # noqa: S608 - fixed names
         return newest + shift
 
     def newest_before(self, at: float) -> int | None:
-        """The newest position of an event or mark made before `at`; None if there was none."""
+        """Return the newest position of an event or mark created before `at`, or None."""
         found: int | None = self.rows(
             "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?1"
             " UNION ALL SELECT max(position) FROM marks WHERE at < ?1)",
@@ -280,7 +281,7 @@ class Store:
         return found
 
     def oldest(self) -> float | None:
-        """When the oldest event or mark was made; None if there is none."""
+        """Return when the oldest event or mark was created, or None."""
         found = self.rows(
             "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"
             " UNION ALL SELECT * FROM (SELECT at FROM marks ORDER BY position LIMIT 1))"
@@ -289,7 +290,7 @@ class Store:
 
 
 class Snapshot:
-    """What the database held at one moment. Thread-safe; holds a connection until it is closed.
+    """A snapshot of the database. Thread-safe; it holds a connection until it is closed.
 
     Args:
         path: The database file.
@@ -304,7 +305,8 @@ class Snapshot:
             check_same_thread=False,
         )
         self._db.execute("BEGIN")
-        self._db.execute("SELECT 1 FROM meta").fetchone()  # from here on changes are not seen
+        # The read starts the snapshot: later changes are not visible.
+        self._db.execute("SELECT 1 FROM meta").fetchone()
 
     def rows(self, sql: str, *values: object) -> list[Any]:
         """All rows of a query."""
@@ -312,14 +314,15 @@ class Snapshot:
             return self._db.execute(sql, values).fetchall()
 
     def stream(self, sql: str, *values: object) -> Generator[Any, None, None]:
-        """The rows of a query, read as they are taken; one query at a time.
+        """Yield the rows of a query as they are consumed. Only one query can run at a time.
 
-        Close it when it is not read to its end: until then it holds the snapshot, also its `close`.
+        Close the generator if it is not consumed completely: until then it blocks the snapshot,
+        including its `close`.
         """
         with self._lock:
             yield from self._db.execute(sql, values)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         with self._lock:
             self._db.close()

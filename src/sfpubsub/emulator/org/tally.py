@@ -1,8 +1,9 @@
-"""Counts for people and tests: what was delivered, what a second time, what was committed.
+"""Counters for display and tests: deliveries, redeliveries and commits.
 
-Counts of deliveries and commits start at zero with the process; `published` is as old as the data
-directory. Nothing decides by them. Invariant: an event is counted as redelivered on a topic or
-managed subscription exactly if it was sent there before, on whatever stream.
+Counts of deliveries and commits start at zero with the process; `published` covers the lifetime of
+the data directory. They have no effect on the emulator's behaviour. Invariant: an event is counted
+as redelivered on a topic or managed subscription if and only if it was sent there before, on any
+stream.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class Count:
 
     Attributes:
         published: Events published (topics only).
-        delivered: Events sent, redelivered ones included.
+        delivered: Events sent, including redeliveries.
         redelivered: Events sent that had been sent before.
-        commits_accepted: Commits that were accepted (managed subscriptions only).
+        commits_accepted: Accepted commits (managed subscriptions only).
         commits_refused: Commits that were answered with an error.
         keepalives: Empty responses sent.
     """
@@ -35,7 +36,7 @@ class Count:
         self.keepalives = 0
         self._lock = threading.Lock()  # guards the sent ranges: several streams may share a topic
         # Disjoint sorted ranges (start, end] of positions sent. A stream sends every event of its
-        # topic between two positions, so ranges say the same as a set of positions would.
+        # topic between two positions, so ranges are equivalent to a set of positions.
         self._starts: list[int] = []
         self._ends: list[int] = []
 
@@ -47,7 +48,9 @@ class Count:
             self._add(after, positions[-1])
 
     def _sent_before(self, positions: Sequence[int]) -> int:
-        """How many of these were sent, by the ranges that they touch: nearly always one or none."""
+        """Return how many of these were sent before, using the ranges they overlap: usually one or
+        none.
+        """
         count = 0
         index = bisect.bisect_left(self._ends, positions[0])
         while index < len(self._ends) and self._starts[index] < positions[-1]:
@@ -57,7 +60,7 @@ class Count:
         return count
 
     def _add(self, start: int, end: int) -> None:
-        # All ranges that touch (start, end] melt into one.
+        # Merge all ranges that touch (start, end].
         low = bisect.bisect_left(self._ends, start)
         high = bisect.bisect_right(self._starts, end)
         if low < high:
@@ -76,16 +79,16 @@ class Tally:
 
     def __init__(self) -> None:
         self.usage: Usage = Usage()
-        self._lock = threading.Lock()  # guards the making of counts
+        self._lock = threading.Lock()  # guards the creation of counts
         self._topics: dict[str, Count] = {}
         self._managed: dict[str, Count] = {}
 
     def of_topic(self, name: str) -> Count:
-        """The counts of a topic's plain streams, and what was published to it."""
+        """Return the counts of a topic's unmanaged streams and of its published events."""
         with self._lock:
             return self._topics.setdefault(name, Count())
 
     def of_managed(self, subscription_id: str) -> Count:
-        """The counts of a managed subscription."""
+        """Return the counts of a managed subscription."""
         with self._lock:
             return self._managed.setdefault(subscription_id, Count())

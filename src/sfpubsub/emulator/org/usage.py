@@ -1,8 +1,8 @@
-"""What of the org's allocation of events was used: published and delivered, by event and time.
+"""Usage of the org's event allocations: published and delivered events, by event and time.
 
-Published events are counted from the log, so a restart loses none of them; deliveries are counted
-since the start of the process. Nothing is refused when an allocation is used up: the fault
-`fail_stream` with subscription.limit.exceeded does that.
+Published events are counted from the log, so they survive a restart; deliveries are counted since
+the start of the process. Allocations are not enforced; the fault `fail_stream` with
+subscription.limit.exceeded simulates that.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from sfpubsub.emulator.org.bus import Bus
 
 SEGMENT_S = 15 * 60
-"""The shortest time that usage is told for. Documented."""
+"""The shortest interval that usage is reported for. Documented."""
 
 DAY_S = 24 * 3600
 HOUR_S = 3600
 
 _KEPT_S = DAY_S + SEGMENT_S
-"""Deliveries of longer ago are forgotten; nobody can ask for them here."""
+"""Older deliveries are dropped; no request can reach them."""
 
 UsageType = Literal["PUBLISH", "DELIVERY"]
 
 
 @dataclass(frozen=True)
 class Used:
-    """How often one event was published or delivered in a time.
+    """How often one event was published or delivered in an interval.
 
     Attributes:
         event: Name of the event, such as `Order_Event__e`.
         start: Seconds since 1970 UTC.
-        end: As `start`, and not part of the time.
+        end: Seconds since 1970 UTC, exclusive.
     """
 
     event: str
@@ -55,8 +55,7 @@ class Usage:
         self._delivered: dict[int, Counter[str]] = {}  # by segment: schema id -> deliveries
 
     def delivered(self, now: float, schemas: Mapping[str, int]) -> None:
-        """Count events that are being sent, so many of each schema id; each time counts, as in an
-        org."""
+        """Count events that are being sent, by schema id; every redelivery counts, as in an org."""
         segment = int(now // SEGMENT_S)
         with self._lock:
             if segment not in self._delivered:
@@ -67,7 +66,7 @@ class Usage:
             self._delivered[segment].update(schemas)
 
     def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
-        """Segment, schema id and deliveries, of segments that end after `since`."""
+        """Yield segment, schema id and deliveries for segments that end after `since`."""
         with self._lock:
             return [
                 (segment, schema_id, count)
@@ -78,14 +77,14 @@ class Usage:
 
 
 def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> list[Used]:
-    """What was used, in times of equal length, by event and time.
+    """Return the usage in intervals of equal length, by event and time.
 
     Args:
-        store: Has what was published.
-        bus: Knows events by their schemas, and deliveries.
+        store: Provides the published events.
+        bus: Maps schemas to events, and counts deliveries.
         now: Seconds since 1970 UTC.
-        since: What ended before it is left out.
-        every: Seconds of each time; a multiple of `SEGMENT_S`.
+        since: Intervals that ended before this time are omitted.
+        every: Length of each interval in seconds; a multiple of `SEGMENT_S`.
     """
     names = {topic.name: topic.name.rpartition("/")[2] for topic in bus.topics() if topic.schema_id}
     found: Counter[tuple[str, UsageType, int]] = Counter()

@@ -1,4 +1,4 @@
-"""The org and what is around it, as every call of every wire gets it."""
+"""The org and its services, as passed to every call of every wire protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sfpubsub.emulator.org.store import Store
 
 @dataclass(frozen=True)
 class World:
-    """What every call works with."""
+    """The state that every call works with."""
 
     bus: Bus
     managed: ManagedSubscriptions

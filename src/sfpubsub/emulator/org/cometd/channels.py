@@ -1,9 +1,8 @@
-"""The channels of the Streaming API, on the one bus of the org.
+"""The channels of the Streaming API, on the org's bus.
 
-A PushTopic and a generic channel have a log of their own on the bus, under a name that no gRPC
-client can ask for; `/event/…` and `/data/…` are the bus's topics. An event's id is its position on
-the bus: a number that grows, with gaps. Events of PushTopics and generic channels are kept shorter
-than the others.
+Each PushTopic and generic channel has its own log on the bus, under a name that gRPC clients cannot
+request; `/event/…` and `/data/…` are the bus's topics. An event's id is its position on the bus: an
+increasing number with gaps. Events of PushTopics and generic channels have a shorter retention.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from sfpubsub.emulator.org.store import Event, Store
 NEW_EVENTS, ALL_EVENTS = -1, -2
 
 _LOG = "cometd:"
-"""Before the name of a channel's log on the bus; topics begin with a slash."""
+"""Prefix of a channel's log on the bus. It cannot clash with topics, which begin with a slash."""
 
 _PREFIXES = {"PushTopic": "0IF", "StreamingChannel": "0M6"}
-"""What the ids of the two kinds of records begin with."""
+"""Id prefixes of the two kinds of records."""
 
 _OWN = {"/topic/": "PushTopic", "/u/": "StreamingChannel"}
 
 _FACTOR = 0x9E3779B1
-"""Odd and large: gaps between ids follow no pattern that a client could come to rely on."""
+"""Odd and large, so that gaps between ids have no pattern that a client could rely on."""
 
 _CONDITION = re.compile(r"(\w+)=(?:'([^']*)'|(.*))")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A PushTopic or a StreamingChannel as the REST API has it."""
+    """A PushTopic or StreamingChannel record of the REST API."""
 
     record_id: str
     kind: str
@@ -55,9 +54,9 @@ class Channels:
     """All channels. Thread-safe.
 
     Args:
-        store: Where the records live.
-        bus: Where the events live.
-        clock: What time it is.
+        store: The store that holds the records.
+        bus: The bus that holds the events.
+        clock: The org's clock.
         settings: Retention and gaps.
     """
 
@@ -66,12 +65,12 @@ class Channels:
         self._bus = bus
         self._clock = clock
         self._settings = settings
-        self._lock = threading.Lock()  # one record at a time
+        self._lock = threading.Lock()  # serialises changes of records
 
     # Records.
 
     def create(self, kind: str, name: str, fields: Mapping[str, Any]) -> Record:
-        """Make a record and its channel; names are compared without their case.
+        """Create a record and its channel; names are case-insensitive.
 
         Raises:
             EmulatorProblem: The name is taken.
@@ -94,7 +93,7 @@ class Channels:
         return Record(record_id, kind, name, fields)
 
     def records(self, kind: str) -> list[Record]:
-        """All records of a kind, by name."""
+        """Return all records of a kind, sorted by name."""
         rows = self._store.rows(
             "SELECT id, kind, name, fields FROM streaming_records WHERE kind = ? ORDER BY name",
             kind,
@@ -102,30 +101,30 @@ class Channels:
         return [Record(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
 
     def delete(self, record_id: str) -> None:
-        """Forget a record; subscribers stay, without events."""
+        """Delete a record; its subscribers stay connected but receive no more events."""
         self._store.run("DELETE FROM streaming_records WHERE id = ?", record_id)
 
     # Events.
 
     def publish(self, path: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Publish to a PushTopic or a generic channel, which is made if it is not there.
+        """Publish to a PushTopic or a generic channel, creating it if necessary.
 
         Args:
             path: The channel.
-            events: Of a PushTopic `type` and `sobject`; of a generic channel `payload`, and perhaps
-                `userIds`, who gets it.
+            events: For a PushTopic `type` and `sobject`; for a generic channel `payload` and
+                optionally `userIds`, the recipients.
 
         Returns:
-            The ids.
+            The ids of the events.
 
         Raises:
-            EmulatorProblem: It is neither, or an event is none.
+            EmulatorProblem: The path is neither, or an event is not valid.
         """
         start, kind = next(
             ((start, kind) for start, kind in _OWN.items() if path.startswith(start)), ("", "")
         )
         if not kind:
-            raise EmulatorProblem(f"{path} is no PushTopic and no generic channel")
+            raise EmulatorProblem(f"{path} is neither a PushTopic nor a generic channel")
         known = {"PushTopic": {"type", "sobject"}, "StreamingChannel": {"payload", "userIds"}}
         for event in events:
             if not set(event) <= known[kind] or not event:
@@ -142,7 +141,7 @@ class Channels:
             return batch.tip
 
     def add(self, batch: Batch, path: str, event: dict[str, Any]) -> None:
-        """Publish one event within a transaction of the bus; its channel is there."""
+        """Publish one event within a transaction of the bus; the channel must exist."""
         created = datetime.fromtimestamp(self._clock.now(), UTC)
         about = {"createdDate": created.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
         if path.startswith("/topic/"):
@@ -153,7 +152,7 @@ class Channels:
         batch.add(_LOG + path, [Draft(payload, "")], skip=gap)
 
     def message(self, path: str, topic: Topic, event: Event) -> dict[str, Any]:
-        """An event as a Bayeux message."""
+        """Return an event as a Bayeux message."""
         if topic.name.startswith(_LOG):
             data = json.loads(event.payload)
             data["event"]["replayId"] = event.position
@@ -173,7 +172,9 @@ class Channels:
 
     @staticmethod
     def is_for(topic: Topic, event: Event, user_id: str, wanted: Sequence[tuple[str, str]]) -> bool:
-        """Whether a subscriber gets an event: by the push's list of users, and by the filter."""
+        """Return whether a subscriber receives an event, based on the event's list of users and the
+        subscription's filter.
+        """
         if not topic.name.startswith(_LOG):
             return True
         data = json.loads(event.payload)
@@ -185,7 +186,7 @@ class Channels:
     # Subscribing.
 
     def topic(self, path: str) -> Topic:
-        """The log behind a channel.
+        """Return the log of a channel.
 
         Raises:
             Refusal: There is no such channel.
@@ -209,10 +210,11 @@ class Channels:
         raise Refusal("unknown channel", channel=path)
 
     def conditions(self, path: str, text: str) -> list[tuple[str, str]]:
-        """The filter behind a PushTopic's name; any of its conditions is enough.
+        """Return the filter conditions after a PushTopic's name; an event needs to match only one
+        of them.
 
         Raises:
-            Refusal: It names a field that is not in the topic's query, or is not a filter.
+            Refusal: The filter uses a field that is not in the topic's query, or is not valid.
         """
         if not text:
             return []
@@ -231,10 +233,10 @@ class Channels:
         return found
 
     def position(self, topic: Topic, replay: object) -> int:
-        """Where a subscription begins: strictly after this position.
+        """Return the position after which a subscription starts.
 
         Raises:
-            Refusal: The id was never issued, or its event is no longer kept.
+            Refusal: The id was never issued, or its event is no longer retained.
         """
         if replay is None or replay == NEW_EVENTS:
             return self._bus.tip()
@@ -254,7 +256,9 @@ def _path(kind: str, name: str) -> str:
 
 
 def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """A change event as this API sends it: names for bitmaps, and no field that did not change."""
+    """Return a change event in the format of this API: field names instead of bitmaps, and only
+    changed fields.
+    """
     header = dict(payload["ChangeEventHeader"])
     names = [str(field["name"]) for field in schema["fields"]]
     for key in ("changedFields", "nulledFields", "diffFields"):
@@ -268,7 +272,7 @@ def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 
 def _named(bitmap: str, names: Sequence[str]) -> list[str]:
-    """The names that a bitmap stands for; of a nested one the field that it lies in."""
+    """Return the field names of a bitmap; for a nested bitmap, the name of its compound field."""
     parent, _, digits = bitmap.rpartition("-")
     if parent:
         return [names[int(parent)]]

@@ -1,8 +1,8 @@
-"""Who is connected by CometD, to which channels, and how far each has come.
+"""CometD sessions: their channels, and the position in each.
 
-A session lives while a connect is pending, and some time beyond its last answer. What was put into
-an answer is forgotten, whether the client got it or not: as in the original, only a replay brings
-it again.
+A session lives while a connect is pending, and for some time after its last response. Events that
+were put into a response are not sent again, even if the client did not receive it: as on the real
+service, only a replay returns them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sfpubsub.emulator.org.mailbox import Mailbox
 from sfpubsub.emulator.org.settings import Settings
 
 BELL = "cometd"
-"""What rings for every session, whatever it is subscribed to."""
+"""The bell key that wakes every session, whatever its subscriptions."""
 
 
 @dataclass
 class Subscription:
-    """One channel of a session."""
+    """The subscription of a session to one channel."""
 
     path: str
     topic: Topic
@@ -37,7 +37,7 @@ class Subscription:
 
 @dataclass(eq=False)
 class Session:
-    """One client. Its fields are changed under `lock`."""
+    """A client's session. `lock` guards its fields."""
 
     client_id: str
     cookie: str
@@ -45,17 +45,17 @@ class Session:
     user_id: str
     seen_at: float
     mail: Mailbox[None] | None = None
-    """Of the newest connect; wakes it."""
+    """The mailbox of the newest connect; used to wake it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     connects: int = 0
-    """Connects that have come; a held one that is not the newest is over."""
+    """Number of connects received; a pending connect that is not the newest one must end."""
     pending: int = 0
-    """Connects that are held."""
+    """Number of pending connects."""
     is_gone: bool = False
 
     def wake(self) -> None:
-        """Something may concern the held connect."""
+        """Wake the pending connect, because something may have changed."""
         mail = self.mail
         if mail is not None:
             mail.wake()
@@ -65,10 +65,10 @@ class CometdSessions:
     """All sessions. Thread-safe.
 
     Args:
-        bus: Where events come from.
-        channels: In which shape.
-        clock: What time it is.
-        settings: How long a session lives.
+        bus: The source of events.
+        channels: Converts events to the format of this API.
+        clock: The org's clock.
+        settings: Timeouts and limits.
     """
 
     def __init__(self, bus: Bus, channels: Channels, clock: Clock, settings: Settings) -> None:
@@ -76,13 +76,13 @@ class CometdSessions:
         self._channels = channels
         self._clock = clock
         self._settings = settings
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the two fields below
         self._sessions: dict[str, Session] = {}
         self.is_stopped: bool = False
-        """Whether the emulator is being stopped: held connects break."""
+        """Whether the emulator is stopping: pending connects end."""
 
     def make(self, token: str, user_id: str, cookie: str) -> Session:
-        """Let a client in; blank makes a new cookie."""
+        """Create a session; a blank cookie generates a new one."""
         session = Session(
             secrets.token_hex(13),
             cookie or secrets.token_hex(8),
@@ -96,10 +96,10 @@ class CometdSessions:
         return session
 
     def find(self, client_id: object, cookie: str) -> Session:
-        """The session of a message.
+        """Return the session of a message.
 
         Raises:
-            Refusal: There is no such session, or it has ended, or the cookie is not its own.
+            Refusal: There is no such session, it has ended, or it has a different cookie.
         """
         if not isinstance(client_id, str) or not client_id:
             raise Refusal("no handshake", reconnect="handshake")
@@ -114,7 +114,7 @@ class CometdSessions:
         return session
 
     def end(self, session: Session) -> None:
-        """Forget a session, and wake its held connect."""
+        """End a session, and wake its pending connect."""
         with self._lock:
             if self._sessions.pop(session.client_id, None) is None:
                 return
@@ -128,7 +128,7 @@ class CometdSessions:
         session.wake()
 
     def stop(self) -> None:
-        """End all sessions and break what is held."""
+        """End all sessions and their pending connects."""
         self.is_stopped = True
         with self._lock:
             sessions = list(self._sessions.values())
@@ -136,7 +136,7 @@ class CometdSessions:
             self.end(session)
 
     def subscribe(self, session: Session, subscription: Subscription) -> None:
-        """Add a channel to a session, or move it."""
+        """Subscribe a session to a channel, or replace its subscription."""
         with session.lock:
             is_new = subscription.path not in session.subscriptions
             session.subscriptions[subscription.path] = subscription
@@ -145,14 +145,16 @@ class CometdSessions:
         session.wake()
 
     def unsubscribe(self, session: Session, path: str) -> None:
-        """Remove a channel, if it is there."""
+        """Unsubscribe a session from a channel, if it is subscribed."""
         with session.lock:
             found = session.subscriptions.pop(path, None)
         if found is not None:
             self._bus.bells.forget(found.topic.name, session.wake)
 
     def collect(self, session: Session, only: str | None = None) -> list[dict[str, Any]]:
-        """Take what waits for a session, in the order of the bus; at most an answer's worth."""
+        """Remove and return a session's pending events, in the order of the bus, limited to one
+        response.
+        """
         found: list[tuple[int, dict[str, Any]]] = []
         with session.lock:
             for item in session.subscriptions.values():
@@ -173,13 +175,13 @@ class CometdSessions:
         return [message for _, message in sorted(found, key=lambda pair: pair[0])]
 
     def users_of(self, path: str) -> set[str]:
-        """The users who are subscribed to a channel."""
+        """Return the ids of the users who are subscribed to a channel."""
         with self._lock:
             sessions = list(self._sessions.values())
         return {session.user_id for session in sessions if path in session.subscriptions}
 
     def count(self) -> int:
-        """How many sessions there are that have not died."""
+        """Return the number of sessions that have not expired."""
         with self._lock:
             return sum(not self._has_died(session) for session in self._sessions.values())
 

@@ -1,7 +1,7 @@
-"""What the Streaming API says when it refuses, word by word; a name in braces is filled in.
+"""Error messages of the Streaming API, word for word; names in braces are placeholders.
 
-Salesforce documentation, Streaming API error codes. Those that no rule here brings about come by
-the fault `refuse_message`.
+Source: Salesforce documentation, Streaming API error codes. Errors that the emulator does not
+    produce itself can be injected with the fault `refuse_message`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ TEXTS: dict[str, str] = {
     "case": "404::channel names may not vary only by case",
     "unknown channel": "404::Unknown channel {channel}",
 }
-"""By a key of our own."""
+"""The messages, by an internal key."""
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a bug
-    """One message is refused.
+class Refusal(Exception):  # noqa: N818 - a response, not a bug
+    """An error response to one Bayeux message.
 
     Args:
-        key: Key of `TEXTS`; or the whole text, of a fault.
-        reconnect: What the advice says; blank for no advice.
+        key: Key of `TEXTS`, or the whole message if it comes from a fault.
+        reconnect: The `reconnect` value of the advice; blank for no advice.
         reason: The `failureReason`; blank for none.
-        **names: What the text needs.
+        **names: Values for the placeholders of the message.
     """
 
     def __init__(self, key: str, *, reconnect: str = "", reason: str = "", **names: object) -> None:

@@ -1,9 +1,9 @@
 """The lists of fields in the header of a change event.
 
-A list of fields is a list of texts: `0x…` has a bit for each field of the schema, the first field's
-the lowest; `N-0x…` one for each part of the compound field that stands at place N. Upper-case
-hexadecimal digits, an even number of them. Fields of the top level come first, and only if there
-are any; a compound field's own bit stays clear when only parts of it changed.
+A list of fields is a list of strings: `0x…` has one bit for each field of the schema, the lowest
+for the first field; `N-0x…` one for each part of the compound field at position N.
+Upper-case hexadecimal digits, an even number of them. The top-level string comes first, and only if
+it has any bits; a compound field's own bit stays clear when only parts of it changed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 
 
 def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[str]:
-    """The texts for a list of fields.
+    """Return the strings for a list of fields.
 
     Args:
-        places: Fields, by their place in the schema.
-        parts: Place of a compound field -> places of its parts in its own record.
+        places: Positions of the fields in the schema.
+        parts: Position of a compound field -> positions of its parts in its own record.
     """
     top = _bits(places)
     texts = [_hex(top)] if top else []

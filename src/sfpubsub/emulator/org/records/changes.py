@@ -1,8 +1,9 @@
-"""The change events of one transaction: what changed becomes headers, bitmaps and bodies.
+"""Builds the change events of one transaction: their headers, bitmaps and bodies.
 
-Knows no store and no bus. The same change of several records of an object becomes one event that
-names them all, as the service does; changes beyond the org's limit for a transaction become one
-overflow event an object; an event that is too large, or for which a fault asks, a gap event.
+Independent of the store and the bus. The same change to several records of an object becomes one
+event that names them all, as the service does; changes beyond the org's limit for a transaction
+become one overflow event for each object; an event that is too large, or selected by a fault,
+becomes a gap event.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ from sfpubsub.emulator.org.records.schemas import ChangeSchema
 from sfpubsub.emulator.org.records.table import Row
 
 _NO_RECORD = "000000000000000AAA"
-"""The record that an overflow event names. Documented."""
+"""The record id in an overflow event. Documented."""
 
 _DIFF_CHARS = 1000
-"""A shorter text is sent whole. Documented."""
+"""Minimum length of a text that is sent as a diff; shorter texts are sent whole. Documented."""
 
 _DIFF_SHARE, _DIFF_LINES = 0.5, 0.25
-"""So much of a text, and of its lines, may change before it is sent whole. Documented."""
+"""Maximum changed share of a text, and of its lines, for sending a diff instead of the whole text.
+Documented.
+"""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change of one record.
+    """A change to one record.
 
     Attributes:
-        of: Its object.
+        of: The object.
         record_id: 18 characters.
         kind: CREATE, UPDATE, DELETE or UNDELETE.
-        old: The row before; None for what was created.
-        new: The row after; of a deleted record as it was.
+        old: The row before the change; None for CREATE.
+        new: The row after the change; for DELETE, the row as it was.
     """
 
     of: SObject
@@ -50,20 +53,20 @@ class Change:
 
     @property
     def changed(self) -> list[str]:
-        """The fields that an update changed."""
+        """Return the names of the fields that an update changed."""
         old = self.old or {}
         return [name for name, value in self.new.items() if value != old.get(name)]
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What all events of one transaction share.
+    """The values that all events of one transaction share.
 
     Attributes:
-        at: When, in seconds since 1970 UTC.
+        at: The time of the transaction, in seconds since 1970 UTC.
         number: The commit's number.
-        user_id: Who.
-        origin: Which API and client; blank if none.
+        user_id: The user who made the changes.
+        origin: The API and client; blank if none.
         key: The transaction's key.
     """
 
@@ -79,11 +82,11 @@ class ChangeEvent:
     """One event to be published.
 
     Attributes:
-        of: Its object.
-        header: Its header.
-        body: Values by field of the schema.
-        rows: The rows after the change, one for each record that it names.
-        weight: How many changes it counts for.
+        of: The object.
+        header: The ChangeEventHeader.
+        body: Values by schema field.
+        rows: The rows after the change, one for each record in the event.
+        weight: The number of changes that it counts as.
     """
 
     of: SObject
@@ -94,19 +97,20 @@ class ChangeEvent:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What is encoded."""
+        """Return the values to encode."""
         return {"ChangeEventHeader": self.header, **self.body}
 
     def as_gap(self) -> ChangeEvent:
-        """The event that says no more than that there was this change."""
+        """Return the gap event for this change, which has only a header."""
         lists: dict[str, Any] = {"nulledFields": [], "diffFields": [], "changedFields": []}
         header = {**self.header, **lists, "changeType": f"GAP_{self.header['changeType']}"}
         return ChangeEvent(self.of, header, {}, self.rows, self.weight)
 
 
 def settled(changes: Sequence[Change]) -> list[Change]:
-    """The changes of a transaction with one for each record: from what it was before to what it is
-    at the end. A record that was not there before and is not there at the end makes no event."""
+    """Merge the changes of a transaction into one for each record, from its initial to its final
+    state. A record that exists neither before nor after the transaction has no event.
+    """
     first: dict[str, Change] = {}
     last: dict[str, Change] = {}
     for change in changes:
@@ -132,18 +136,18 @@ def events(
     most_records: int,
     most_changes: int,
 ) -> list[ChangeEvent]:
-    """The events of a transaction, in order.
+    """Return the events of a transaction, in order.
 
     Args:
-        changes: What changed, in order.
-        commit: What they share.
-        schema: The schema of an object's events.
-        most_records: Records that one event names.
-        most_changes: Changes that become events of their own; a field that an update changed
+        changes: The changes, in order.
+        commit: The values that the events share.
+        schema: Returns the schema of an object's events.
+        most_records: Maximum records in one event.
+        most_changes: Maximum changes that become regular events; each field that an update changed
             counts as one.
     """
     made: list[ChangeEvent] = []
-    open_events: dict[str, ChangeEvent] = {}  # by what they say, those that can name more records
+    open_events: dict[str, ChangeEvent] = {}  # by content: events that can include more records
     overflowed: dict[str, SObject] = {}
     count = 0
     for change in changes:
@@ -152,7 +156,7 @@ def events(
         if count > most_changes:
             overflowed.setdefault(change.of.name, change.of)
             continue
-        # A change alone is not compared with others.
+        # A single change is not compared with others.
         says = json.dumps([change.of.name, event.values]) if len(changes) > 1 else ""
         same = open_events.get(says)
         if same is not None and len(same.header["recordIds"]) < most_records:
@@ -172,7 +176,9 @@ def events(
 
 
 def body(of: SObject, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Values of some fields of a row, as a change event has them; parts in their compound field."""
+    """Return values of some fields of a row in the format of a change event, with parts nested in
+    their compound field.
+    """
     found: dict[str, Any] = {}
     for name in names:
         item = of.field(name)
@@ -202,7 +208,9 @@ def _event(change: Change, commit: Commit, schema: ChangeSchema) -> ChangeEvent:
 
 
 def _known(of: SObject, schema: ChangeSchema) -> list[str]:
-    """The fields whose values an event can carry; a compound one by its parts."""
+    """Return the fields whose values an event can contain; a compound field is listed by
+    its parts.
+    """
     return [
         item.name
         for item in of.stored
@@ -226,7 +234,7 @@ def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
         "changeType": kind,
         "changeOrigin": commit.origin,
         "transactionKey": commit.key,
-        "sequenceNumber": 0,  # known when all are made
+        "sequenceNumber": 0,  # set once all events are built
         "commitTimestamp": int(commit.at * 1000),
         "commitNumber": commit.number,
         "commitUser": commit.user_id,
@@ -237,7 +245,7 @@ def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
 
 
 def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -> list[str]:
-    """Replace large texts that changed a little by their difference; the fields where it is so."""
+    """Replace large texts with small changes by a diff, and return the names of those fields."""
     found = []
     for name in changed:
         item = change.of.field(name)
@@ -251,7 +259,7 @@ def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -
 
 
 def _difference(old: str, new: str) -> str | None:
-    """The unified difference of two texts; None if the new text itself is better."""
+    """Return the unified diff of two texts, or None if the new text should be sent whole."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     touched = [(i1, i2, j1, j2) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"]

@@ -1,6 +1,7 @@
-"""What an object is: its fields, with those that every object has and the parts of compound ones.
+"""Objects and their fields, including the system fields of every object and the parts of compound
+fields.
 
-An `SObject` is made from a definition: plain data as a seed has it, which is also what is stored.
+An `SObject` is created from a definition: plain data as in a seed, which is also stored.
 Immutable, thread-safe.
 """
 
@@ -39,17 +40,18 @@ TYPES: dict[str, int] = {
     "name": 121,
     "address": 0,
 }
-"""Types of fields, and how long a text of each is unless its definition says otherwise."""
+"""Field types, and the default text length of each."""
 
 NUMBERS = ("int", "double", "currency", "percent")
 _LONGEST = 131_072
-"""Characters of the longest text field that an org has."""
+"""Maximum characters of a text field in an org."""
 
 _SCALE, _GEO_SCALE, _MOST_SCALE = 2, 15, 17
-"""Digits after the point of a number unless its definition says otherwise, of a place's latitude
-and longitude, and most of all: a number has 18 digits."""
+"""Decimal places: the default of a number, those of latitude and longitude, and the maximum. A
+number has 18 digits.
+"""
 
-# Part of a compound field -> type and length of the field that holds it.
+# Part of a compound field -> type and length of the field that stores it.
 _NAME_PARTS = {
     "Salutation": ("picklist", 40),
     "FirstName": ("string", 40),
@@ -83,7 +85,7 @@ _KEYS: dict[str, type] = {
     "read_only": bool,
     "avro": str,
 }
-"""Keys of a field's definition and the types of their values."""
+"""Keys of a field definition and the types of their values."""
 
 _AUDIT = ("CreatedDate", "CreatedById", "LastModifiedDate", "LastModifiedById")
 _SYSTEM: dict[str, dict[str, Any]] = {
@@ -103,7 +105,7 @@ _SYSTEM: dict[str, dict[str, Any]] = {
         "read_only": True,
     },
 }
-"""Fields that every object has; a definition may name them to say where they stand."""
+"""Fields that every object has; a definition may list them to set their order."""
 
 
 @dataclass(frozen=True)
@@ -114,23 +116,22 @@ class Field:
         name: API name.
         label: Human-readable label.
         type: Key of `TYPES`.
-        length: Characters that a text may have; 0 for other types.
-        scale: Digits after the point of a number with decimals, as the describe tells it; what is
-            written may have more.
+        length: Maximum characters of a text; 0 for other types.
+        scale: Decimal places of a number, as shown by describe; not enforced on writes.
         nillable: Whether it can be empty.
         createable: Whether a client can set it when it creates a record.
         updateable: Whether a client can change it.
-        picklist_values: What a picklist offers.
-        restricted: Whether it takes nothing else.
-        reference_to: Objects that a reference can point to; several make it polymorphic.
+        picklist_values: The values of a picklist.
+        restricted: Whether the picklist rejects other values.
+        reference_to: Objects that a reference can point to; polymorphic if there are several.
         calculated: Whether it is a formula.
-        formula: Its text.
+        formula: The formula.
         external_id: Whether records can be found and upserted by it.
         unique: Whether no two records can have the same value.
-        default: The value of a new record that gives none.
-        compound: The compound field that it is a part of; blank for none.
-        part: Which part of it.
-        avro: What its doc in the Avro schema says instead of what goes with its type.
+        default: The value for new records that do not set one.
+        compound: The compound field that contains it; blank for none.
+        part: The name of this part.
+        avro: Overrides the type in the field's `doc` in the Avro schema.
     """
 
     name: str
@@ -155,17 +156,19 @@ class Field:
 
     @property
     def is_custom(self) -> bool:
-        """Whether somebody added it to the org."""
+        """Return whether it is custom, that is, added to the org."""
         return self.name.endswith("__c")
 
     @property
     def is_stored(self) -> bool:
-        """Whether the table has a column for it; an address has one for each part instead."""
+        """Return whether the table has a column for it; an address has one for each
+        part instead.
+        """
         return self.type != "address"
 
     @property
     def is_number(self) -> bool:
-        """Whether its values are numbers."""
+        """Return whether its values are numbers."""
         return self.type in NUMBERS
 
 
@@ -174,25 +177,25 @@ class SObject:
 
     Args:
         definition: name, label, plural, key_prefix, fields, and change_events (whether it is
-            selected for Change Data Capture); as in a seed.
+            selected for Change Data Capture), as in a seed.
 
     Attributes:
         name: API name.
-        label: Human-readable label; `plural` of several.
-        key_prefix: What the ids of its records begin with.
-        change_events: Whether its changes make events.
+        label: Human-readable label; `plural` is its plural form.
+        key_prefix: The prefix of its record ids.
+        change_events: Whether its changes are published as events.
         fields: All of them, in order.
-        definition: What it was made from.
+        definition: The definition it was created from.
 
     Raises:
-        ValueError: The definition cannot be; the text says where.
+        ValueError: The definition is not valid; the message says where.
     """
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
         self.definition: dict[str, Any] = dict(definition)
         self.name: str = str(definition.get("name", ""))
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} is not a name of an object")
+            raise ValueError(f"{self.name!r} is not a valid object name")
         self.label: str = str(
             definition.get("label", self.name.removesuffix("__c").replace("_", " "))
         )
@@ -205,7 +208,7 @@ class SObject:
         names = [field.name.lower() for field in self.fields]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(f"{self.name}: the field {min(twice)} stands there twice")
+            raise ValueError(f"{self.name}: the field {min(twice)} appears twice")
         self._by_name = {field.name.lower(): field for field in self.fields}
         for field in self.fields:
             try:
@@ -218,20 +221,21 @@ class SObject:
                     raise ValueError(f"{self.name}.{field.name}: the formula cannot use {name}")
 
     def field(self, name: str) -> Field | None:
-        """The field of that name, in either case; None if it is unknown."""
+        """Return the field of this name, case-insensitively, or None."""
         return self._by_name.get(name.lower())
 
     def with_field(self, field: Mapping[str, Any]) -> SObject:
-        """This object with one field more, at the end; a field of that name is replaced.
+        """Return a copy of this object with a field appended; a field with the same name is
+        replaced.
 
         Raises:
-            ValueError: The field cannot be.
+            ValueError: The field is not valid.
         """
         rest = [item for item in self.definition["fields"] if item["name"] != field.get("name")]
         return SObject({**self.definition, "fields": [*rest, dict(field)]})
 
     def without_field(self, name: str) -> SObject:
-        """This object without one of its fields.
+        """Return a copy of this object without one of its fields.
 
         Raises:
             ValueError: There is no such field in its definition.
@@ -243,12 +247,12 @@ class SObject:
 
     @property
     def is_custom(self) -> bool:
-        """Whether somebody added it to the org."""
+        """Return whether it is custom, that is, added to the org."""
         return self.name.endswith("__c")
 
     @property
     def event_name(self) -> str:
-        """The name of its change event."""
+        """Return the name of its change event."""
         return (
             f"{self.name.removesuffix('c')}ChangeEvent"
             if self.is_custom
@@ -257,25 +261,25 @@ class SObject:
 
     @property
     def topic(self) -> str:
-        """Where its changes are published."""
+        """Return the topic of its change events."""
         return f"/data/{self.event_name}"
 
     @cached_property
     def stored(self) -> tuple[Field, ...]:
-        """The fields that the table has columns for."""
+        """Return the fields that have a column in the table."""
         return tuple(field for field in self.fields if field.is_stored)
 
     @cached_property
     def calculated(self) -> tuple[Field, ...]:
-        """The formula fields."""
+        """Return the formula fields."""
         return tuple(field for field in self.fields if field.calculated)
 
     def parts(self, compound: str) -> dict[str, Field]:
-        """The fields of a compound field, by part."""
+        """Return the fields of a compound field, by part."""
         return {field.part: field for field in self.fields if field.compound == compound}
 
     def field_id(self, field: Field) -> str:
-        """The id of a custom field's definition, 15 characters; always the same for a name."""
+        """Return the 15-character id of a custom field's definition, derived from its name."""
         number = zlib.crc32(f"{self.name}.{field.name}".encode())
         return f"00NSB{number:010d}"
 
@@ -288,7 +292,7 @@ def _fields(of: str, rows: object) -> list[Field]:
     named = {row.get("name") for row in rows}
     missing = [name for name in _SYSTEM if name not in named]
     for row in rows:
-        if str(row.get("name", "")).endswith("__c"):  # the others stand before custom fields
+        if str(row.get("name", "")).endswith("__c"):  # the others precede custom fields
             found += [_system({"name": name}) for name in missing]
             missing = []
         found += _one(of, row)
@@ -303,7 +307,7 @@ def _system(row: Mapping[str, Any]) -> Field:
 
 
 def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
-    """The field of a definition and, of a compound one, its parts."""
+    """Return the field of a definition and, for a compound field, its parts."""
     name = row.get("name", "")
     for key, value in row.items():
         if key not in _KEYS or not isinstance(value, _KEYS[key]):
@@ -312,7 +316,7 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     if name in _SYSTEM:
         return [_system(row)]
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{of}: {name!r} is not a name of a field")
+        raise ValueError(f"{of}: {name!r} is not a valid field name")
     if row.get("type") not in TYPES or row["type"] == "id":
         raise ValueError(f"{of}.{name}: type must be one of {', '.join(TYPES)}")
     if not 0 <= row.get("length", 0) <= _LONGEST:
@@ -383,6 +387,8 @@ def _field(row: Mapping[str, Any]) -> Field:
 
 
 def _label(name: str) -> str:
-    """BillingPostalCode is Billing Postal Code, Order_Number__c is Order Number."""
+    """Return the default label of a field: Billing Postal Code for BillingPostalCode, Order Number
+    for Order_Number__c.
+    """
     plain = name.removesuffix("__c").replace("_", " ")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain)

@@ -1,10 +1,10 @@
-"""Formula fields: arithmetic and joined texts over the fields of the same record.
+"""Formula fields: arithmetic and text concatenation over the fields of the same record.
 
     Quantity__c * Price__c - 1        numbers: + - * / and parentheses
     FirstName & " " & LastName        texts, joined by &
 
-Everything else is refused when the field is defined. A number made with an empty field is empty;
-an empty field in a text is a blank.
+Everything else is rejected when the field is defined. Arithmetic with an empty field returns an
+empty value; in a text, an empty field counts as an empty string.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 _DEEPEST = 50
-"""Operators in one formula; more would nest too deep to walk."""
+"""Maximum operators in one formula, which limits the depth of the recursion."""
 
 
 def fields_of(text: str) -> tuple[str, ...]:
-    """The fields that a formula uses.
+    """Return the fields that a formula uses.
 
     Raises:
-        ValueError: It is not a formula that is understood.
+        ValueError: The formula is not valid or uses unsupported syntax.
     """
     return tuple(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
 
 
 def compute(text: str, row: Mapping[str, Any]) -> Any:
-    """The value of a formula for a record; None where it has none."""
+    """Return the value of a formula for a record, or None if it cannot be computed."""
     try:
         return _value(_parsed(text).body, {name.lower(): value for name, value in row.items()})
     except (TypeError, ZeroDivisionError, OverflowError):
-        return None  # an empty field, a text where a number is needed, a division by nothing
+        return None  # an empty field, a text instead of a number, a division by zero
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +72,7 @@ def _value(node: ast.expr, row: Mapping[str, Any]) -> Any:
         return row.get(node.id.lower())
     if isinstance(node, ast.UnaryOp):
         return -_value(node.operand, row)
-    if not isinstance(node, ast.BinOp):  # `_parsed` lets nothing else through
+    if not isinstance(node, ast.BinOp):  # `_parsed` allows nothing else
         raise TypeError(node)
     left, right = _value(node.left, row), _value(node.right, row)
     if isinstance(node.op, ast.BitAnd):

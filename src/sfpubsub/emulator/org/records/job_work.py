@@ -1,8 +1,8 @@
-"""What the jobs of the Bulk API do: write the rows of a query, or take the rows of a file.
+"""The work of Bulk API jobs: write the rows of a query, or process the rows of a file.
 
-A query reads a snapshot of the org; its rows go to a file as they come. Rows of a file are taken in
-transactions of 200, each with what is known of the job then, so that a job that is begun again
-takes no row twice.
+A query reads a snapshot of the org and streams its rows to a file. Rows of a file are processed in
+transactions of 200, which include the job's progress, so that a restarted job processes no row
+twice.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _CHUNK = 200
 """Rows of a file in one transaction. Documented."""
 
 _NULL = "#N/A"
-"""What empties a field; an empty value leaves it as it is. Documented."""
+"""The value that clears a field; an empty value leaves it unchanged. Documented."""
 
 
 def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> None:
     """Write the rows of a query to its file.
 
     Raises:
-        RecordProblem: The query cannot be carried out.
+        RecordProblem: The query cannot be executed.
     """
     plan = records.plan(job.facts["query"], user, deleted=job.facts["operation"] == "queryAll")
     if plan.select.counts or plan.select.offset or any(not f.is_stored for f in plan.fields):
@@ -48,7 +48,7 @@ def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> N
     jobs.change(job, columns=columns)
     file = jobs.result(job, "results", columns)
     file.remove()
-    # Closed in this order: rows that are not read to their end hold the snapshot.
+    # Closed in this order: rows that are not read completely block the snapshot.
     with (
         contextlib.closing(store.snapshot()) as snapshot,
         contextlib.closing(snapshot.stream(plan.rows, *plan.values)) as found,
@@ -65,13 +65,13 @@ def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> N
 
 
 def columns_of(path: Path, delimiter: str) -> list[str]:
-    """The first line of a file."""
+    """Return the first line of a file."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         return next(csv.reader(file, delimiter=delimiter), [])
 
 
 def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
-    """The lines of a file after the first."""
+    """Yield the lines of a file after the first."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
         next(reader, None)
@@ -79,17 +79,17 @@ def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 
 def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
-    """Write the rows of a file that its job has not taken."""
+    """Write the rows of a file that its job has not processed."""
     rows = rows_of(path, job.facts["delimiter"])
     for _count in file.append(itertools.islice(rows, job.facts["numberRecordsProcessed"], None)):
         pass
 
 
 def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:
-    """Take the rows of a file, from where the job ended before.
+    """Process the rows of a file, continuing where the job stopped.
 
     Raises:
-        RecordProblem: The file cannot be read, or has a column that the object does not.
+        RecordProblem: The file cannot be read, or has a column that the object does not have.
     """
     path, delimiter = jobs.upload_path(job), job.facts["delimiter"]
     try:
@@ -118,7 +118,7 @@ def _take(jobs: Jobs, records: Records, job: Job, user: User, columns: list[str]
                 except RecordProblem as problem:
                     given = _values(columns, row).get("id") or ""
                     failures.append([given, _said(problem), *row])
-            # Before the transaction ends: what is in the files beyond its counts is cut off.
+            # Before the transaction ends: on a restart, rows beyond its counts are truncated.
             for file, results in ((good, went), (bad, failures)):
                 for _count in file.append(iter(results)):
                     pass
@@ -137,7 +137,7 @@ def _check(columns: Sequence[str], records: Records, job: Job) -> None:
 
 
 def _values(columns: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
-    """The values of a row; its id under "id", in whatever case the column is."""
+    """Return the values of a row, with its id under "id" whatever the case of the column."""
     if len(row) != len(columns):
         raise RecordProblem(
             "InvalidBatch", f"the row has {len(row)} values for {len(columns)} columns"
@@ -193,5 +193,5 @@ def _id(given: dict[str, Any]) -> str:
 
 
 def _said(problem: RecordProblem) -> str:
-    """What is wrong with a row, as the column sf__Error says it."""
+    """Return the error of a row in the format of the column sf__Error."""
     return f"{problem.code}:{problem.text}:{' '.join(problem.fields)} --"

@@ -1,8 +1,8 @@
-"""Jobs of the Bulk API 2.0: what they are, where they live, and the thread that carries them out.
+"""Jobs of the Bulk API 2.0: their state, their files, and the worker thread that runs them.
 
-A job is a row of the store and files in a directory beside it; a job that was under way when the
-emulator was killed continues where its last transaction ended. Jobs run one after another. What one
-does is in `job_work`.
+A job is a row of the store and files in a directory beside it. A job that was running when the
+emulator was killed continues after its last transaction. Jobs run one after another. `job_work`
+implements their work.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ ENDINGS = {"LF": "\n", "CRLF": "\r\n"}
 
 @dataclass
 class Job:
-    """One job.
+    """A Bulk API job.
 
     Attributes:
-        facts: What clients are told of it, and `user`, `origin`, `started` that they are not.
+        facts: The values that clients see, plus `user`, `origin` and `started`, which they do not
+            see.
     """
 
     job_id: str
@@ -59,12 +60,12 @@ class Job:
 
     @property
     def is_query(self) -> bool:
-        """Whether it reads."""
+        """Return whether it is a query job."""
         return self.facts["operation"] in QUERIES
 
     @property
     def state(self) -> str:
-        """Open, UploadComplete, InProgress, or one of `ENDED`."""
+        """Return its state: Open, UploadComplete, InProgress, or one of `ENDED`."""
         return str(self.facts["state"])
 
 
@@ -72,10 +73,10 @@ class Jobs:
     """All jobs of one org. Thread-safe.
 
     Args:
-        store: Where they live.
-        records: What they read and change.
-        clock: What time it is.
-        directory: Where their files are.
+        store: The store that holds them.
+        records: The records they read and change.
+        clock: The org's clock.
+        directory: The directory for their files.
     """
 
     def __init__(self, store: Store, records: Records, clock: Clock, directory: Path) -> None:
@@ -83,12 +84,12 @@ class Jobs:
         self._records = records
         self._clock = clock
         self._directory = directory
-        self._changed = threading.Condition()  # guards all below
+        self._changed = threading.Condition()  # guards the fields below
         self._waiting: deque[Job] = deque()
         self._thread: threading.Thread | None = None
-        self._current: Job | None = None  # what the thread is at
+        self._current: Job | None = None  # the job that the thread is running
         self._stopping = False
-        self._unprocessed = threading.Lock()  # held while such a file is written
+        self._unprocessed = threading.Lock()  # held while a file of unprocessed rows is written
         store.run(_TABLE)
         self._jobs = {
             row[0]: Job(row[0], json.loads(row[1]))
@@ -99,11 +100,11 @@ class Jobs:
                 self._hand_over(job)
 
     def create(self, facts: Mapping[str, Any], user: User) -> Job:
-        """Make a job; one that queries begins at once.
+        """Create a job; a query job starts immediately.
 
         Args:
-            facts: operation, and what goes with it; checked.
-            user: Whose.
+            facts: The operation and its parameters, already validated.
+            user: The owner of the job.
         """
         with self._changed:
             rows = self._store.rows("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
@@ -134,7 +135,7 @@ class Jobs:
         return job
 
     def job(self, job_id: str, *, queries: bool) -> Job:
-        """One job.
+        """Return a job.
 
         Raises:
             RecordProblem: No job of that kind has this id.
@@ -146,15 +147,15 @@ class Jobs:
         return found
 
     def all(self, *, queries: bool) -> list[Job]:
-        """All jobs of a kind, the oldest first."""
+        """Return all jobs of a kind, oldest first."""
         with self._changed:
             return [job for job in self._jobs.values() if job.is_query == queries]
 
     def upload(self, job: Job, data: bytes) -> None:
-        """Take the rows of an ingest job.
+        """Store the uploaded rows of an ingest job.
 
         Raises:
-            RecordProblem: It has them already.
+            RecordProblem: The rows were already uploaded.
         """
         with self._changed:
             path = self.upload_path(job)
@@ -164,10 +165,10 @@ class Jobs:
             path.write_bytes(data)
 
     def close(self, job: Job) -> None:
-        """Begin an ingest job whose rows are there.
+        """Start an ingest job whose rows are uploaded.
 
         Raises:
-            RecordProblem: It is not open.
+            RecordProblem: The job is not open.
         """
         with self._changed:
             if job.state != "Open":
@@ -176,10 +177,10 @@ class Jobs:
         self._hand_over(job)
 
     def abort(self, job: Job) -> None:
-        """End a job; what it did stays.
+        """Abort a job; the changes it made are kept.
 
         Raises:
-            RecordProblem: It has ended.
+            RecordProblem: The job has already ended.
         """
         with self._changed:
             if job.state in ENDED:
@@ -188,10 +189,10 @@ class Jobs:
             self.change(job, state="Aborted")
 
     def delete(self, job: Job) -> None:
-        """Forget a job and its files.
+        """Delete a job and its files.
 
         Raises:
-            RecordProblem: It is open or under way.
+            RecordProblem: The job is open or running.
         """
         with self._changed:
             if job.state not in (*ENDED, "UploadComplete"):
@@ -203,7 +204,7 @@ class Jobs:
             path.unlink(missing_ok=True)
 
     def result(self, job: Job, which: str, columns: list[str]) -> ResultFile:
-        """A file of results: results, successful, failed or unprocessed."""
+        """Return a result file: results, successful, failed or unprocessed."""
         return ResultFile(
             self._directory / f"{job.job_id}.{which}.csv",
             columns,
@@ -212,8 +213,9 @@ class Jobs:
         )
 
     def unprocessed(self, job: Job, columns: list[str]) -> ResultFile:
-        """The rows of an ingest job that has ended and did not take them; written when first asked
-        for, once the thread has left the job."""
+        """Return the unprocessed rows of an ended ingest job. The file is written on the first
+        call, after the worker thread has left the job.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._current is not job)
         file = self.result(job, "unprocessed", columns)
@@ -223,16 +225,16 @@ class Jobs:
         return file
 
     def upload_path(self, job: Job) -> Path:
-        """Where the rows of an ingest job are."""
+        """Return the path of the uploaded rows of an ingest job."""
         return self._directory / f"{job.job_id}.upload"
 
     def change(self, job: Job, **facts: Any) -> None:
-        """Change what is known of a job; durable with the transaction that is open, if one is."""
+        """Update the facts of a job, as part of the open transaction if there is one."""
         job.facts |= {**facts, "systemModstamp": moment(self._clock.now())}
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
     def stop(self) -> None:
-        """End the thread; jobs continue at the next start. Can be repeated."""
+        """Stop the worker thread; jobs continue at the next start. Can be called repeatedly."""
         with self._changed:
             self._stopping = True
             for job in self._jobs.values():
@@ -242,7 +244,7 @@ class Jobs:
         if thread is not None:
             thread.join()
 
-    # Inside.
+    # Internal.
 
     def _hand_over(self, job: Job) -> None:
         with self._changed:
@@ -287,7 +289,7 @@ class Jobs:
             _log.exception("job %s failed", job.job_id)
             ended = {"state": "Failed", "errorMessage": f"the emulator failed: {error}"}
         with self._changed:
-            if not job.stopped.is_set():  # else it was aborted, or continues at the next start
+            if not job.stopped.is_set():  # otherwise it was aborted, or continues at the next start
                 took = max(1, round((self._clock.now() - started) * 1000))
                 self.change(job, **ended, totalProcessingTime=took)
 

@@ -1,7 +1,7 @@
-"""Events that come later than their change: stored with it, put on the bus when they are due.
+"""Delayed events: stored together with their change, published when they are due.
 
-A thread waits for the clock of the org; it is there once an event is late. What is due while the
-emulator does not run is put on the bus at the next start.
+A thread waits on the org's clock; it starts with the first delayed event. Events that become due
+while the emulator is not running are published at the next start.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ _TABLE = """CREATE TABLE IF NOT EXISTS late_events (
 
 
 class LateEvents:
-    """The late events of one org. Thread-safe.
+    """The delayed events of one org. Thread-safe.
 
     Args:
-        store: Where they wait.
-        bus: Where they go.
-        clock: What time it is.
+        store: The store that holds them until they are due.
+        bus: The bus they are published to.
+        clock: The org's clock.
     """
 
     def __init__(self, store: Store, bus: Bus, clock: Clock) -> None:
         self._store = store
         self._bus = bus
         self._clock = clock
-        self._changed = threading.Condition()  # guards all below; taken after the lock of the bus
+        # Guards the fields below; taken after the lock of the bus.
+        self._changed = threading.Condition()
         self._next: float | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -45,7 +46,7 @@ class LateEvents:
             self._await(first)
 
     def add(self, due: float, carriers: Sequence[Topic], draft: Draft) -> None:
-        """Publish an event at a time. Inside the transaction of the bus."""
+        """Schedule an event for a time. Call it inside the transaction of the bus."""
         names = json.dumps([topic.name for topic in carriers])
         self._store.run(
             "INSERT INTO late_events (due, topics, schema_id, payload) VALUES (?, ?, ?, ?)",
@@ -57,7 +58,7 @@ class LateEvents:
         self._await(due)
 
     def stop(self) -> None:
-        """End the thread. Can be repeated."""
+        """Stop the thread. Can be called repeatedly."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -88,7 +89,7 @@ class LateEvents:
             self._publish()
 
     def _publish(self) -> None:
-        """Put on the bus what is due."""
+        """Publish the events that are due."""
         with self._bus.together() as batch:
             rows = self._store.rows(
                 "SELECT number, topics, schema_id, payload FROM late_events WHERE due <= ?"
@@ -105,7 +106,9 @@ class LateEvents:
             self._await(first)
 
     def _still_there(self, names: Sequence[str]) -> list[Topic]:
-        """The topics of these names; a channel can be deleted while an event waits."""
+        """Return the topics of these names that still exist; a channel may have been deleted
+        meanwhile.
+        """
         found: list[Topic] = []
         for name in names:
             with contextlib.suppress(Refused):

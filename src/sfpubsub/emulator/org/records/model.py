@@ -1,7 +1,7 @@
-"""The records of one org, as REST, Bulk and the page use them. Knows none of these.
+"""The records of one org, used by the REST API, the Bulk API and the web page.
 
-A record and the event of its change become durable in one transaction of the bus. All changes of
-records run one after another, in the order of their events.
+A record and the event of its change become durable in one transaction of the bus. Changes to
+records are serialised, in the order of their events.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
 
 _ROWS = 1000
-"""Rows of one transaction where all are gone through."""
+"""Rows in one transaction when all rows of an object are processed."""
 
 
 class Records(Reading):
     """Objects and their records. Thread-safe.
 
     Args:
-        store: Where they live, beside the events.
-        bus: Where their changes are published.
-        clock: What time it is.
-        settings: Limits and habits.
-        faults: Programmed failures.
-        accounts: Who can own records and change them.
-        channels: PushTopics, whose events changes make too.
-        late: Events that come later than their change.
+        store: The store that holds the records and the events.
+        bus: The bus that change events are published to.
+        clock: The org's clock.
+        settings: Limits and behaviours.
+        faults: The fault plan.
+        accounts: The users who can own and change records.
+        channels: The PushTopics, which also publish events for changes.
+        late: The delayed events.
 
     Attributes:
-        publishing: What makes events of changes.
+        publishing: Publishes the events of changes.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Records(Reading):
         self._faults = faults
         self._accounts = accounts
         self._catalog = Catalog(store)
-        self._purged: dict[str, Fault | None] = {}  # by a fault; as long as the process lives
+        # Records purged by a fault, until the process ends.
+        self._purged: dict[str, Fault | None] = {}
         self._numbers: dict[str, int] = {}  # guarded by the transaction of the bus
         for definition in self._catalog.definitions():
             self._take(SObject(json.loads(definition)))
@@ -79,13 +80,13 @@ class Records(Reading):
     # Objects.
 
     def put_object(self, of: SObject) -> None:
-        """Make an object, or change its fields; its change events have the new schema from now on.
+        """Create an object, or change its fields; its change events use the new schema from now on.
 
-        What a field held that is gone is gone with it.
+        The values of removed fields are deleted.
 
         Raises:
-            ValueError: Its key prefix belongs to another object, or a field has another type than
-                before.
+            ValueError: Its key prefix belongs to another object, or a field has a different type
+                than before.
         """
         other = self.by_prefix(of.key_prefix)
         if other is not None and other.name != of.name:
@@ -107,16 +108,16 @@ class Records(Reading):
             self._compute(of)
 
     def offer(self, event_name: str) -> None:
-        """Make the topic of an object's change events, if the name is that of one."""
+        """Create the topic of an object's change events, if the name belongs to an object."""
         of = self._by_event(event_name)
         if of is not None and not self._has_topic(of):
             self._bus.put_topic(of.topic, Schema(self._layout(of).text), can_publish=False)
 
     def check_member(self, member: Member) -> None:
-        """Pass only if a member's filter and enriched fields fit its object.
+        """Check a member's filter and enriched fields against its object.
 
         Raises:
-            BadValue: They do not.
+            BadValue: They are not valid for it.
         """
         of = self._by_event(member.entity)
         if of is not None:
@@ -126,31 +127,31 @@ class Records(Reading):
                 raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Publish the changes of the objects that members select, and of no others."""
+        """Publish the changes of exactly the objects that members select."""
         events = {member.entity for member in members}
         for name in events | {member.entity for member in gone}:
             of = self._by_event(name)
             if of is not None and of.change_events != (name in events):
                 self.put_object(SObject({**of.definition, "change_events": name in events}))
-        with self._bus.together():  # no change is under way
+        with self._bus.together():  # no change is in progress
             self.publishing.select([one for one in members if self._by_event(one.entity)])
 
     # Records.
 
     def create(self, name: str, given: Mapping[str, Any], user: User, origin: str = "") -> str:
-        """Make a record.
+        """Create a record.
 
         Args:
-            name: Its object.
+            name: Name of the object.
             given: Values by field.
-            user: Who makes it.
-            origin: Which API and client, for the header of the change event.
+            user: The user who creates it.
+            origin: The API and client, for the header of the change event.
 
         Returns:
             Its id.
 
         Raises:
-            RecordProblem: There is no such object, or the values do not fit.
+            RecordProblem: There is no such object, or the values are not valid.
         """
         with self.transaction(user, origin) as changing:
             return changing.create(name, given)
@@ -161,7 +162,7 @@ class Records(Reading):
         """Change fields of a record.
 
         Raises:
-            RecordProblem: It is not there, or the values do not fit.
+            RecordProblem: The record does not exist, or the values are not valid.
         """
         with self.transaction(user, origin) as changing:
             changing.update(name, record_id, given)
@@ -175,40 +176,40 @@ class Records(Reading):
         user: User,
         origin: str = "",
     ) -> tuple[str, bool]:
-        """Change the record that has a value in an external id field, or make it.
+        """Update the record with this value in an external id field, or create it.
 
         Returns:
-            Its id, and whether it was made.
+            Its id, and whether it was created.
 
         Raises:
-            RecordProblem: As `create` and `update`.
+            RecordProblem: As for `create` and `update`.
         """
         with self.transaction(user, origin) as changing:
             return changing.upsert(name, external_field, value, given)
 
     def delete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Put a record into the Recycle Bin.
+        """Move a record to the Recycle Bin.
 
         Raises:
-            RecordProblem: It is not there.
+            RecordProblem: The record does not exist.
         """
         with self.transaction(user, origin) as changing:
             changing.delete(name, record_id)
 
     def undelete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Take a record out of the Recycle Bin.
+        """Restore a record from the Recycle Bin.
 
         Raises:
-            RecordProblem: It is not in it.
+            RecordProblem: The record is not in the Recycle Bin.
         """
         with self.transaction(user, origin) as changing:
             changing.undelete(name, record_id)
 
     @contextlib.contextmanager
     def transaction(self, user: User, origin: str = "") -> Iterator[Transaction]:
-        """Several changes that become durable together, with their events.
+        """Run several changes that become durable together, with their events.
 
-        An exception takes all of them back.
+        An exception rolls back all of them.
         """
         with self._bus.together() as batch:
             self._past.remember()
@@ -221,24 +222,24 @@ class Records(Reading):
     # For transactions.
 
     def number(self, of: SObject) -> int:
-        """A number that no row of the object ever had."""
+        """Return a number that no row of the object has ever used."""
         self._numbers[of.name] += 1
         return self._numbers[of.name]
 
     def user(self, username: str) -> User:
-        """The user of a name; the first one if it is gone."""
+        """Return the user with this name, or the first user if it no longer exists."""
         return self._accounts.holder(username)
 
     def is_user(self, record_id: str) -> bool:
-        """Whether it is the id of a user."""
+        """Return whether this is the id of a user."""
         return self._accounts.by_id(record_id) is not None
 
     def missed(self, record_id: str) -> None:
-        """Somebody asked for a record that is not there."""
+        """Note that a client requested a record that does not exist."""
         self._faults.met(self._purged.get(record_id))
 
     def purge(self, record_id: str, cause: Fault | None = None) -> None:
-        """Forget a record for good, without an event.
+        """Delete a record permanently, without an event.
 
         Raises:
             ValueError: There is no such record.
@@ -252,10 +253,10 @@ class Records(Reading):
             self.table(of.name).remove(full)
             self._purged[full] = cause
 
-    # Inside.
+    # Internal.
 
     def _compute(self, of: SObject) -> None:
-        """Recompute the formulas of all rows; no event is published for it."""
+        """Recompute the formulas of all rows, without publishing events."""
         table = self.table(of.name)
         for start in range(0, self._numbers[of.name], _ROWS):
             with self._bus.together():
@@ -275,18 +276,18 @@ class Records(Reading):
         return any(topic.name == of.topic for topic in self._bus.topics())
 
     def _take(self, of: SObject) -> None:
-        """Make the tables and the topic of an object ready, and use it from now on."""
+        """Prepare the table and the topic of an object, and use its definition from now on."""
         table = Table(self._store, of)
         number = table.prepare()
         layout = self._layout(of)
         schema = self._topic(of, layout.text)
-        with self._bus.together():  # no change is under way
+        with self._bus.together():  # no change is in progress
             self._numbers[of.name] = max(number, self._numbers.get(of.name, 0))
             self.publishing.use(of, layout, schema)
             self._tables = {**self._tables, of.name.lower(): table}
 
     def _topic(self, of: SObject, text: str) -> Schema:
-        """Give the topic of an object its schema; what is so already stays."""
+        """Return the schema of an object's topic, updating the topic if the schema changed."""
         try:
             known = self._bus.schema(self._bus.topic(of.topic).schema_id)
         except Refused:

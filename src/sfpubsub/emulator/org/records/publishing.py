@@ -1,8 +1,8 @@
-"""The events of a transaction's changes, put on the bus: change events and those of PushTopics.
+"""Publishes the events of a transaction's changes: change events and PushTopic events.
 
 A change event goes to the topic of its object and to the channels that select it. A channel whose
-member has a filter or enriched fields has events of its own, at positions of their own. A condition
-is asked of the row itself, in SQL, so that a filter, a PushTopic and a query agree.
+member has a filter or enriched fields gets separate events at separate positions. Conditions are
+evaluated on the row in SQL, so that filters, PushTopics and queries agree.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
 
 _COMMIT_BASE = 10_000_000_000
-"""Commit numbers begin above this, as those of an org that has lived for a while."""
+"""Commit numbers start above this, as in an org that has existed for a while."""
 
 _MOVED_BASE = 1_000_000
-"""Those after a move to another instance begin above this: smaller than before it."""
+"""After a move to another instance commit numbers start above this, lower than before."""
 
 _HEADER = "changeeventheader."
 _OPERATIONS = {
@@ -47,7 +47,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True)
 class _Special:
-    """A channel that has events of an object in a form of its own."""
+    """A channel with its own variant of an object's events."""
 
     channel: str
     condition: soql.Condition | None
@@ -55,15 +55,15 @@ class _Special:
 
 
 class Publishing:
-    """Makes the events of changes. Used inside the transaction of the bus.
+    """Publishes the events of changes. Must be used inside the transaction of the bus.
 
     Args:
-        store: Where the rows are.
-        bus: Where the events go.
-        settings: Limits and habits.
-        faults: Programmed failures.
-        channels: PushTopics.
-        late: Events that come later.
+        store: The store that holds the rows.
+        bus: The bus that events are published to.
+        settings: Limits and behaviours.
+        faults: The fault plan.
+        channels: The PushTopics.
+        late: The delayed events.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Publishing:
         self._special: Mapping[str, tuple[_Special, ...]] = {}  # by the event's name
 
     def use(self, of: SObject, layout: ChangeSchema, schema: Schema) -> None:
-        """Make the events of an object by this schema from now on."""
+        """Use this schema for an object's events from now on."""
         self._schemas = {**self._schemas, of.name: (layout, schema)}
 
     def select(self, members: Sequence[Member]) -> None:
-        """Take the filters and enriched fields of these members from now on."""
+        """Use the filters and enriched fields of these members from now on."""
         special: dict[str, tuple[_Special, ...]] = {}
         for member in members:
             if not (member.filter_expression or member.enriched):
@@ -106,10 +106,10 @@ class Publishing:
         self._special = special
 
     def check(self, of: SObject, member: Member) -> None:
-        """Pass only if a member's filter and enriched fields fit an object.
+        """Check a member's filter and enriched fields against an object.
 
         Raises:
-            RecordProblem: They do not.
+            RecordProblem: They are not valid for it.
         """
         for name in member.enriched:
             if of.field(name) is None:
@@ -122,13 +122,13 @@ class Publishing:
             queries.condition(of, _without_header(condition, {}))
 
     def move(self) -> None:
-        """The org is on another instance: commit numbers restart."""
+        """Restart commit numbers, as after a move to another instance."""
         self._store.set_meta("commit_base", str(_MOVED_BASE - self._bus.tip()))
 
     def publish(
         self, batch: Batch, made: Sequence[changes.Change], user: User, origin: str
     ) -> None:
-        """Put the events of a transaction on the bus."""
+        """Publish the events of a transaction."""
         made = changes.settled(made)
         base = int(self._store.meta("commit_base", str(_COMMIT_BASE)))
         commit = changes.Commit(
@@ -168,8 +168,9 @@ class Publishing:
     def _variants(
         self, event: changes.ChangeEvent, special: _Special, *, is_gap: bool
     ) -> list[changes.ChangeEvent]:
-        """The events of a channel with a filter or enriched fields: one for all records that have
-        the same enriched values."""
+        """Return the events for a channel with a filter or enriched fields: one event for all
+        records with the same enriched values.
+        """
         of, found = event.of, dict[str, changes.ChangeEvent]()
         enriches = event.header["changeType"] in ("UPDATE", "DELETE")
         names = [part for name in special.enriched for part in _parts(of, name)]
@@ -181,7 +182,9 @@ class Publishing:
                 try:
                     holds = self._holds(of, record_id, asked)
                 except RecordProblem:
-                    holds = True  # a field of it is gone: rather one event more than one less
+                    # A field of the filter was removed: an extra event is better than a missing
+                    # one.
+                    holds = True
             if not holds:
                 continue
             added = changes.body(of, row, names) if enriches and row else {}
@@ -238,7 +241,7 @@ class Publishing:
             ):
                 return
         except (soql.Malformed, RecordProblem):
-            return  # a query that no longer fits its object
+            return  # the query is no longer valid for its object
         shown: dict[str, Any] = {"Id": change.record_id}
         if change.kind != "DELETE":
             for one in select.fields:
@@ -248,20 +251,22 @@ class Publishing:
         self._channels.add(batch, f"/topic/{name}", {"type": kind, "sobject": shown})
 
     def _holds(self, of: SObject, record_id: str, asked: soql.Condition) -> bool:
-        """Whether a row meets a condition now."""
+        """Return whether a row currently meets a condition."""
         text, given = queries.condition(of, asked)
         sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - made here
         return bool(self._store.rows(sql, record_id, *given))
 
 
 def _parts(of: SObject, name: str) -> list[str]:
-    """A field, or the parts of a compound one."""
+    """Return a field, or the parts of a compound field."""
     parts = of.parts(name)
     return [part.name for part in parts.values()] or [name]
 
 
 def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Enriched values below those of the change, part by part in compound fields."""
+    """Merge enriched values with those of the change, which take precedence, part by part in
+    compound fields.
+    """
     merged = {**added, **body}
     for name, value in body.items():
         if isinstance(value, dict) and isinstance(added.get(name), dict):
@@ -270,14 +275,14 @@ def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _fields_of(asked: soql.Condition) -> list[str]:
-    """The fields that a condition names, those of the header left out."""
+    """Return the fields that a condition uses, except those of the header."""
     if isinstance(asked, soql.Joined):
         return [name for item in asked.conditions for name in _fields_of(item)]
     return [] if asked.field.lower().startswith(_HEADER) else [asked.field]
 
 
 def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Condition:
-    """A condition in which what it says of the header is decided."""
+    """Return a condition with its comparisons on the header already evaluated."""
     if isinstance(asked, soql.Joined):
         decided = tuple(_without_header(item, header) for item in asked.conditions)
         return soql.Joined(asked.by, decided)

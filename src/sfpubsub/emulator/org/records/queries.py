@@ -1,7 +1,7 @@
-"""SOQL on the rows of an object: a query becomes SQL and the way to show its rows.
+"""Translates SOQL queries to SQL, and converts the resulting rows to JSON.
 
-A comparison with an empty field is never unknown, as it would be in SQL: it is false, but for !=
-and NOT IN, which are true.
+Unlike in SQL, a comparison with an empty field is never unknown: it is false, except for != and NOT
+IN, where it is true.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _SIGNS_OF = {
 }
 _TEXTS = ("string", "textarea", "picklist", "email", "phone", "url", "name")
 _LONG_TEXT = 255
-"""A longer text area cannot stand in WHERE or ORDER BY. Documented."""
+"""Longer text areas cannot be used in WHERE or ORDER BY. Documented."""
 
 _LONGEST_PATTERN = 50_000
-"""Bytes of the pattern of a LIKE: SQLite takes no longer one."""
+"""Maximum bytes of a LIKE pattern: the limit of SQLite."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A query made ready.
+    """A prepared query.
 
     Attributes:
-        of: The object that is asked for.
+        of: The queried object.
         select: The query as written.
-        fields: What it shows, in order; empty for COUNT().
-        numbers: SQL for the numbers of the rows that it finds, in order.
-        values: What the SQL's question marks stand for.
+        fields: The selected fields, in order; empty for COUNT().
+        numbers: SQL that returns the numbers of the matching rows, in order.
+        values: The parameters of the SQL.
     """
 
     of: SObject
@@ -50,17 +50,17 @@ class Plan:
 
     @property
     def table(self) -> str:
-        """The table of its object, quoted."""
+        """Return the quoted table name of its object."""
         return table_of(self.of)
 
     @property
     def count(self) -> str:
-        """SQL for how many rows it finds."""
+        """Return SQL that counts the matching rows."""
         return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - made here
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that its fields need, quoted."""
+        """Return the quoted columns that its fields need."""
         needed: dict[str, None] = {}
         for field in self.fields:
             for holder in _holders(self.of, field).values():
@@ -69,11 +69,11 @@ class Plan:
 
     @property
     def rows(self) -> str:
-        """SQL for the columns of the rows that it finds, in order."""
+        """Return SQL that selects the columns of the matching rows, in order."""
         return f"SELECT {', '.join(self.columns)} {self.numbers.removeprefix('SELECT n ')}"
 
     def shower(self) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """What makes JSON of the columns of a row."""
+        """Return a function that converts the columns of a row to JSON."""
         place = {name: number for number, name in enumerate(self.columns)}
         makers: list[tuple[str, Field, dict[str, int]]] = [
             (
@@ -96,17 +96,18 @@ class Plan:
 
 
 def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None = None) -> Plan:
-    """Make a query ready.
+    """Prepare a query.
 
     Args:
-        of: The object that it asks for.
+        of: The queried object.
         select: The query.
-        deleted: Whether deleted rows are found too.
-        owner: Only rows of this user, if the object's rows have owners; None is all.
+        deleted: Whether to include deleted rows.
+        owner: Return only rows of this user, if the object's rows have owners; None returns all
+            rows.
 
     Raises:
-        RecordProblem: It names a field that the object does not have, or uses one in a way that
-            does not fit.
+        RecordProblem: It uses a field that the object does not have, or uses a field in an
+            unsupported way.
     """
     fields = tuple(_named(of, name) for name in select.fields)
     twice = [name for name in select.fields if select.fields.count(name) > 1]
@@ -133,10 +134,10 @@ def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None =
 
 
 def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
-    """A condition in SQL, and what its question marks stand for.
+    """Return a condition as SQL, and its parameters.
 
     Raises:
-        RecordProblem: As of `plan`.
+        RecordProblem: As for `plan`.
     """
     if isinstance(asked, soql.Joined):
         texts, given = [], []
@@ -166,7 +167,7 @@ def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
 
 
 def _listed(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
-    """One of several values; null among them is an empty field."""
+    """Return SQL for a list of values; null matches an empty field."""
     there = [value for value in given if value is not None]
     text = f"coalesce({column} IN ({', '.join('?' * len(there))}), 0)"
     if len(there) < len(given):
@@ -175,8 +176,9 @@ def _listed(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[
 
 
 def _joined(texts: Sequence[str], by: str) -> str:
-    """Conditions joined in halves: SQLite takes an expression that is 1,000 deep, and in a row each
-    would lie one deeper than the one before."""
+    """Join conditions as a balanced tree: SQLite limits expressions to a depth of 1,000, and in a
+    chain each condition is one level deeper.
+    """
     if len(texts) == 1:
         return texts[0]
     half = len(texts) // 2
@@ -184,7 +186,7 @@ def _joined(texts: Sequence[str], by: str) -> str:
 
 
 def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
-    """Values of a multipicklist: one of the groups, of which all must be there."""
+    """Return SQL for a multipicklist: it must contain all values of at least one group."""
     groups, marks = [], []
     for group in given:
         items = str(group).split(";")
@@ -196,7 +198,7 @@ def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, lis
 
 
 def _value(field: Field, given: soql.Literal, sign: str) -> Any:
-    """A value of a condition as the table keeps such values."""
+    """Return a value of a condition in the stored format."""
     word = given.text.lower() if given.kind == "word" else ""
     if word == "null":
         return None
@@ -224,7 +226,7 @@ def _value(field: Field, given: soql.Literal, sign: str) -> Any:
 
 
 def _pattern(text: str) -> str:
-    """The pattern of a LIKE, with a backslash before what stands for itself."""
+    """Return a LIKE pattern with backslashes before literal characters."""
     parts = []
     for part in re.findall(r"\\.|.", text, re.DOTALL):
         if part in ("\\%", "\\_"):

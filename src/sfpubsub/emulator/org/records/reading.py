@@ -1,7 +1,7 @@
-"""Reading the records of an org: one, a query, a query page by page. Changes nothing.
+"""Reads the records of an org: single records, queries, and queries in pages. Read-only.
 
-With a lag, what is read is what the org held that long ago, as the answers of a real org stay
-behind its bus: see `Past`.
+With a lag, reads return the state of that long ago, because a real org's API lags behind its bus;
+see `Past`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Snapshot, Store
 
 _CURSORS = 10
-"""Queries of one user whose rows are not all fetched; one more ends the oldest. Documented."""
+"""Maximum unfinished queries of one user; one more closes the oldest. Documented."""
 
 _PLACE_DIGITS = 12
-"""More than any number of rows has."""
+"""More digits than any row count has."""
 
 _SNAPSHOTS = 4
-"""Of the time that reads lag behind, into how many parts it is cut."""
+"""Number of snapshots that the lag is divided into."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The rows of a query.
+    """The result of a query.
 
     Attributes:
-        of: The object that was asked for.
-        total: How many rows there are; of COUNT() the count, and no rows.
+        of: The queried object.
+        total: Number of rows; for COUNT() the count, and `rows` is empty.
         rows: Values by field, in the order of the query.
     """
 
@@ -55,14 +55,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Page:
-    """Some rows of a query.
+    """One page of a query's rows.
 
     Attributes:
-        of: The object that was asked for.
-        total: How many rows the query has; of COUNT() the count, and no rows.
+        of: The queried object.
+        total: Number of rows of the whole query; for COUNT() the count, and `rows` is empty.
         rows: Values by field, in the order of the query.
         ids: The ids of the rows.
-        rest: What the next page is asked for with; blank if there is none.
+        rest: Locator of the next page; blank if there is none.
     """
 
     of: SObject
@@ -81,27 +81,27 @@ class _Cursor:
 
 
 class Past:
-    """What the store held a while ago. Thread-safe.
+    """The store's contents of a while ago. Thread-safe.
 
-    A snapshot is taken before a change, so that the oldest one that is younger than the lag is what
-    was there then; with changes in quick succession some share one, and are seen up to a quarter
-    of the lag too early.
+    A snapshot is taken before each change, so the oldest snapshot within the lag shows the state at
+    its start. Changes in quick succession share a snapshot, and can be visible up to a quarter of
+    the lag too early.
 
     Args:
-        store: Whose past.
-        clock: What time it is.
-        lag_s: How long ago; 0 is now.
+        store: The store to read.
+        clock: The org's clock.
+        lag_s: The lag in seconds; 0 reads the current state.
     """
 
     def __init__(self, store: Store, clock: Clock, lag_s: float) -> None:
         self._store = store
         self._clock = clock
         self._lag_s = lag_s
-        self._lock = threading.Lock()  # held over a read, so that nobody closes what is read
+        self._lock = threading.Lock()  # held during a read, so that its snapshot is not closed
         self._snapshots: list[tuple[float, Snapshot]] = []
 
     def remember(self) -> None:
-        """A change comes: keep what is there before it."""
+        """Take a snapshot before a change, if one is needed."""
         if not self._lag_s:
             return
         with self._lock:
@@ -111,7 +111,7 @@ class Past:
                 self._snapshots.append((now, self._store.snapshot()))
 
     def rows(self, sql: str, *given: object) -> list[Any]:
-        """All rows of a query, as they were."""
+        """Return all rows of a query on the past state."""
         if not self._lag_s:
             return self._store.rows(sql, *given)
         with self._lock:
@@ -128,8 +128,8 @@ class Reading:
     """The objects of one org, and reads of their records. Thread-safe.
 
     Args:
-        store: Where they live.
-        past: What is read from.
+        store: The store that holds them.
+        past: The state to read from.
     """
 
     def __init__(self, store: Store, past: Past) -> None:
@@ -144,11 +144,11 @@ class Reading:
     # Objects.
 
     def objects(self) -> list[str]:
-        """The names of all objects."""
+        """Return the names of all objects, sorted."""
         return sorted(table.of.name for table in self._tables.values())
 
     def describe(self, name: str) -> SObject:
-        """One object, by its name in either case.
+        """Return an object by name, case-insensitively.
 
         Raises:
             RecordProblem: There is no such object.
@@ -156,7 +156,7 @@ class Reading:
         return self.table(name).of
 
     def table(self, name: str) -> Table:
-        """The table of an object, by its name in either case.
+        """Return the table of an object by name, case-insensitively.
 
         Raises:
             RecordProblem: There is no such object.
@@ -167,24 +167,24 @@ class Reading:
         return found
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """The object that an id belongs to; None if no object has its prefix."""
+        """Return the object that an id belongs to, or None if no object has its prefix."""
         for table in self._tables.values():
             if table.of.key_prefix == record_id[:3]:
                 return table.of
         return None
 
-    # Who may see what.
+    # Visibility.
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Whether a user may see a row."""
+        """Return whether a user may see a row."""
         return self.sees_all(user) or row.get("OwnerId", user.user_id) == user.user_id
 
     def sees_all(self, user: User) -> bool:
-        """Whether a user sees the records of everybody."""
+        """Return whether a user sees the records of all users."""
         return user.view_all
 
     def missed(self, record_id: str) -> None:
-        """Somebody asked for a record that is not there."""
+        """Note that a client requested a record that does not exist."""
 
     # Reading.
 
@@ -195,16 +195,16 @@ class Reading:
         fields: Sequence[str] | None = None,
         user: User | None = None,
     ) -> dict[str, Any]:
-        """A record as JSON has it.
+        """Return a record as JSON values.
 
         Args:
-            name: Its object.
+            name: Name of the object.
             record_id: 15 or 18 characters.
-            fields: Which fields; None is all.
-            user: Who asks; None may see everything.
+            fields: The fields to return; None returns all.
+            user: The requesting user; None may see everything.
 
         Raises:
-            RecordProblem: It is not there, was deleted, or has no such field.
+            RecordProblem: The record does not exist or was deleted, or there is no such field.
         """
         table = self.table(name)
         full = values.full_id(record_id)
@@ -219,7 +219,7 @@ class Reading:
     def find(
         self, name: str, field: str, value: str, fields: Sequence[str] | None, user: User
     ) -> list[dict[str, Any]]:
-        """The records that have a value in an external id field.
+        """Return the records with this value in an external id field.
 
         Raises:
             RecordProblem: The field is not an external id.
@@ -237,15 +237,15 @@ class Reading:
         ]
 
     def query(self, text: str, user: User, *, deleted: bool = False) -> Found:
-        """The rows of a query, all at once.
+        """Run a query and return all rows.
 
         Args:
             text: SOQL; see `soql`.
-            user: Who asks.
-            deleted: Whether rows in the Recycle Bin are found too.
+            user: The requesting user.
+            deleted: Whether to include rows in the Recycle Bin.
 
         Raises:
-            RecordProblem: It cannot be read, or asks for what there is not.
+            RecordProblem: It cannot be parsed, or uses an unknown object or field.
         """
         plan = self.plan(text, user, deleted=deleted)
         if plan.select.counts:
@@ -255,10 +255,10 @@ class Reading:
         return Found(plan.of, len(rows), rows)
 
     def plan(self, text: str, user: User, *, deleted: bool = False) -> queries.Plan:
-        """A query made ready.
+        """Prepare a query.
 
         Raises:
-            RecordProblem: As `query`.
+            RecordProblem: As for `query`.
         """
         try:
             select = soql.parse(text)
@@ -269,16 +269,16 @@ class Reading:
         return queries.plan(of, select, deleted=deleted, owner=owner)
 
     def page(self, text: str, user: User, size: int, *, deleted: bool = False) -> Page:
-        """The first rows of a query.
+        """Return the first page of a query.
 
         Args:
             text: SOQL.
-            user: Who asks.
-            size: How many rows, at most.
-            deleted: Whether rows in the Recycle Bin are found too.
+            user: The requesting user.
+            size: Maximum rows of a page.
+            deleted: Whether to include rows in the Recycle Bin.
 
         Raises:
-            RecordProblem: As `query`.
+            RecordProblem: As for `query`.
         """
         plan = self.plan(text, user, deleted=deleted)
         if plan.select.counts:
@@ -297,14 +297,14 @@ class Reading:
         return self._page(name, cursor, 0)
 
     def next_page(self, rest: str, user: User) -> Page:
-        """More rows of a query.
+        """Return the next page of a query.
 
         Args:
-            rest: As of the page before.
-            user: Who asked.
+            rest: The locator from the previous page.
+            user: The user who ran the query.
 
         Raises:
-            RecordProblem: It is not a locator of a query of this user, or no longer.
+            RecordProblem: The locator does not belong to an open query of this user.
         """
         name, _, start = rest.partition("-")
         with self._cursor_lock:

@@ -1,7 +1,7 @@
-"""Rows of CSV in a file, any run of which can be read without reading what is before it.
+"""CSV files whose rows can be read from any position, without reading the rows before it.
 
-Beside the rows lies a file with the place where each ends. Both are written as rows come and read
-in pieces, so that no number of rows takes more memory.
+An index file beside the CSV file holds the offset where each row ends. Both are written
+incrementally and read in pieces, so memory use does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _PIECE_BYTES = 256 * 1024
-"""Of a file, read or written at once."""
+"""Bytes that are read or written at once."""
 
 _PLACE_BYTES = array("q").itemsize
 
 
 class ResultFile:
-    """One file of rows. Written by one thread and then read by any.
+    """A CSV file with an index. It is written by one thread and can then be read by any thread.
 
     Args:
-        path: The file; the places are beside it.
-        columns: The first line.
-        delimiter: Between values.
-        ending: Of lines.
+        path: The CSV file; the index is beside it.
+        columns: The column names, for the first line.
+        delimiter: The separator between values.
+        ending: The line ending.
     """
 
     def __init__(
@@ -38,20 +38,20 @@ class ResultFile:
         self.header: bytes = self.line(columns)
 
     def line(self, texts: Sequence[str]) -> bytes:
-        """A line of the file."""
+        """Return values as a line of the file."""
         quoted = [text.replace('"', '""') if '"' in text else text for text in texts]
         return f'"{self._between.join(quoted)}{self._ending}'.encode()
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return self._places.stat().st_size // _PLACE_BYTES if self._places.exists() else 0
 
     def append(self, rows: Iterator[Sequence[str]]) -> Iterator[int]:
         """Add rows, in pieces.
 
         Yields:
-            How many are added so far; if the caller stops iterating, writing stops.
+            The number of rows added so far. Writing stops if the caller stops iterating.
         """
         end = self._path.stat().st_size if self._path.exists() else 0
         count = 0
@@ -76,19 +76,21 @@ class ResultFile:
         yield count + len(ends)
 
     def cut(self, count: int) -> None:
-        """Keep the first rows only."""
+        """Truncate the file to the first rows."""
         for path, size in ((self._path, self._end(count)), (self._places, count * _PLACE_BYTES)):
             if path.exists():
                 os.truncate(path, size)
 
     def read(self, start: int, count: int) -> tuple[int, Iterator[bytes]]:
-        """Some rows, after the first line: how many bytes, and the bytes in pieces."""
+        """Return the first line followed by some rows: the size in bytes, and the bytes
+        in pieces.
+        """
         begin = self._end(min(start, self.count))
         size = self._end(min(start + count, self.count)) - begin
         return len(self.header) + size, self._pieces(begin, size)
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Delete the file and its index."""
         self._path.unlink(missing_ok=True)
         self._places.unlink(missing_ok=True)
 
@@ -102,7 +104,7 @@ class ResultFile:
                     yield piece
 
     def _end(self, count: int) -> int:
-        """Where the first rows end."""
+        """Return the offset where the first `count` rows end."""
         if not count or not self._places.exists():
             return 0
         with self._places.open("rb") as places:

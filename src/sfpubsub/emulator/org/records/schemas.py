@@ -1,7 +1,7 @@
 """The Avro schema of an object's change events, and the position of each field in it.
 
 The header comes first, then a nullable field for each field of the object, in its order. The id and
-what only the database knows are left out, and formula fields unless they are asked for.
+internal fields are omitted, as are formula fields unless they are requested.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from sfpubsub.emulator.org.records.fields import Field, SObject
 _NAMESPACE = "com.sforce.eventbus"
 _LEFT_OUT = ("Id", "IsDeleted", "SystemModstamp")
 _CLOB_CHARS = 255
-"""Text areas longer than this are kept apart by the org, and are of another type in events."""
+"""Text areas longer than this are stored separately by the org, and have a different type in
+events.
+"""
 
-# Type of a field -> its Avro type and what its doc says.
+# Type of a field -> its Avro type and the type in its doc.
 _TYPES: dict[str, tuple[str, str]] = {
     "string": ("string", "Data:Text"),
     "textarea": ("string", "Data:Text"),
@@ -99,20 +101,20 @@ _PERSON = [
     *(_part(name, "string", "Text") for name in ("FirstName", "LastName")),
 ]
 
-# Type of a compound field -> name and parts of its record.
+# Type of a compound field -> name and fields of its record.
 _COMPOUND = {"address": ("Address", _ADDRESS), "name": ("PersonName", _PERSON)}
 _SWITCHABLE = "Switchable_PersonName"
-"""An account's name: a text, or in orgs with person accounts the name of a person."""
+"""The name of an account: a text, or a person's name in orgs with person accounts."""
 
 
 @dataclass(frozen=True)
 class ChangeSchema:
-    """What the change events of one object look like.
+    """The schema of the change events of one object.
 
     Attributes:
         text: The Avro schema as JSON.
         places: Field of the object -> its position at the top level.
-        parts: Field that is part of a compound one -> where that one stands, and it in it.
+        parts: Part of a compound field -> position of the compound field, and of the part in it.
     """
 
     text: str
@@ -121,13 +123,15 @@ class ChangeSchema:
 
 
 def change_schema(of: SObject, *, formulas: bool = False) -> ChangeSchema:
-    """The schema of an object's change events; with `formulas` it has custom formula fields too."""
+    """Return the schema of an object's change events; with `formulas` it includes custom formula
+    fields.
+    """
     rows: list[dict[str, Any]] = [
         {"name": "ChangeEventHeader", "type": _HEADER, "doc": "Data:ComplexValueType"}
     ]
     places: dict[str, int] = {}
     parts: dict[str, tuple[int, int]] = {}
-    written: set[str] = set()  # named types may be written once, and are then named
+    written: set[str] = set()  # a named type may be defined once, and is then referenced by name
     for field in of.fields:
         is_left_out = field.calculated and not (formulas and field.is_custom)
         if field.name in _LEFT_OUT or field.compound or is_left_out:

@@ -1,7 +1,7 @@
-"""The rows of objects in SQLite: one table an object, one column a stored field.
+"""The rows of objects in SQLite: one table for each object, one column for each stored field.
 
-Rows in, rows out: which values make sense is decided elsewhere. A row is a mapping of field name to
-kept value. Texts are compared without regard to the case of ASCII letters, ids with it.
+This module only reads and writes rows; validation happens elsewhere. A row maps field names to
+stored values. Texts are compared ignoring the case of ASCII letters; ids are case-sensitive.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from sfpubsub.emulator.org.store import Store
 
 Row = dict[str, Any]
 Rows = Callable[..., list[Any]]
-"""Carries out a query with its values, as `Store.rows` does."""
+"""Runs a query with its parameters, as `Store.rows` does."""
 
 _TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, definition TEXT NOT NULL)"
 
 _CASED = ("id", "reference", "date", "datetime", "time")
-"""Types whose texts are compared letter by letter."""
+"""Types whose texts are case-sensitive."""
 
 
 def table_of(of: SObject) -> str:
-    """The name of an object's table, quoted."""
+    """Return the quoted table name of an object."""
     return f'"rec_{of.name}"'
 
 
 def column_of(field: Field) -> str:
-    """The name of a field's column, quoted."""
+    """Return the quoted column name of a field."""
     return f'"{field.name}"'
 
 
 class Table:
-    """The rows of one object. Thread-safe as the store is.
+    """The rows of one object. As thread-safe as the store.
 
     Args:
-        store: Where they live.
+        store: The store that holds them.
         of: The object.
     """
 
@@ -51,10 +51,10 @@ class Table:
         self._insert = f"INSERT INTO {self._name} (n, {listed}) VALUES ({marks})"  # noqa: S608
 
     def prepare(self) -> int:
-        """Make the table, or give it the columns that it lacks and take those that are gone.
+        """Create the table, or add missing columns and drop removed ones.
 
         Returns:
-            The highest number that a row ever had.
+            The highest number that a row has ever had.
         """
         columns = ", ".join(f"{column_of(field)} {_kind(field)}" for field in self.of.stored)
         self._store.run(
@@ -80,11 +80,11 @@ class Table:
         return int(rows[0][0]) if rows else 0
 
     def insert(self, number: int, row: Mapping[str, Any]) -> None:
-        """Add a row. Inside a transaction."""
+        """Add a row. Call it inside a transaction."""
         self._store.run(self._insert, number, *(row.get(name) for name in self._columns))
 
     def update(self, record_id: str, values: Mapping[str, Any]) -> None:
-        """Change some columns of a row. Inside a transaction."""
+        """Change some columns of a row. Call it inside a transaction."""
         changes = ", ".join(f'"{name}" = ?' for name in values)
         self._store.run(
             f"UPDATE {self._name} SET {changes} WHERE Id = ?",  # noqa: S608 - checked names
@@ -93,16 +93,16 @@ class Table:
         )
 
     def remove(self, record_id: str) -> None:
-        """Forget a row for good."""
+        """Delete a row permanently."""
         self._store.run(f"DELETE FROM {self._name} WHERE Id = ?", record_id)  # noqa: S608
 
     def get(self, record_id: str, rows: Rows | None = None) -> Row | None:
-        """The row of an id, deleted or not; None if there is none."""
+        """Return the row with this id, deleted or not, or None."""
         found = self.where("Id = ?", [record_id], rows)
         return found[0] if found else None
 
     def where(self, condition: str, values: Sequence[Any], rows: Rows | None = None) -> list[Row]:
-        """The rows that meet a condition in SQL, the oldest first."""
+        """Return the rows that meet an SQL condition, oldest first."""
         found = (rows or self._store.rows)(
             f"{self._select} WHERE {condition} ORDER BY n",
             *values,
@@ -111,10 +111,10 @@ class Table:
 
 
 class Catalog:
-    """The objects of one org and their tables. Thread-safe as the store is.
+    """The definitions of the org's objects. As thread-safe as the store.
 
     Args:
-        store: Where they live.
+        store: The store that holds them.
     """
 
     def __init__(self, store: Store) -> None:
@@ -122,11 +122,11 @@ class Catalog:
         store.run(_TABLE)
 
     def definitions(self) -> list[str]:
-        """The definitions of all objects, as JSON."""
+        """Return the definitions of all objects, as JSON."""
         return [row[0] for row in self._store.rows("SELECT definition FROM objects ORDER BY name")]
 
     def put(self, name: str, definition: str) -> None:
-        """Remember the definition of an object."""
+        """Store the definition of an object."""
         self._store.run("INSERT OR REPLACE INTO objects VALUES (?, ?)", name, definition)
 
 

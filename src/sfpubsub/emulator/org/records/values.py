@@ -1,7 +1,7 @@
-"""A field's value in its three forms: what a client writes, what the table keeps, what is shown.
+"""Converts field values between the client's, the stored and the returned format.
 
-The table keeps texts, numbers and 0 or 1; dates and times are texts of one length in UTC, so that
-they are compared as texts. A value of None is an empty field, as is an empty text.
+The table stores texts, numbers, and 0 or 1. Dates and times are stored as fixed-length texts in
+UTC, so that they compare correctly as texts. None and an empty text mean an empty field.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _ID_LENGTHS = (15, 18)
 
 
 def moment(seconds: float) -> str:
-    """A time in seconds since 1970 UTC as the table keeps it."""
+    """Return a time in seconds since 1970 UTC in the stored format."""
     return _written(datetime.fromtimestamp(seconds, UTC))
 
 
 def keep(field: Field, value: Any) -> Any:
-    """What the table keeps of a value that a client gives as JSON.
+    """Convert a JSON value from a client to the stored format.
 
     Raises:
-        RecordProblem: It does not fit the field.
+        RecordProblem: The value is not valid for the field.
     """
     if value is None or value == "":
         return None
@@ -41,14 +41,14 @@ def keep(field: Field, value: Any) -> Any:
 
 
 def show(field: Field, kept: Any) -> Any:
-    """A kept value as JSON has it."""
+    """Return a stored value as JSON."""
     if kept is None:
         return False if field.type == "boolean" else None
     return bool(kept) if field.type == "boolean" else kept
 
 
 def as_text(field: Field, kept: Any) -> str:
-    """A kept value as CSV has it."""
+    """Return a stored value as CSV text."""
     if kept is None:
         return "false" if field.type == "boolean" else ""
     if field.type == "boolean":
@@ -59,7 +59,9 @@ def as_text(field: Field, kept: Any) -> str:
 
 
 def in_event(field: Field, kept: Any) -> Any:
-    """A kept value as a change event has it: dates and times are milliseconds."""
+    """Return a stored value in the format of a change event, with dates and times
+    in milliseconds.
+    """
     if kept is None:
         return None
     if field.type == "datetime":
@@ -79,19 +81,21 @@ def in_event(field: Field, kept: Any) -> Any:
 
 
 def full_id(text: str) -> str:
-    """The 18 characters of an id of 15 or 18; any other text as it is."""
+    """Return the 18-character form of an id of 15 or 18 characters; return any other text
+    unchanged.
+    """
     return eighteen(text) if len(text) == _ID_LENGTHS[0] and text.isascii() else text
 
 
 def compound(parts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An address as JSON has it, from its kept parts; None if all are empty."""
+    """Return an address as JSON from its stored parts, or None if all are empty."""
     if all(value is None for value in parts.values()):
         return None
     return {f"{name[0].lower()}{name[1:]}": value for name, value in sorted(parts.items())}
 
 
 def full_name(parts: Mapping[str, Any]) -> str:
-    """The name of a person, from its parts."""
+    """Return the full name of a person from its parts."""
     return " ".join(str(parts[part]) for part in ("FirstName", "LastName") if parts.get(part))
 
 

@@ -1,7 +1,8 @@
-"""One transaction of the org: changes of records that become durable together with their events.
+"""Transactions: changes to records that become durable together with their events.
 
-Checks what a client gives, keeps it, and remembers what changed; which events that makes is in
-`changes`. A change that is refused has written nothing, so a transaction can continue after it.
+A transaction validates and stores the values from a client, and records the changes; `changes`
+builds the events from them. A rejected change writes nothing, so a transaction can continue after
+it.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from sfpubsub.emulator.org.records.table import Row, Table
 from sfpubsub.emulator.org.sessions import eighteen
 
 _WHO = "User"
-"""The object that records of users would have; it has no table."""
+"""The object name of users, which have no table."""
 
 
 class Org(Protocol):
-    """What a transaction asks of the records that it belongs to."""
+    """The interface of the records that a transaction needs."""
 
     def table(self, name: str) -> Table:
-        """The table of an object, by its name in either case."""
+        """Return the table of an object by name, case-insensitively."""
         ...
 
     def number(self, of: SObject) -> int:
-        """A number that no row of the object ever had."""
+        """Return a number that no row of the object has ever used."""
         ...
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """The object that an id belongs to."""
+        """Return the object that an id belongs to, or None."""
         ...
 
     def is_user(self, record_id: str) -> bool:
-        """Whether it is the id of a user."""
+        """Return whether this is the id of a user."""
         ...
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Whether a user may see a row."""
+        """Return whether a user may see a row."""
         ...
 
     def missed(self, record_id: str) -> None:
-        """Somebody asked for a record that is not there."""
+        """Note that a client requested a record that does not exist."""
         ...
 
 
@@ -59,11 +60,11 @@ class Transaction:
 
     Args:
         org: The records.
-        user: Who.
-        at: When, in seconds since 1970 UTC.
+        user: The user who makes the changes.
+        at: The time of the changes, in seconds since 1970 UTC.
 
     Attributes:
-        changes: What changed so far, in order.
+        changes: The changes so far, in order.
     """
 
     def __init__(self, org: Org, user: User, at: float) -> None:
@@ -71,16 +72,16 @@ class Transaction:
         self._user = user
         self._at = values.moment(at)
         self.changes: list[Change] = []
-        self._removals: list[tuple[Table, str]] = []  # done when their events are made
+        self._removals: list[tuple[Table, str]] = []  # applied after their events are published
 
     def create(self, name: str, given: Mapping[str, Any]) -> str:
-        """Make a record.
+        """Create a record.
 
         Returns:
             Its id.
 
         Raises:
-            RecordProblem: It cannot be.
+            RecordProblem: The values are not valid.
         """
         table = self._org.table(name)
         of = table.of
@@ -105,7 +106,7 @@ class Transaction:
         """Change fields of a record.
 
         Raises:
-            RecordProblem: It is not there, or the values do not fit.
+            RecordProblem: The record does not exist, or the values are not valid.
         """
         table = self._org.table(name)
         self._change(table, self._row(table, record_id), given)
@@ -113,14 +114,14 @@ class Transaction:
     def upsert(
         self, name: str, field: str, value: Any, given: Mapping[str, Any]
     ) -> tuple[str, bool]:
-        """Change the record that has a value in an external id field, or make it.
+        """Update the record with this value in an external id field, or create it.
 
         Returns:
-            Its id, and whether it was made.
+            Its id, and whether it was created.
 
         Raises:
-            RecordProblem: Several have it, the field is not an external id, or the values do not
-                fit.
+            RecordProblem: Several records have it, the field is not an external id, or the values
+                are not valid.
         """
         table = self._org.table(name)
         of = table.of
@@ -158,10 +159,10 @@ class Transaction:
         return str(found[0]["Id"]), False
 
     def delete(self, name: str, record_id: str, *, hard: bool = False) -> None:
-        """Put a record into the Recycle Bin; or, `hard`, delete it for good.
+        """Move a record to the Recycle Bin or, with `hard`, delete it permanently.
 
         Raises:
-            RecordProblem: It is not there.
+            RecordProblem: The record does not exist.
         """
         table = self._org.table(name)
         row = self._row(table, record_id)
@@ -172,10 +173,10 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "DELETE", row, row))
 
     def undelete(self, name: str, record_id: str) -> None:
-        """Take a record out of the Recycle Bin.
+        """Restore a record from the Recycle Bin.
 
         Raises:
-            RecordProblem: It is not in it.
+            RecordProblem: The record is not in the Recycle Bin.
         """
         table = self._org.table(name)
         row = table.get(values.full_id(record_id))
@@ -186,14 +187,14 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
 
     def finish(self) -> None:
-        """Do what comes after the events of the changes."""
+        """Remove hard-deleted rows, after the events of the changes are published."""
         for table, record_id in self._removals:
             table.remove(record_id)
 
-    # Inside.
+    # Internal.
 
     def _row(self, table: Table, record_id: str) -> Row:
-        """The row of a record that can be changed."""
+        """Return the row of a record that can be changed."""
         full = values.full_id(record_id)
         if len(full) == len("001SB0000000001YAA") and not full.startswith(table.of.key_prefix):
             raise RecordProblem(
@@ -217,11 +218,11 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UPDATE", row, new))
 
     def _kept(self, of: SObject, given: Mapping[str, Any], *, new: bool) -> Row:
-        """Given values as the table keeps them."""
+        """Return given values in the stored format."""
         kept: Row = {}
         refused = []
         for name, value in given.items():
-            if name == "attributes":  # as records that were read have it
+            if name == "attributes":  # present in records that were read from the API
                 continue
             item = of.field(name)
             if item is None:
@@ -242,7 +243,7 @@ class Transaction:
         return kept
 
     def _complete(self, table: Table, row: Row, given: Iterable[str]) -> None:
-        """Check a whole row, and fill in what is made from other fields."""
+        """Validate a whole row, and fill in the derived fields."""
         of = table.of
         for item in of.stored:
             if item.type == "name":
@@ -301,7 +302,7 @@ class Transaction:
 
 
 def computed(of: SObject, row: Row) -> Row:
-    """The values of an object's formulas for a row."""
+    """Return the values of an object's formulas for a row."""
     return {
         item.name: _fitting(item, formulas.compute(item.formula, row)) for item in of.calculated
     }
