@@ -134,7 +134,7 @@ def test_what_cannot_go_into_the_table_stays(into_table, table, kept, capsys):
     assert [row["event_id"] for row in rows_of(table)] == ["event-1"]
     err = capsys.readouterr().err
     assert f"{bad.key} stays: event event-2" in err
-    assert f"{other.key} stays: it is of {MANAGED}" in err
+    assert f"{other.key} stays: it belongs to {MANAGED}" in err
     left = {entry.key for entry in kept.entries() if not kept.is_redriven(entry.key)}
     assert left == {bad.key, other.key}
 

@@ -137,7 +137,7 @@ def test_a_local_place_that_cannot_be_written(tmp_path: Path):
     """Errors of ours that name the place."""
     (tmp_path / "_gaps").write_text("in the way")
     files = LocalFiles(tmp_path / "_gaps")
-    with pytest.raises(WriteError, match="_gaps cannot be made"):
+    with pytest.raises(WriteError, match="_gaps cannot be created"):
         files.make()
     with pytest.raises(WriteError, match=r"_gaps/a\.json was not written"):
         files.replace("a.json", "")
