@@ -2,20 +2,20 @@
 
 The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
-1. At most one commit is unanswered on a stream. While it is, the newest acked prefix waits.
-2. An answer may stand for several commits; with rule 1 it stands for the one that is out, or for
-   one that was given up after `Timings.commit_timeout`.
-3. After a refusal or a timeout the next commit waits for a delay, which grows each time; then the
-   newest position is sent, even if it is the same one. Commits that keep failing for
-   `Timings.commit_budget` seconds end the subscription. A number of failures does not: a service
-   may refuse many commits in a short time. Time without a stream does not count.
-4. A commit that was sent and never answered may have been carried out. It stays *in doubt* until
-   the next stream shows where it begins, or a later commit is confirmed.
-5. Commits are `Timings.commit_pause` apart, and meanwhile more is acked. A caller of `commit` does
-   not wait for that.
-6. At least one commit is sent in each `Timings.commit_interval`. With nothing new it repeats the
-   last confirmed position, if the service is known to be there on this stream: had it moved the
-   subscription back, that position would skip events.
+1. At most one commit is in flight on a stream. Meanwhile the newest acked prefix waits.
+2. One response may answer several commits. With rule 1 it answers the one in flight, or one that
+   timed out after `Timings.commit_timeout`.
+3. After a rejection or a timeout the next commit waits for an increasing backoff; then the newest
+   position is sent, even if it is the same one. If commits keep failing for `Timings.commit_budget`
+   seconds, the subscription ends. The number of failures does not matter: a service may reject many
+   commits in a short time. Time without a stream does not count.
+4. A commit without an answer may have taken effect. It stays *in doubt* until the beginning of the
+   next stream shows the position, or a later commit is confirmed.
+5. Commits are sent at intervals of at least `Timings.commit_pause`, so that each covers more acks.
+   An explicit `commit` does not wait for this.
+6. At least one commit is sent per `Timings.commit_interval`. Without new acks it repeats the last
+   confirmed position, but only if the service is known to be there on this stream: if it had moved
+   the subscription back, that position would skip events.
 """
 
 from __future__ import annotations
@@ -46,30 +46,32 @@ class Commits:
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
         self.receipt: CommitReceipt | None = None
-        self._is_at_receipt = False  # this stream has shown that the service is at the receipt
+        # This stream has shown that the service is at the confirmed position.
+        self._is_at_receipt = False
         self.last_error: str | None = None
         """Why the last commit failed; None after a success."""
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._retry_at = 0.0
         self._failed_for = 0.0  # seconds of streams since the first failure
-        self._counted_to: float | None = None  # where that ends; None: nothing sent on this stream
+        # Time up to which that is counted; None if nothing was sent on this stream.
+        self._counted_to: float | None = None
         self.unanswered: Sent | None = None
-        self._late: dict[str, Sent] = {}  # given up on this stream; an answer may still come
+        self._late: dict[str, Sent] = {}  # timed out on this stream; may still be answered
         self.in_doubt: list[Sent] = []
         self.refused_up_to: int = 0
-        """Orders up to here were refused, and not sent again since."""
+        """Orders up to this one were rejected and not sent again since."""
         self._last_sent = 0.0
-        self._next_at = 0.0  # when a new position may go
+        self._next_at = 0.0  # earliest time to send a new position
         self._stream = 0
         self._count = 0
-        self._tickets: dict[int, int] = {}  # ticket -> order that has to be confirmed
+        self._tickets: dict[int, int] = {}  # ticket -> order that must be confirmed
 
     def new_stream(self, stream: int, now: float) -> None:
         """Forget commits in flight: responses arrive only on the stream of their request."""
         if self.unanswered is not None:
             self.in_doubt.append(self.unanswered)
         self.in_doubt.extend(self._late.values())
-        # One an order is enough, and keeps a stream that always breaks from piling them up.
+        # One per order is enough, and bounds their number if streams keep failing.
         by_order = {sent.order: sent for sent in self.in_doubt}
         self.in_doubt = [by_order[order] for order in sorted(by_order)]
         self._late.clear()
@@ -94,8 +96,8 @@ class Commits:
         Args:
             candidate: The newest position that may be committed.
             now: The time.
-            again: Do not wait after a failure.
-            at_once: Do not wait for `Timings.commit_pause`.
+            again: Whether to skip the backoff after a failure.
+            at_once: Whether to skip `Timings.commit_pause`.
         """
         if self.unanswered is not None or (now < self._retry_at and not again):
             return None
@@ -115,7 +117,7 @@ class Commits:
         self._next_at = now + self._timings.commit_pause
         if self._counted_to is None:
             self._counted_to = now
-        # What is asked for again is not refused for now.
+        # A position that is sent again no longer counts as rejected.
         self.refused_up_to = min(self.refused_up_to, order - 1)
         return CommitRequest(request_id, replay_id)
 
@@ -149,7 +151,7 @@ class Commits:
             self._failed_for += now - self._counted_to
         self._counted_to = now
         self.last_error = reason
-        # Without jitter: nobody else commits on this stream.
+        # Without jitter: there are no other clients on this stream.
         self._retry_at = now + self._backoff.next(1.0)
 
     def _confirmed(self, sent: Sent, process_time: int | None) -> None:
@@ -162,18 +164,20 @@ class Commits:
         self.in_doubt = [other for other in self.in_doubt if other.order > sent.order]
 
     def began_after_receipt(self) -> None:
-        """Learn from the start of a stream that the service is where it last confirmed.
+        """Record that a stream began at the last confirmed position.
 
-        Or after a keepalive that follows it, whose commit was not answered: that looks the same.
+        It may also have begun after a later keepalive with an unanswered commit, which looks the
+        same.
         """
         self._is_at_receipt = not any(sent.order for sent in self.in_doubt)
 
     def began_after(self, sent: Sent, *, certain: bool) -> None:
-        """Learn from the beginning of a stream that *sent* had been carried out.
+        """Record that the beginning of a stream shows that *sent* has taken effect.
 
         Args:
             sent: The commit.
-            certain: Whether it began with the event after it, and not only with a new one.
+            certain: Whether the stream began with the event right after *sent*, and not just with a
+                new one.
         """
         self._confirmed(sent, None)
         self._is_at_receipt = certain and not self.in_doubt
@@ -209,7 +213,7 @@ class Commits:
 
     @property
     def _repeat_at(self) -> float:
-        # After a failure sooner than the next interval, when the service has closed the stream.
+        # After a failure retry sooner than the next interval, before the service closes the stream.
         interval = self._last_sent + self._timings.commit_interval
         return interval if self.last_error is None else self._retry_at
 
@@ -221,14 +225,14 @@ class Commits:
 
     def settle(self, order: int) -> list[SettleCommit]:
         """Settle the tickets waiting for *order* or a lower one."""
-        assert self.receipt is not None  # noqa: S101  # something was confirmed
+        assert self.receipt is not None  # noqa: S101  # a commit was confirmed
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
         for ticket in ready:
             del self._tickets[ticket]
         return [SettleCommit(ticket, self.receipt) for ticket in ready]
 
     def settle_refused(self) -> list[SettleCommit]:
-        """Settle the tickets whose position was just refused."""
+        """Settle the tickets whose position was just rejected."""
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self.refused_up_to]
         error = CommitError(f"the commit was refused: {self.last_error}")
         for ticket in ready:

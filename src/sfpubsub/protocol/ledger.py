@@ -1,4 +1,4 @@
-"""Every position received and not yet known to be committed or stored, in order of arrival.
+"""The ledger: all received positions not known to be committed or stored, in order of arrival.
 
 An entry is an event, or a keepalive (which is acked from the start). The *acked prefix* is the run
 of acked entries at the front: only its positions may be committed, because everything before them
@@ -9,16 +9,16 @@ is done. Order is order of arrival; replay ids are only compared for equality.
     front ──────────────────────────────────────────────► newest
     │ done: the acked prefix, not yet confirmed │ open: starts with an unacked event │
 
-New events are kept as *runs* (`protocol.run`): one object for some hundred events in a row, with
-marks for single events only where those are acked by themselves. They are found by their position.
-One that shares its position with another entry, as after a reset of the stream, is a *twin* and is
-found by its key.
+New events are stored as *runs* (`protocol.run`): one object for several hundred consecutive events,
+with marks for single events only if they are acked individually. Events are looked up by position.
+An event that shares its position with another entry, for example after a reset of the stream, is a
+*twin* and is looked up by its key.
 
-After a reconnect the service sends again what was not committed. Such a *redelivery*, equal in
-event id and replay id to an entry, is not a new entry: the old one is bound to the new stream.
-A position counts as seen on a stream only if its entry is bound to it. Where a service that has
-moved the subscription back sends an entry after newer ones, the entry stays unbound: its position
-would pass over theirs.
+After a reconnect the service redelivers uncommitted events. A *redelivery*, with the event id and
+replay id of an existing entry, is not a new entry: the existing one is bound to the new stream. A
+position counts as seen on a stream only if its entry is bound to it. If the service has moved the
+subscription back and sends an entry after newer ones, the entry stays unbound: committing its
+position would skip the newer ones.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._runs: list[Run] = []
-        self._firsts: list[int] = []  # the first seq of each, to find a run by
-        self._open = 0  # index of the first run that is not all done
+        self._firsts: list[int] = []  # first seq of each run, for lookup
+        self._open = 0  # index of the first run that is not fully acked
         self._by_position: dict[bytes, Run] = {}
         self._twins: dict[EventKey, Run] = {}
         self._next_seq = 0
@@ -44,16 +44,16 @@ class Ledger:
         self._newest_seen = 0  # order of the newest entry seen on the current stream
         self._again: dict[int, Entry] = {}  # redelivered on the current stream, by order
         self._newest_done: Entry | None = None
-        self._done_to = 0  # order of the newest entry that ever was done
+        self._done_to = 0  # order of the newest entry ever in the acked prefix
         self._candidate: Entry | None = None
         self.unacked: int = 0
         """Number of events delivered and not acked."""
         self.done_events: int = 0
-        """Events of the acked prefix: their position is not known to be committed."""
+        """Number of events in the acked prefix, which are not known to be committed."""
         self.confirmed_events: int = 0
-        """Events that `confirm` has forgotten: each was acked, and its position is safe."""
+        """Number of events removed by `confirm`: acked, and committed or stored."""
 
-    # What arrives.
+    # Received events.
 
     def new_stream(self) -> None:
         """Start a new stream, on which nothing has been seen yet."""
@@ -82,7 +82,7 @@ class Ledger:
                 self._by_position.update(index)
                 self._extend(run, ids, positions)
                 return events
-        # One at a time: an event may stand twice in one response.
+        # One at a time: an event may occur twice in one response.
         new: list[RawEvent] = []
         for event, key in zip(events, zip(ids, positions, strict=True), strict=True):
             if not self._is_known(key):
@@ -99,7 +99,7 @@ class Ledger:
         self._extend(run, [key[0]], [key[1]])
 
     def _last_run(self, first_seq: int) -> Run:
-        """Return the run that the next event belongs to; a new one is not kept before `_extend`."""
+        """Return the run for the next event. A new run is only stored by `_extend`."""
         if self._runs and self._runs[-1].takes_more:
             return self._runs[-1]
         return Run(self._orders + 1, first_seq)
@@ -109,7 +109,7 @@ class Ledger:
             self._append(run)
         run.ids += ids
         run.positions += positions
-        # Of the last run, which may have been all done before.
+        # The last run may have been fully acked before.
         self._open = min(self._open, len(self._runs) - 1)
         count = len(positions)
         self._orders += count
@@ -133,7 +133,8 @@ class Ledger:
             self._newest_seen = entry.order
             self._again[entry.order] = entry
             if entry.order <= self._done_to:
-                self._candidate = entry  # newer than the one before: redeliveries go forward only
+                # Newer than the previous one: redeliveries only move forward.
+                self._candidate = entry
         return True
 
     def _find(self, key: EventKey) -> Entry | None:
@@ -149,13 +150,13 @@ class Ledger:
         self._newest_seen = self._orders
         if not self._runs:
             self._append(Run(self._orders, self._next_seq))
-        # In the place of one before: a run of keepalives says no more than its last one.
+        # Replaces an earlier one: only the last of several keepalives matters.
         self._runs[-1].keepalive = Entry(self._orders, replay_id)
-        # Of the last run, which may have been all done before.
+        # The last run may have been fully acked before.
         self._open = min(self._open, len(self._runs) - 1)
         self._advance()
 
-    # What the application says.
+    # Acks of the application.
 
     def ack(self, first_seq: int, last_seq: int) -> int:
         """Ack a range of events, ignoring those already acked or unknown.
@@ -194,7 +195,7 @@ class Ledger:
                 if before < entry.order <= newest.order:
                     self._candidate = entry
 
-    # What may be committed or stored.
+    # Positions that may be committed or stored.
 
     @property
     def candidate(self) -> Entry | None:
@@ -223,7 +224,7 @@ class Ledger:
         return newest.order not in self._again
 
     def confirm(self, order: int) -> None:
-        """Forget everything up to *order*, which is committed or stored."""
+        """Remove all entries up to *order*, which are committed or stored."""
         gone, to = 0, min(order, self._done_to)
         for run in self._runs:
             places = run.confirm(to)
@@ -251,7 +252,7 @@ class Ledger:
             for position in run.positions[places.start : places.stop]:
                 del index[position]
 
-    # Where the service began.
+    # Start of a stream.
 
     def event_after(self, order: int) -> EventKey | None:
         """Return the key of the first event after *order*, or None."""
@@ -271,7 +272,7 @@ class Ledger:
         """
         expected = self.event_after(order)
         if first is None or expected is None:
-            # After the ledger's end anything new may come.
+            # After the end of the ledger, any new event may follow.
             return expected is None and (first is None or not self.holds(first))
         return [expected] == event_keys((first,))
 

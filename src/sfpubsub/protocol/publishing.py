@@ -1,15 +1,16 @@
-"""The publishing protocol: what to send, matching results to events, resends and timeouts.
+"""The publishing protocol: decides what to send, matches results to events, and handles retries and
+timeouts.
 
-Events wait in the order given. A request takes as many as it may hold; while one is in flight
-another one follows only when it is full, so that events come together without a delay of their
-own. With one request in flight their order is kept.
+Events wait in submission order. A request takes as many as it may hold. While one is in flight,
+another is sent only if it is full, so that events are batched without an added delay. With at most
+one request in flight, the order of events is preserved.
 
-Until it has its result an event is not settled: when its stream ends, or its answer does not come,
-it is sent again under its id. It is given up when its time is over, and its outcome says then
-whether it may have been published. The rule that the service ends a stream after 70 s without a
-request is kept by closing it before, when nothing is in flight; the next event opens another.
+An event stays pending until it has a result. If its stream ends or its answer does not arrive, it
+is sent again with the same id. After its timeout it fails, and its outcome states whether it may
+have been published. The service ends a stream after 70 s without a request, so an idle stream is
+closed before that; the next event opens a new one.
 
-Unary calls are the same with one request a call in flight; the transport makes the difference.
+Unary calls work the same way with one request per call; only the transport differs.
 """
 
 from __future__ import annotations
@@ -73,16 +74,16 @@ class PublishProtocol:
         self._pause = Backoff(timings.backoff_initial, timings.backoff_max)
         self._stream = 0  # of the newest call
         self._open = False
-        self._proven = False  # it has answered
+        self._proven = False  # it has answered at least once
         self._sent_at = 0.0
-        self._wait_until: float | None = None  # nothing is sent before
+        self._wait_until: float | None = None  # nothing is sent before this time
         self._renewing = False  # a session is being fetched
         self._must_renew = False  # before the next stream, once the wait is over
         self._draining = False
         self._over = False
         self._accepted = self._failed = self._sent_again = 0
 
-    # The application speaks.
+    # Inputs from the application.
 
     @property
     def has_room(self) -> bool:
@@ -128,7 +129,7 @@ class PublishProtocol:
         if isinstance(outcome, ProducerEvent):
             self._events.replace(entry, outcome)
         elif outcome.retryable:
-            # It goes the same way once more, and is encoded when it is refused again.
+            # Send it unchanged again; if it is rejected again, it is re-encoded again.
             self._events.as_it_was(entry)
             self._wait_until = now + self._pause.next(jitter)
         else:
@@ -136,7 +137,7 @@ class PublishProtocol:
             return [self._settle([(entry, refused)]), *self._send(now)]
         return self._send(now)
 
-    # The stream speaks.
+    # Inputs from the stream.
 
     def response(
         self, stream: int, answer: PublishAnswer, now: float, jitter: float
@@ -183,7 +184,8 @@ class PublishProtocol:
         in_vain = bool(self._events.requests)
         self._dropped()
         if not in_vain and not self._events.waiting:
-            return []  # it was idle: the next event opens another one, and learns what is wrong
+            # It was idle: the next event opens a new stream and finds out about a failure.
+            return []
         if failure is None:
             failure = Failure(
                 FailureKind.RETRY,
@@ -206,7 +208,7 @@ class PublishProtocol:
         self._must_renew = True
         return self._apply_verdict(verdict, now)
 
-    # Time speaks.
+    # Inputs from the timer.
 
     def deadline(self) -> float | None:
         """Return when `timer` must be called, or None. Calling it earlier has no effect."""
@@ -227,7 +229,7 @@ class PublishProtocol:
             late = StreamStalledError(self._too_late())
             out.append(self._settle([(entry, _lost(entry, late)) for entry in expired]))
             if not self._events:
-                # An outage lasts while somebody waits: time until the next event is not counted.
+                # An outage counts only while events are pending, not until the next event.
                 self._retries.recovered()
         if self._wait_until is not None and now >= self._wait_until:
             self._wait_until = None
@@ -251,7 +253,7 @@ class PublishProtocol:
         reason = f"; the last failure: {self._retries.reason}" if self._retries.reason else ""
         return f"{self.topic}: no result within {self._timeout:g} s{reason}"
 
-    # What follows.
+    # Consequences.
 
     def _send(self, now: float) -> list[Command]:
         out: list[Command] = []
@@ -277,10 +279,11 @@ class PublishProtocol:
         if not events.waiting or self._wait_until is not None or self._renewing:
             return False
         if self._limits.max_requests == 1 and events.recoding:
-            return False  # it has its place before those that wait
+            return False  # re-encoded events precede the waiting ones
         if not events.requests:
             return True
-        # One request tries a new stream: a service that is down is not sent everything each time.
+        # Send only one request on a new stream, so that an unavailable service does not get
+        # everything each time.
         allowed = self._limits.max_requests if self._proven else 1
         return events.requests < allowed and events.fills_request
 
@@ -292,7 +295,7 @@ class PublishProtocol:
         if verdict.error is not None:
             return self._finish(verdict.error, verdict.error)
         if not self._events:
-            # What was in flight has been given up: nobody waits for another stream.
+            # All events in flight have failed, so no new stream is needed.
             self._must_renew = False
             return self._send(now)
         self._wait_until = verdict.reopen_at
@@ -322,7 +325,7 @@ class PublishProtocol:
             out.append(CancelStream(self._stream))
         left = self._events.entries()
         if left:
-            assert reason is not None  # noqa: S101  # an orderly end has none left
+            assert reason is not None  # noqa: S101  # none are left after a graceful end
             out.append(self._settle([(entry, _lost(entry, reason)) for entry in left]))
         return [*out, Finish(error)]
 

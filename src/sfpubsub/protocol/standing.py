@@ -1,22 +1,24 @@
 """Track the position of a managed subscription in the service: what is committed, and where streams
 begin.
 
-A managed subscription's position is the service's: it moves by commits, and shows itself only in
-what a stream begins with. `Standing` is the counterpart of `resume.Resume`, whose position is ours.
+The service stores the position of a managed subscription. Commits move it, and it is visible only
+in the first events of a stream. `Standing` is the counterpart of `resume.Resume`, whose position is
+stored by the client.
 
-A stream may begin right after the last confirmed position, or after one whose commit was sent and
-not answered. Anywhere else, the service has moved the subscription: a gap, ``repositioned``.
+A stream may begin right after the last confirmed position, or after one whose commit was sent but
+not answered. If it begins anywhere else, the service has moved the subscription: a gap with reason
+``repositioned``.
 
-Before anything is known to be committed, the service may have a position of an earlier run, or
-none; then it begins at defaultReplay, which it tells nobody. At LATEST it forgets what is published
-between two streams. So the beginning of the next stream is looked at:
+Until a commit is confirmed, the service may have a position of an earlier run, or none. Without a
+position it begins at defaultReplay, which the API does not reveal. With LATEST, events published
+between two streams are lost. So the beginning of the next stream is checked:
 
-- the first event that is held comes again, or the one after a commit without answer: the service
-  went back, as LATEST never does. Nothing is lost, now or with the next stream (*anchored*);
-- it begins with another event that is held, or with a keepalive at the last position received:
-  there was nothing in between, so nothing is lost;
-- anything else, also where nothing was received before: events may be lost, or not. That cannot be
-  known, and is said: a gap, ``unanchored``.
+- the oldest pending event is redelivered, or the one after an unanswered commit: the service went
+  back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*);
+- it begins with another pending event, or with a keepalive at the last position received: no event
+  was published in between, so nothing is lost;
+- anything else, including when nothing was received before: events may have been lost. This cannot
+  be determined, so it is reported as a gap with reason ``unanchored``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Standing:
 
     Args:
         name: The managed subscription's name or id.
-        ledger: Knows which positions may be committed, in order of arrival.
+        ledger: Provides the positions that may be committed, in order of arrival.
         timings: Timings of the service and the client.
     """
 
@@ -45,8 +47,8 @@ class Standing:
         self._commits = Commits(timings)
         self.is_fresh = True
         """Whether no position has been seen on the current stream."""
-        self._doubt = False  # a stream ended that may have begun, and none has since
-        self._anchored = False  # the service is known to have a position, or to begin at EARLIEST
+        self._doubt = False  # a stream that may have begun has ended, and no other has begun since
+        self._anchored = False  # the service has a position, or begins at EARLIEST
         self._tickets = 0
 
     # Streams.
@@ -98,7 +100,8 @@ class Standing:
 
     def _began_after_commit_in_doubt(self, first: RawEvent | None) -> list[SettleCommit] | None:
         for sent in self._commits.in_doubt:
-            # At the ledger's end anything may come: also from LATEST, if nothing is committed.
+            # At the end of the ledger any event may follow, also from LATEST if nothing is
+            # committed.
             known = self._ledger.event_after(sent.order) is not None
             if not known and not self._anchored:
                 continue
@@ -145,7 +148,7 @@ class Standing:
 
         Args:
             now: The time.
-            again: Whether to send a refused position again.
+            again: Whether to send a rejected position again.
         """
         newest = self._ledger.candidate
         newer = newest is not None and newest.order > self._commits.refused_up_to
@@ -187,7 +190,7 @@ class Standing:
             LocalProtocolError: There is nothing to commit.
         """
         receipt, ledger = self.receipt, self._ledger
-        # The position of a keepalive is worth waiting for only while nothing else is confirmed.
+        # Wait for the position of a keepalive only if nothing was confirmed before.
         newest = ledger.newest_done_event if receipt else ledger.newest_done
         if newest is None and receipt is None:
             raise LocalProtocolError(f"nothing to commit on {self._name}: no event has been acked")
@@ -204,7 +207,7 @@ class Standing:
         count = self._ledger.done_events
         if not count:
             return None
-        reason = self._commits.last_error or "the stream was down, or gave no answer in time"
+        reason = self._commits.last_error or "the stream was down, or no answer in time"
         return CommitError(
             f"{count} acked events of {self._name} were not committed and will be redelivered: "
             f"{reason}"

@@ -1,32 +1,32 @@
-"""The life of a subscription: every transition, as one table.
+"""The state machine of a subscription: all transitions in one table.
 
-House rules: all transitions are in `TRANSITIONS`; this file does not know what a state does.
+All transitions are in `TRANSITIONS`. This module does not define what happens in a state.
 
-A subscription outlives its streams. It is made in NEW. One stream's life:
+A subscription has a sequence of streams. It starts in NEW. The states are:
 
-- OPENING: a call was started and has brought nothing yet. Only its first response shows that the
-  service accepts it, so that, and not the start of the call, makes it STREAMING and refills every
-  budget of retries. A service that accepts calls and then refuses them cannot be told from a
-  healthy one any earlier.
-- STREAMING: responses come, credit and commits go.
-- WAITING: no stream; a random delay runs before the next one. Reasons: the stream broke, was
-  silent for too long (STALLED), the managed slot is held by another connection (BUSY), or the
-  position was refused and another one was chosen (MOVED).
-- RENEWING: no stream; the session expired and a new one is being fetched. One that comes while the
-  service still has to be given time is POSTPONED.
-- PAUSED: no stream; the application holds so much unread that the stream was given up. It opens
-  again when there is ROOM.
+- OPENING: a call was started, and no response has arrived yet. Only the first response proves that
+  the service accepts the call, so only that changes the state to STREAMING and resets all retry
+  budgets. Before it, a service that accepts calls and then rejects them looks healthy.
+- STREAMING: responses arrive; credit and commits are sent.
+- WAITING: no stream; a randomised backoff runs before the next one. Reasons: the stream was lost
+  (BROKEN) or silent for too long (STALLED), the managed slot is held by another connection (BUSY),
+  or the position was rejected and replaced (MOVED).
+- RENEWING: no stream; the session expired and a new one is being fetched. If it arrives during a
+  backoff, reopening is POSTPONED.
+- PAUSED: no stream; it was closed because the application has too many unread events. It reopens
+  when there is ROOM.
 
-The end has two ways. ABORT is at once, from anywhere. DRAIN is orderly: DRAINING commits what was
-acked and waits for the answer, CLOSING has said that nothing more is asked for and waits for the
-service to end the stream. SAVE is a DRAIN that finds acked events which no stream has shown for a
-commit: one stream is opened for them, after a session that is still being fetched (SAVING). A
-stream that ends while it is drained ends the subscription. FATAL is an end that no retry mends; the
-subscription's error says why. Nothing follows CLOSED.
+A subscription can end in two ways. ABORT ends it at once, from any state. DRAIN ends it gracefully:
+DRAINING commits the acked events and waits for the answer; CLOSING has half-closed the stream and
+waits for the service to end it. SAVE is a DRAIN with acked events that cannot be committed yet
+because the current stream has not redelivered them: one stream is opened for them, once a session
+that is being fetched has arrived (SAVING). A stream that ends while draining ends the subscription.
+FATAL is a failure that retries cannot fix; the subscription's error states the cause. CLOSED is
+final.
 
-The table holds exactly the pairs that can happen. Words of a call that is no longer the current one
-may come at any time; they are known by their stream's number and never become a signal. Any other
-pair raises and leaves the state as it was.
+The table contains exactly the pairs that can occur. Messages of an earlier call may arrive at any
+time; they are recognised by their stream number and never become a signal. Any other pair raises an
+error and leaves the state unchanged.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from sfpubsub.errors import LocalProtocolError
 
 
 class State(enum.Enum):
-    """Where a subscription is in its life."""
+    """State of a subscription."""
 
-    # Type checkers know that of Enum.
+    # Hidden from type checkers, which use the hash of Enum.
     if not TYPE_CHECKING:  # pragma: no branch
-        # Several look-ups by state for each response; the one of Enum is written in Python.
+        # There are several lookups by state per response, and the hash of Enum is implemented in
+        # Python.
         __hash__ = object.__hash__
 
     NEW = "new"
@@ -147,7 +148,7 @@ TRANSITIONS: dict[State, dict[Signal, State]] = {
     State.CLOSED: {},
 }
 
-# States in which a call is alive.
+# States with an active call.
 ALIVE = frozenset({State.OPENING, State.STREAMING, State.DRAINING, State.CLOSING})
 
 

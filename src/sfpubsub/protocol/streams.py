@@ -1,8 +1,8 @@
-"""One stream after another: how the calls of a subscription begin, end and follow each other.
+"""The sequence of streams of a subscription: how they open, end and are replaced.
 
-`Streams` opens a call, judges its end, and either opens the next one (when retries say so, where
-resume or standing say so) or ends the subscription with an error. What is asked for and delivered
-in between is for `subscription.SubscriptionProtocol` to decide, which is built on it.
+`Streams` opens a call, evaluates its end, and either opens the next one or ends the subscription
+with an error. The retry rules decide when, and `Resume` or `Standing` where. The subclass
+`subscription.SubscriptionProtocol` decides what is requested and delivered in between.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Streams:
         self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._standing)
         self._stream = 0
         self._held = False  # paused by the application
-        self._paused: str | None = None  # why the stream was given up
+        self._paused: str | None = None  # why the stream was closed
         self._responses = 0
         self._gaps: list[Gap] = []
 
@@ -196,7 +196,7 @@ class Streams:
         if self._standing is None:
             return
         if failure is not None and self.state is State.OPENING:
-            # A refusal comes soon; later, an idle stream has lost what it had.
+            # A rejection arrives soon; later it is the end of an idle stream that had begun.
             soon = now < self._alarms.heard_at + self._timings.steady
             expired = failure.kind is FailureKind.REAUTHENTICATE and soon
             if expired or failure.kind is FailureKind.SLOT_HELD:
@@ -226,7 +226,7 @@ class Streams:
         out = self._cancel()
         self._step(Signal.FATAL)
         if self.managed:
-            # Nothing of it can be committed any more: it comes again, with all that follows.
+            # No pending event can be committed any more: the service will redeliver them all.
             self._intake.discarded()
             out.append(Discard())
         return out + self._finished(error)
@@ -250,7 +250,7 @@ class Streams:
 
     @property
     def _redelivering(self) -> bool:
-        # What was acked comes again first of all, and can be committed once this stream shows it.
+        # Acked events are redelivered first, and can be committed once seen on this stream.
         return self._intake.redelivering and self._ledger.awaits_redelivery
 
     def _ended(self) -> list[Command]:

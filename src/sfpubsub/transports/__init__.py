@@ -1,1 +1,3 @@
-"""How calls reach a service: grpc, or a scripted one in memory; and the driver of the protocol."""
+"""Transports (gRPC, and a scripted in-memory one), and the drivers that run the protocols over
+them.
+"""

@@ -1,4 +1,4 @@
-"""A thread that calls many owners back, each at its deadline; and the reminder of one owner."""
+"""A timer thread that calls its owners back at their deadlines, and the reminder of one owner."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Clock = Callable[[], float]
 
 
 class AlarmClock:
-    """Holds at most one deadline per owner. Thread-safe.
+    """Timer thread with at most one deadline per owner. Thread-safe.
 
-    The thread starts with the first deadline and ends with `close`. Callbacks run in it, one after
-    another, and must not wait.
+    The thread starts with the first deadline and ends with `close`. Callbacks run in this thread,
+    one at a time, and must not block.
 
     Args:
-        clock: Steady time in seconds; the deadlines are of this clock.
+        clock: Monotonic clock in seconds, which the deadlines refer to.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Guards all below. Never held while a callback runs: callbacks set deadlines. Entered as a
-        # lock and not as a condition, whose own way in is Python code that Ctrl-C can interrupt
-        # with the lock taken.
+        # Guards everything below. Never held while a callback runs, because callbacks set
+        # deadlines. Acquired as a lock, not through the condition, whose ``__enter__`` is Python
+        # code that Ctrl-C can interrupt while it holds the lock.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._due: dict[object, tuple[float, Callable[[], None]]] = {}
@@ -45,11 +45,11 @@ class AlarmClock:
                 )
                 self._thread.start()
             elif old is None or deadline < old[0]:
-                # A later deadline than before needs no wake-up: the thread looks again anyway.
+                # A later deadline needs no wake-up: the thread checks again anyway.
                 self._changed.notify()
 
     def close(self) -> None:
-        """End the thread; no callback starts after this returns."""
+        """End the thread. No callback starts after this returns."""
         with self._lock:
             self._closed = True
             self._due.clear()
@@ -79,20 +79,21 @@ class AlarmClock:
 
 
 class Reminder:
-    """The deadline of one owner, which sets it after everything that happens.
+    """The deadline of one owner, who updates it after every event.
 
-    Mostly it moves to a later time. So the clock is told only of a deadline before its next ring;
-    when it rings too early, it is told of the later one. Not thread-safe; the owner serialises.
+    Most updates move the deadline to a later time. So the alarm is changed only if the deadline is
+    earlier than the next callback; after an early callback, the owner sets the later deadline. Not
+    thread-safe; the owner must serialise calls.
 
     Args:
-        alarm: Rings.
-        callback: Called at the deadline or earlier; calls `rung`, and then `set`.
+        alarm: The timer thread.
+        callback: Called at the deadline or earlier; must call `rung`, and then `set`.
     """
 
     def __init__(self, alarm: AlarmClock, callback: Callable[[], None]) -> None:
         self._alarm = alarm
         self._callback = callback
-        self._at: float | None = None  # when the clock rings
+        self._at: float | None = None  # time of the next callback
 
     def set(self, deadline: float | None) -> None:
         """Replace the deadline; None removes it."""
@@ -105,5 +106,5 @@ class Reminder:
             self._at = deadline
 
     def rung(self) -> None:
-        """Note that the clock has rung."""
+        """Record that the alarm has called back."""
         self._at = None

@@ -1,7 +1,7 @@
-"""What the client needs of a transport: unary calls, and calls that send and receive.
+"""The transport interface that the client requires: unary and streaming calls.
 
-Protobuf and grpc stay behind this interface. `sfpubsub.transports.channel` is the real one,
-`sfpubsub.transports.memory` a scripted one for tests.
+Protobuf and gRPC are hidden behind this interface. `sfpubsub.transports.channel` implements it with
+gRPC, `sfpubsub.transports.memory` with a script for tests.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from sfpubsub.types import SchemaInfo, TopicInfo
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
-# Name and value of each header of a call. They hold the session: never logged.
+# Name and value of each header of a call. They contain the session's token and are never logged.
 Headers = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a stream subscribes to."""
+    """The topic or managed subscription that a stream subscribes to."""
 
     name: str
-    """Topic path, or developer name or record id of a managed subscription."""
+    """Topic path, or the developer name or record id of a managed subscription."""
     managed: bool
 
 
 class Call(ABC, Generic[Sent, Received]):
-    """One live call. `read` is for one thread; the other methods are for any thread."""
+    """One active call. `read` must be called from one thread; all other methods are thread-safe."""
 
     headers: Headers = ()
-    """The session's headers that the call was made with."""
+    """Session headers that the call was made with."""
 
     def read(
         self, received: Callable[[Received], None], ended: Callable[[Failure | None], None]
     ) -> None:
-        """Hand over every message, and then the end of the call.
+        """Pass every message, and then the end of the call, to callbacks.
 
-        Here by waiting for them; a call that has a thread for that anyway returns at once.
+        This implementation blocks until the call ends. A call with its own reader thread returns at
+        once.
 
         Args:
-            received: Called with one message after another, in one thread; does not wait.
-            ended: Called once, after the last message, in that thread: with how the call failed,
-                or None when the service ended it with OK.
+            received: Called with each message in order, from one thread. Must not block.
+            ended: Called once, after the last message and from the same thread, with the failure,
+                or None if the service ended the call with OK.
         """
         while (message := self.receive()) is not None and not isinstance(message, Failure):
             received(message)
@@ -58,47 +59,47 @@ class Call(ABC, Generic[Sent, Received]):
         """Wait for the next message.
 
         Returns:
-            A message; or how the call failed; or None when the service ended it with OK. After
-            one of the last two nothing follows.
+            A message, the failure of the call, or None if the service ended it with OK. Nothing
+            follows a failure or None.
         """
 
     @abstractmethod
     def send(self, request: Sent) -> None:
-        """Queue a request; never waits. After the end of the call it goes nowhere."""
+        """Queue a request without blocking. After the end of the call it is discarded."""
 
     @abstractmethod
     def half_close(self) -> None:
-        """Say that no further request follows."""
+        """Signal that no further request follows."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """End the call now; a waiting `receive` returns."""
+        """End the call now. A blocked `receive` returns."""
 
 
 StreamCall: TypeAlias = Call[SendRequest, Response]
 """A Subscribe or ManagedSubscribe call."""
 
 PublishCall: TypeAlias = Call[SendEvents, PublishAnswer]
-"""A PublishStream call, or one Publish call after another, a request each."""
+"""A PublishStream call, or a sequence of Publish calls with one request each."""
 
 
 class Transport(ABC):
-    """A way to one service with one session. Thread-safe."""
+    """Access to one service with one session. Thread-safe."""
 
     @abstractmethod
     def connect(self, timeout: float) -> None:
-        """Wait until the service can be reached.
+        """Wait until the service is reachable.
 
         Args:
             timeout: Seconds.
 
         Raises:
-            StreamUnavailableError: It could not in that time.
+            StreamUnavailableError: It was not reachable within the timeout.
         """
 
     @abstractmethod
     def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
-        """Start a Subscribe or ManagedSubscribe call. Does not wait for the service.
+        """Start a Subscribe or ManagedSubscribe call, without waiting for the service.
 
         Raises:
             SfPubSubError: No session could be obtained.
@@ -118,12 +119,12 @@ class Transport(ABC):
 
     @abstractmethod
     def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:
-        """Start to publish. Does not wait for the service.
+        """Start a call that publishes, without waiting for the service.
 
         Args:
             topic: Full path.
-            opening: Has the first request's events.
-            streamed: By PublishStream, otherwise by Publish.
+            opening: Contains the events of the first request.
+            streamed: Whether to use PublishStream instead of Publish.
 
         Raises:
             SfPubSubError: No session could be obtained.
@@ -131,4 +132,4 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection. Calls that are still alive end."""
+        """Close the connection. Active calls end."""

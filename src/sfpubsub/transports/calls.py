@@ -1,17 +1,17 @@
-"""The recipe that drives a protocol: a clock, threads, and one call after another.
+"""Base of the drivers that run a protocol with threads, timers and calls.
 
-After anything happens (a message, something that the application did, a deadline, the end of a
-call):
+The driver handles every event (a message, an action of the application, a deadline, the end of a
+call) as follows:
 
-1. hand it to the protocol with the time;
-2. carry out the returned commands in order, under the one lock that serialises the protocol;
-3. re-arm the single timer from the protocol's next deadline, if that is earlier than it rings;
-4. tell the application, outside the lock;
-5. on a close command finish the call.
+1. pass it to the protocol with the current time;
+2. execute the returned commands in order, under the lock that serialises the protocol;
+3. set the timer to the protocol's next deadline, if that is earlier than the current setting;
+4. notify the application, outside the lock;
+5. on a close command, end the call.
 
-No decision about what to send, resuming or delays is made here. Each call is opened by a thread of
-its own, since a session may have to be waited for; what comes is taken in the call's own thread, or
-in that one.
+The driver does not decide what to send, when to resume, or how long to wait. Each call is opened in
+its own thread, because obtaining a session may block. Messages are received in the call's reader
+thread if it has one, otherwise in the thread that opened it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Opening = TypeVar("Opening", OpenStream, OpenPublish)
 
 
 class Driven(Protocol):
-    """The inputs that every protocol takes."""
+    """The inputs common to all protocols."""
 
     def abort(self) -> list[Command]: ...
     def crashed(self, error: SfPubSubError) -> list[Command]: ...
@@ -61,15 +61,16 @@ class Driven(Protocol):
 
 
 class CallDriver(ABC, Generic[Opening]):
-    """The part of a driver that does not depend on what its calls bring. Thread-safe.
+    """The part of a driver that is independent of the message type. Thread-safe.
 
     Args:
         protocol: Owned by this object from now on.
-        name: What the calls are about, for logs and names of threads.
-        title: What this is, for messages, such as ``the subscription My_Subscription``.
-        alarm: Shared by the drivers of a client.
-        renew: Gets a session other than that of the given headers; may wait; raises SfPubSubError.
-        clock: Steady time in seconds, the alarm's.
+        name: Topic or subscription of the calls, for logs and thread names.
+        title: Description for messages, such as ``the subscription My_Subscription``.
+        alarm: Timer thread, shared by the drivers of a client.
+        renew: Obtains a new session to replace that of the given headers; may block; raises
+            SfPubSubError.
+        clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Uniform random numbers in [0, 1).
     """
 
@@ -90,18 +91,19 @@ class CallDriver(ABC, Generic[Opening]):
         self._renew = renew
         self._clock = clock
         self._jitter = jitter
-        # Serialises the protocol and the carrying out of its commands.
+        # Serialises the protocol and the execution of its commands.
         self._lock = threading.Lock()
-        self._wanted = 0  # the stream that is to be alive; 0 for none
+        self._wanted = 0  # number of the stream that should be active; 0 for none
         self._call: Call[Any, Any] | None = None
-        self._headers: Headers = ()  # of the last call that was made
+        self._headers: Headers = ()  # of the most recent call
         self._threads: list[threading.Thread] = []
-        self._reading: list[threading.Event] = []  # one for each call; set once it has ended
-        # What came, how it ended, and the news that the waiter is waiting for.
+        self._reading: list[threading.Event] = []  # one per call; set once it has ended
+        # Received messages, the outcome, and the notification of waiters.
         self._mailbox = Mailbox()
         self._home = Home()
         self._reminder = Reminder(alarm, self._on_alarm)
-        self._todo: deque[Command] = deque()  # what an interrupted `_apply` has left to the next
+        # Commands that an interrupted `_apply` left for the next one.
+        self._todo: deque[Command] = deque()
 
     @abstractmethod
     def _open_call(self, opening: Opening) -> Call[Any, Any]:
@@ -109,46 +111,50 @@ class CallDriver(ABC, Generic[Opening]):
 
     @abstractmethod
     def _received(self, stream: int, message: Any) -> None:
-        """Hand a message to the protocol."""
+        """Pass a message to the protocol."""
 
     @abstractmethod
     def _carry_out(self, command: Command) -> bool:
-        """Do what needs the lock; return False for what has to be reported outside it."""
+        """Execute a command under the lock; return False if `_tell` must handle it outside the
+        lock.
+        """
 
     @abstractmethod
     def _tell(self, command: Command) -> None:
-        """Tell the application, outside the lock."""
+        """Notify the application, outside the lock."""
 
     # For the application's threads.
 
     @property
     def changes(self) -> int:
-        """Changes with everything that `wait` may be waiting for."""
+        """Counter that changes with every event that `wait` may be waiting for."""
         return self._mailbox.count
 
     def wait(self, changes: int, timeout: float | None) -> None:
-        """Wait until `changes` differs from *changes*, or for *timeout* seconds; None for ever."""
+        """Wait until `changes` differs from *changes*, for at most *timeout* seconds; None waits
+        without limit.
+        """
         self._check_process()
         self._mailbox.wait(changes, timeout)
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Call *changed* with every change; see `Mailbox.listen`."""
+        """Call *changed* on every change; see `Mailbox.listen`."""
         self._mailbox.listen(changed)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended; nothing more comes."""
+        """Whether it has ended, so that nothing more arrives."""
         return self._mailbox.finish is not None
 
     def raise_failure(self) -> None:
-        """Raise what ended it, if that was an error."""
+        """Raise the error that ended it, if any."""
         if self.failure is not None:
-            # The same error may be raised by many calls: without the frames of the last one.
+            # Many calls may raise the same error, so drop the traceback of the previous one.
             raise self.failure.with_traceback(None)
 
     @property
     def failure(self) -> SfPubSubError | None:
-        """What ended it, if that was an error."""
+        """The error that ended it, or None."""
         finish = self._mailbox.finish
         return None if finish is None else finish.error
 
@@ -157,7 +163,9 @@ class CallDriver(ABC, Generic[Opening]):
         self._apply(lambda _now: self._driven.abort())
 
     def join(self, timeout: float) -> None:
-        """Wait for the end of calls that were ended, so that none outlives its channel."""
+        """Wait for ended calls to finish, so that none outlives its channel. *timeout* is in
+        seconds.
+        """
         deadline = time.monotonic() + timeout
         for thread in list(self._threads):
             if thread is not threading.current_thread():
@@ -167,7 +175,7 @@ class CallDriver(ABC, Generic[Opening]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it is over, and no thread and no call of it is left."""
+        """Whether it has ended, and all its threads and calls have finished."""
         return (
             self.over
             and not any(thread.is_alive() for thread in self._threads)
@@ -175,22 +183,22 @@ class CallDriver(ABC, Generic[Opening]):
         )
 
     def _check_process(self) -> None:
-        # A forked child has this object but none of its threads: nothing would ever happen here,
-        # and a lock that another thread held at the fork is never released.
+        # A forked child has a copy of this object but none of its threads: nothing would ever
+        # happen, and a lock that another thread held at the fork is never released.
         if not self._home.is_here:
             raise LocalProtocolError(
                 f"{self._title} belongs to process {self._home.pid}, which "
-                f"forked this one: make a client after the fork"
+                f"forked this process: make a client after the fork"
             )
 
-    # The recipe.
+    # Event handling.
 
     def _apply(self, happened: Callable[..., list[Command]], *what: Any) -> None:
-        """Do all of the recipe after something happened.
+        """Handle one event: update the protocol, execute its commands, set the timer.
 
         Args:
-            happened: Tells the protocol; the time is its last argument.
-            what: The ones before.
+            happened: Passes the event to the protocol; its last argument is the time.
+            what: The arguments before the time.
         """
         if not self._home.is_here:
             self._check_process()
@@ -214,15 +222,15 @@ class CallDriver(ABC, Generic[Opening]):
         self._guard(lambda: self._apply(rung))
 
     def _steer(self, command: Command) -> bool:
-        """Carry out what every driver does alike; return False for another command."""
+        """Execute a command common to all drivers; return False for any other command."""
         if isinstance(command, (OpenStream, OpenPublish)):
             self._wanted = command.stream
-            opening: Any = command  # of the kind that this driver's protocol makes
+            opening: Any = command  # of the type that this driver's protocol returns
             self._spawn("read", lambda: self._read(opening))
         elif isinstance(command, HalfClose):
             if self._call is not None:
                 self._call.half_close()
-            else:  # the call has not even started: nothing will end it
+            else:  # the call has not started yet, so nothing will end it
                 self._wanted = 0
         elif isinstance(command, CancelStream):
             self._wanted = 0
@@ -252,12 +260,12 @@ class CallDriver(ABC, Generic[Opening]):
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # told, and the end of it
+        except Exception as error:  # noqa: BLE001  # reported, and ends the driver
             self._crash(error)
 
     def _crash(self, error: Exception) -> None:
-        # A fault of ours has to end it, not silence it.
-        if self.over:  # aborted while it was at work: nobody waits for this any more
+        # An internal error must end the driver instead of leaving it silent.
+        if self.over:  # aborted meanwhile: nobody waits for the result
             logger.debug("after the end of %s", self._name, exc_info=True)
             return
         logger.exception("internal error on %s", self._name)
@@ -271,7 +279,7 @@ class CallDriver(ABC, Generic[Opening]):
         stream = opening.stream
         if stream > 1:
             logger.info("opening %s again (stream %d)", self._name, stream)
-        if self._wanted != stream:  # cancelled before this thread came to it
+        if self._wanted != stream:  # cancelled before this thread started
             return
         try:
             call = self._open_call(opening)
@@ -285,7 +293,7 @@ class CallDriver(ABC, Generic[Opening]):
                 self._call = call
         if not wanted:
             call.cancel()
-            # Read on: the end of the call is what lets go of it.
+            # Keep reading: only the end of the call releases its resources.
         over = threading.Event()
         self._reading = [other for other in self._reading if not other.is_set()]
         self._reading.append(over)
@@ -298,15 +306,15 @@ class CallDriver(ABC, Generic[Opening]):
 
         try:
             call.read(lambda message: self._take(stream, message), end)
-        except BaseException:  # then nobody reads the call, and `end` is not called any more
+        except BaseException:  # the call is not read any further, so `end` will not be called
             over.set()
             raise
 
     def _take(self, stream: int, message: Any) -> None:
-        # In grpc's thread, perhaps, which serves others as well.
+        # May run in gRPC's thread, which serves other calls as well.
         try:
             self._received(stream, message)
-        except Exception as error:  # noqa: BLE001  # told, and the end of it
+        except Exception as error:  # noqa: BLE001  # reported, and ends the driver
             self._crash(error)
 
     def _ended(self, stream: int, failure: Failure | None) -> None:
@@ -331,5 +339,5 @@ class CallDriver(ABC, Generic[Opening]):
 
 
 def _unclassified(error: SfPubSubError) -> Failure:
-    # An error of ours from before the call: it says itself whether trying again may help.
+    # Raised by us before the call: the error itself says whether a retry may help.
     return Failure(FailureKind.RETRY if error.retryable else FailureKind.STOP, error)

@@ -1,7 +1,7 @@
-"""The grpc transport: one channel per client, and the calls on it.
+"""The gRPC transport: one channel per client, and its calls.
 
-Every call carries the session's headers and a trace id of its own (Salesforce documentation, RPC
-method headers). The headers are asked for when a call starts and stay with it for its life.
+Every call carries the session's headers and its own trace id (Salesforce documentation, RPC method
+headers). The headers are requested when a call starts and do not change during the call.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Answer = TypeVar("Answer")
 OPTIONS: list[tuple[str, Any]] = [
     # 100 events of up to 1 MB exceed the default of 4 MB.
     ("grpc.max_receive_message_length", -1),
-    # The protocol spaces its attempts; a channel that waits up to 120 s between its own would
-    # refuse them without looking.
+    # The protocol has its own backoff. With gRPC's default backoff of up to 120 s, the channel
+    # would fail the protocol's attempts without trying to connect.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
@@ -56,30 +56,30 @@ def open_channel(
 
     Args:
         endpoint: ``host:port``; the service listens on 443 and 7443.
-        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to anywhere.
+        insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to any host.
         ca_file: PEM file of the certificate authorities to trust instead of the system's.
-        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
-        timings: Has the times of pings.
+        proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
+        timings: Contains the ping interval and timeout.
 
     Raises:
-        ConfigurationError: No port, plaintext to a host that is not loopback, a CA file without
-            certificates, or a proxy that is not valid.
+        ConfigurationError: The endpoint has no port, plaintext is requested to a host other than
+            loopback, the CA file has no certificates, or the proxy is not valid.
     """
     host, _ = network.split_endpoint(endpoint)
     if insecure not in ("", "0", "1", "force"):
-        raise ConfigurationError(f"insecure is 1 or force, not {insecure!r}")
+        raise ConfigurationError(f"insecure must be 1 or force, not {insecure!r}")
     options = [*OPTIONS, *_pings(timings or Timings())]
     if proxy:
         network.check_proxy(proxy, "proxy")
     if insecure == "force" or (insecure == "1" and network.is_loopback(host)):
-        # Through a proxy it would leave this machine, in plaintext.
+        # A proxy would take the plaintext off this machine.
         return grpc.insecure_channel(endpoint, options=[*options, ("grpc.enable_http_proxy", 0)])
     if insecure == "1":
         raise ConfigurationError(
-            f"plaintext to {host} would show the access token to the network; SFPUBSUB_INSECURE=1 "
-            f"is for loopback, and 'force' insists"
+            f"plaintext to {host} would expose the access token on the network; "
+            f"SFPUBSUB_INSECURE=1 is only for loopback, and 'force' allows any host"
         )
-    # Never left to grpc, which reads other variables than HTTP does, and no capitals.
+    # Not left to gRPC, which reads different variables than HTTP clients, and only in lower case.
     proxy = network.proxy_to(host, proxy)
     options.append(("grpc.http_proxy", proxy) if proxy else ("grpc.enable_http_proxy", 0))
     roots = network.trusted_roots(ca_file).read_bytes()
@@ -93,22 +93,22 @@ def _pings(timings: Timings) -> list[tuple[str, Any]]:
     return [
         ("grpc.keepalive_time_ms", round(timings.ping_interval * 1000)),
         ("grpc.keepalive_timeout_ms", round(timings.ping_timeout * 1000)),
-        # Seen with grpcio 1.85: without this one an answer is waited for 60 s, whatever the other
-        # one says.
+        # Observed with grpcio 1.85: without this option the ping timeout is 60 s, whatever
+        # grpc.keepalive_timeout_ms says.
         ("grpc.http2.ping_timeout_ms", round(timings.ping_timeout * 1000)),
-        # Also while nothing is called or sent: an idle stream is when a connection dies unseen.
+        # Ping also when idle, because a lost connection goes unnoticed on an idle stream.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
 class GrpcTransport(Transport):
-    """Calls over a grpc channel.
+    """Calls over a gRPC channel.
 
     Args:
         channel: Owned by this object from now on.
-        endpoint: For messages.
-        headers: The session's headers; may wait for a session, may raise.
+        endpoint: Address of the service, for messages.
+        headers: Returns the session's headers; may block to obtain a session, and may raise.
     """
 
     def __init__(self, channel: grpc.Channel, endpoint: str, headers: Callable[[], Headers]):
@@ -123,11 +123,11 @@ class GrpcTransport(Transport):
             ready.result(timeout)
         except grpc.FutureTimeoutError:
             host, _ = network.split_endpoint(self._endpoint)
-            cure = "check the address and the network, and whether it speaks TLS"
+            cure = "check the address, the network, and that the service uses TLS"
             if network.is_loopback(host):  # a service without TLS, such as the emulator
                 cure = (
-                    "check that it runs, and whether it speaks TLS: if not, set "
-                    "SFPUBSUB_INSECURE=1; if so, leave that unset"
+                    "check that it is running; if it does not use TLS, set SFPUBSUB_INSECURE=1, "
+                    "otherwise unset it"
                 )
             raise StreamUnavailableError(
                 f"{self._endpoint} could not be reached within {timeout:g} s: {cure}"
@@ -160,7 +160,7 @@ class GrpcTransport(Transport):
         request = wire.schema_request(schema_id)
         try:
             answer = self._unary(f"schema {schema_id}", self._stub.GetSchema, request)
-        except TopicNotFoundError as error:  # NOT_FOUND of this call is about the schema
+        except TopicNotFoundError as error:  # for this call, NOT_FOUND refers to the schema
             raise SchemaNotFoundError(
                 f"the service knows no schema {schema_id}",
                 error_code=error.error_code,
@@ -179,5 +179,6 @@ class GrpcTransport(Transport):
 
 
 def _traced(headers: Headers) -> list[tuple[str, str]]:
-    # An id per call: what support asks for when something on the way to the service failed.
+    # One id per call: Salesforce support asks for it if something between client and service
+    # failed.
     return [*headers, ("x-client-trace-id", str(uuid.uuid4()))]

@@ -1,7 +1,7 @@
-"""The driver of a subscription: what it does with responses, acks and commits.
+"""The driver of a subscription: handles responses, acks and commits.
 
-The recipe is that of `CallDriver`. No decision about credit, commits, resuming or delays is made
-here. Batches, not events, cross to the application's thread.
+Based on `CallDriver`. All decisions about credit, commits, resuming and delays are made by the
+protocol. Events are passed to the application's thread in batches.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class StreamDriver(CallDriver[OpenStream]):
     Args:
         protocol: Owned by this object from now on.
         transport: Opens the calls.
-        target: What they subscribe to.
-        alarm: Shared by the subscriptions of a client.
-        renew: Gets a session other than that of the given headers; may wait; raises SfPubSubError.
-        on_gap: Told of every `Gap`, in whichever thread found it; must not wait.
-        clock: Steady time in seconds, the alarm's.
+        target: The topic or managed subscription.
+        alarm: Timer thread, shared by the subscriptions of a client.
+        renew: Obtains a new session to replace that of the given headers; may block; raises
+            SfPubSubError.
+        on_gap: Called with every `Gap`, in the thread that found it; must not block.
+        clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Uniform random numbers in [0, 1).
     """
 
@@ -86,25 +87,25 @@ class StreamDriver(CallDriver[OpenStream]):
         """Open the first stream.
 
         Args:
-            position: Where a plain subscription starts, instead of the protocol's own position.
+            position: Start of a plain subscription, instead of the protocol's own position.
         """
         self.has_begun = True
         self._apply(lambda now: self._protocol.start(now, position))
 
     def peek(self) -> Arrival | None:
-        """Return the next response if there is one, and leave it where it is; never waits."""
+        """Return the next response without removing it, or None. Never blocks."""
         return self._mailbox.peek()
 
     def accept(self, arrival: Arrival, done: tuple[int, int] | None = None) -> None:
-        """Take *arrival* off the queue: it is in the application's hands.
+        """Remove *arrival* from the queue, because the application now owns it.
 
-        Until then it stays the next one, so that a caller that is interrupted loses nothing. One
-        that was accepted before, or discarded, changes nothing.
+        Until then it stays the next one, so that an interrupted caller loses nothing. Does nothing
+        for one that was already accepted or discarded.
 
         Args:
-            arrival: The next one.
-            done: The first and the last event of a run that is acked in the same turn: `ack` costs
-                as much as this.
+            arrival: The next response.
+            done: First and last event of a run to ack in the same call, which saves the cost of
+                `ack`.
         """
         self._apply(self._pop, arrival, done)
 
@@ -120,24 +121,24 @@ class StreamDriver(CallDriver[OpenStream]):
 
     @property
     def target(self) -> Target:
-        """What the streams subscribe to."""
+        """The topic or managed subscription of the streams."""
         return self._target
 
     @property
     def discarded(self) -> bool:
-        """Whether what was not accepted is gone for good."""
+        """Whether the responses not yet accepted were discarded."""
         return self._mailbox.discarded
 
     def pause(self) -> None:
-        """Ask for no more events until `resume`; the stream is kept open."""
+        """Stop requesting events until `resume`. The stream stays open."""
         self._apply(self._protocol.pause)
 
     def resume(self) -> None:
-        """Ask for events again."""
+        """Request events again."""
         self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack a run of events. After the end it changes nothing."""
+        """Ack a run of events. Does nothing after the end."""
         self._apply(self._protocol.acked, first_seq, last_seq)
 
     def storable(self) -> ReplayId | None:
@@ -147,13 +148,13 @@ class StreamDriver(CallDriver[OpenStream]):
             return self._protocol.storable()
 
     def commit(self, timeout: float) -> CommitReceipt:
-        """Commit what is acked and wait for the service's answer.
+        """Commit the acked events and wait for the service's answer.
 
         Args:
             timeout: Seconds.
 
         Raises:
-            CommitError: It was refused, or not answered in time.
+            CommitError: The commit was rejected, or not answered in time.
             LocalProtocolError: There is nothing to commit.
             SfPubSubError: The subscription failed meanwhile.
         """
@@ -164,7 +165,7 @@ class StreamDriver(CallDriver[OpenStream]):
             raise self.unconfirmed(timeout) from None
 
     def begin_commit(self) -> Future[CommitReceipt]:
-        """Ask for a commit of what is acked; the future gets the receipt or the error.
+        """Start a commit of the acked events; return a future for the receipt or the error.
 
         Raises:
             LocalProtocolError: There is nothing to commit.
@@ -180,7 +181,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return future
 
     def unconfirmed(self, timeout: float) -> CommitError:
-        """Return the error for a commit whose caller waited *timeout* seconds in vain."""
+        """Return the error for a commit that was not confirmed within *timeout* seconds."""
         health = self.health()
         reason = health.reason or f"the stream is {health.state}"
         return CommitError(
@@ -188,30 +189,30 @@ class StreamDriver(CallDriver[OpenStream]):
         )
 
     def drain(self) -> None:
-        """End in order and wait for the end.
+        """End gracefully and wait for the end.
 
         Raises:
-            SfPubSubError: What ended the subscription, such as a last commit that failed.
+            SfPubSubError: The error that ended the subscription, such as a failed final commit.
         """
         self.begin_drain()
         while True:
             changes = self.changes
             if self.over:
                 break
-            self.wait(changes, None)  # the protocol bounds this: its deadlines end a drain
+            self.wait(changes, None)  # bounded by the protocol, whose deadlines end a drain
         self.raise_failure()
 
     def begin_drain(self) -> None:
-        """Start to end in order; `over` tells when it has."""
+        """Start to end gracefully; `over` becomes true at the end."""
         self._apply(self._protocol.drain)
 
     def health(self) -> Health:
-        """Return a snapshot."""
+        """Return a snapshot of the subscription's health."""
         self._check_process()
         with self._lock:
             return self._protocol.health()
 
-    # The recipe.
+    # Event handling.
 
     def _open_call(self, opening: OpenStream) -> Call[Any, Any]:
         return self._transport.open_stream(self._target, opening)
@@ -232,11 +233,11 @@ class StreamDriver(CallDriver[OpenStream]):
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, ReportGap):
-            # When it ends the subscription, the error that is raised says the same.
+            # If the gap ends the subscription, the raised error says the same.
             logger.log(logging.INFO if self.over else logging.WARNING, "%s", command.gap)
             try:
                 self._on_gap(command.gap)
-            except Exception:  # the application's; it must not take the stream's thread with it
+            except Exception:  # raised by the application; must not end the stream's thread
                 logger.exception("on_gap of %s raised", self._target.name)
         elif isinstance(command, SettleCommit):
             self._tickets.settle(command)

@@ -1,8 +1,8 @@
-"""Between the threads of a driver and those of the application: what came, and how it ended.
+"""The queue between the threads of a driver and those of the application.
 
-One item per response. A waiter reads `Mailbox.count`, checks for news, and then waits for the count
-to change, so nothing is missed that happens between the check and the wait. The asyncio face does
-the same with a bell, which `Mailbox.listen` connects.
+Holds one item per response. A waiter reads `Mailbox.count`, checks the state, and then waits for
+the count to change, so it misses nothing that happens between the check and the wait. The asyncio
+API does the same with a callback set by `Mailbox.listen`.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from sfpubsub.protocol.commands import Deliver, Finish
 
 
 class Arrival(NamedTuple):
-    """A response that waits for the application."""
+    """A response waiting for the application."""
 
     batch: Deliver
     received_at: float
-    """Seconds since 1970 UTC on this machine's clock."""
+    """Time of receipt in seconds since 1970 UTC, by this machine's clock."""
 
 
 class Mailbox:
     """The queue of one subscription. Thread-safe."""
 
     def __init__(self) -> None:
-        # Not a condition: waiting on one is much Python code, which Ctrl-C can interrupt half-way.
+        # Not a condition, whose wait is a lot of Python code that Ctrl-C can interrupt half-way.
         self._mutex = threading.Lock()
-        # A lock for each that waits, taken; its release is the news. A wait that was interrupted
-        # leaves one behind, which the next news removes.
+        # One acquired lock per waiter; releasing it wakes the waiter. An interrupted wait leaves
+        # its lock behind, which the next notification removes.
         self._waiting: list[threading.Lock] = []
         self._arrivals: deque[Arrival] = deque()
         self._listener: Callable[[], None] | None = None
         self.count: int = 0
-        """Changes with everything that somebody may be waiting for."""
+        """Counter that changes with every event that a waiter may be waiting for."""
         self.finish: Finish | None = None
-        """How the subscription ended; None while it has not."""
+        """How the subscription ended; None before the end."""
         self.discarded: bool = False
-        """Whether what was not taken is gone. That is for good: it comes before the end."""
+        """Whether the pending responses were discarded. This is permanent and precedes the end."""
 
     # For the driver.
 
     def put(self, arrival: Arrival) -> None:
-        """Add what came, after everything that came before."""
+        """Append a response to the queue."""
         with self._mutex:
             self._arrivals.append(arrival)
             self._notify()
 
     def discard(self) -> None:
-        """Forget what was not taken."""
+        """Discard the pending responses."""
         with self._mutex:
             self._arrivals.clear()
             self.discarded = True
             self._notify()
 
     def close(self, finish: Finish) -> None:
-        """Say that nothing more comes, and why."""
+        """Record the end and its cause. Nothing more arrives after this."""
         with self._mutex:
             self.finish = finish
             self._notify()
@@ -77,14 +77,14 @@ class Mailbox:
     # For the application.
 
     def peek(self) -> Arrival | None:
-        """Return the next arrival and leave it where it is; never waits."""
+        """Return the next arrival without removing it, or None. Never blocks."""
         try:
-            return self._arrivals[0]  # without the lock: one step of the interpreter
+            return self._arrivals[0]  # needs no lock: a single atomic operation of the interpreter
         except IndexError:
             return None
 
     def pop(self, arrival: Arrival) -> bool:
-        """Take *arrival* off the queue; return whether it was the next one."""
+        """Remove *arrival* if it is the next one; return whether it was."""
         with self._mutex:
             if not self._arrivals or self._arrivals[0] is not arrival:
                 return False
@@ -92,7 +92,9 @@ class Mailbox:
             return True
 
     def wait(self, count: int, timeout: float | None) -> None:
-        """Wait until `count` is not *count* any more, or for *timeout* seconds; None for ever."""
+        """Wait until `count` differs from *count*, for at most *timeout* seconds; None waits
+        without limit.
+        """
         bell = threading.Lock()
         bell.acquire()
         with self._mutex:
@@ -106,9 +108,9 @@ class Mailbox:
                     self._waiting.remove(bell)
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Call *changed* now, and with everything that somebody may be waiting for.
+        """Call *changed* now, and on every change of `count`.
 
-        It is called in any thread, under a lock: it must not wait, and must not call back.
+        It is called in any thread, under a lock: it must not block, and must not call this object.
         """
         with self._mutex:
             self._listener = changed

@@ -1,7 +1,8 @@
-"""A service in memory that does what it is told: for tests of the client, and for its users' tests.
+"""A scripted in-memory service, for tests of this client and of its users' programs.
 
-A `MemoryTransport` hands every new stream to the test as a `MemoryCall`; the test answers as the
-service would and reads what the client asked for. Nothing happens by itself.
+A `MemoryTransport` passes every new stream to the test as a `MemoryCall`. The test answers in place
+of the service and reads the client's requests. Nothing happens automatically, except that published
+events are accepted.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from sfpubsub.protocol.events import Failure, FailureKind, PublishAnswer, Respon
 from sfpubsub.transports.base import PublishCall, StreamCall, Target, Transport
 from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
 
-# How long a test waits for the client to do something, in seconds: far more than it takes.
+# How long a test waits for an action of the client, in seconds: far more than it needs.
 PATIENCE = 10.0
 
 
 class MemoryCall(StreamCall):
-    """One stream, seen from both ends. Thread-safe."""
+    """One stream with its client and service ends. Thread-safe."""
 
     def __init__(self, target: Target, opening: OpenStream) -> None:
         self.target = target
@@ -36,14 +37,14 @@ class MemoryCall(StreamCall):
         self._to_client.put(response)
 
     def end(self, failure: Failure | None = None) -> None:
-        """End the stream: with OK, or with a failure."""
+        """End the stream with OK or with a failure."""
         self._to_client.put(failure)
 
     def next_request(self, timeout: float = PATIENCE) -> SendRequest | None:
         """Return the client's next request, or None for its half-close.
 
         Raises:
-            queue.Empty: The client sent nothing in *timeout* seconds.
+            queue.Empty: The client sent nothing within *timeout* seconds.
         """
         return self._to_service.get(timeout=timeout)
 
@@ -64,7 +65,7 @@ class MemoryCall(StreamCall):
 
 
 class MemoryPublishCall(PublishCall):
-    """Publishes to a list and answers at once."""
+    """Appends published events to a list and answers at once."""
 
     def __init__(self, topic: str, published: list[tuple[str, tuple[ProducerEvent, ...]]]) -> None:
         self._topic = topic
@@ -106,12 +107,12 @@ class MemoryTransport(Transport):
         """Return the next stream that the client opens.
 
         Raises:
-            queue.Empty: It opened none in *timeout* seconds.
+            queue.Empty: The client opened none within *timeout* seconds.
         """
         return self._calls.get(timeout=timeout)
 
     def connect(self, timeout: float) -> None:
-        """Always there."""
+        """Return at once: the service is always reachable."""
 
     def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
         call = MemoryCall(target, opening)
@@ -134,4 +135,4 @@ class MemoryTransport(Transport):
         return call
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no connection."""

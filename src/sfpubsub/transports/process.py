@@ -1,11 +1,11 @@
-"""Which process an object was made in. A forked child has a copy of it, and none of its threads."""
+"""Detect use after a fork: a forked child has copies of all objects, but not their threads."""
 
 from __future__ import annotations
 
 import os
 
-# How often this process's line was forked: looked at with each response, where to ask the system
-# for the process would be the costliest line.
+# Number of forks between the first process and this one. Checked with each response, where calling
+# os.getpid() would be the most expensive line.
 _forks = 0
 
 
@@ -18,7 +18,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class Home:
-    """The process that made this object."""
+    """The process that created this object."""
 
     def __init__(self) -> None:
         self.pid: int = os.getpid()
@@ -26,5 +26,5 @@ class Home:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process."""
+        """Whether the current process created this object."""
         return self._forks == _forks

@@ -1,4 +1,4 @@
-"""The grpc calls that publish: a PublishStream, or a Publish for each request."""
+"""The gRPC calls that publish: one PublishStream, or one Publish per request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sfpubsub.transports.base import Headers, PublishCall
 from sfpubsub.transports.status import classify
 from sfpubsub.types import ProducerEvent
 
-# Deadline of a unary call, in seconds. The service answers in well under one; a bogus token was
-# seen refused only after 11.
+# Deadline of a unary call, in seconds. The service usually answers in well under 1 s; the rejection
+# of an invalid token has been seen to take 11 s.
 UNARY_TIMEOUT = 30.0
 
 
 class _GrpcPublish(PublishCall):
-    """What both have in common: requests that wait to be taken, and failures.
+    """Common base: the queue of requests, and the handling of failures.
 
     Args:
         topic: Full path.
-        method: Of the stub.
-        opening: Has the first request's events.
-        headers: The session's.
-        metadata: Returns them with a trace id, for one grpc call.
+        method: Method of the stub.
+        opening: Contains the events of the first request.
+        headers: Session headers.
+        metadata: Returns the headers plus a trace id, for one gRPC call.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class _GrpcPublish(PublishCall):
 
     @abstractmethod
     def _next(self) -> Any:
-        """Wait for the next answer; None when there is none to come."""
+        """Wait for the next answer; return None if no more follow."""
 
     def send(self, request: SendEvents) -> None:
         self._put(request.events)
@@ -84,7 +84,7 @@ class StreamedPublish(_GrpcPublish):
     def _next(self) -> Any:
         message = next(self._call, None)
         if message is None:
-            self.half_close()  # lets grpc's own thread go, which waits for the next request
+            self.half_close()  # releases gRPC's own thread, which waits for the next request
         return message
 
     def cancel(self) -> None:
@@ -93,7 +93,7 @@ class StreamedPublish(_GrpcPublish):
 
 
 class UnaryPublish(_GrpcPublish):
-    """One Publish call after another, until one fails or no more are wanted."""
+    """A sequence of Publish calls, until one fails or the requests end."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -106,7 +106,7 @@ class UnaryPublish(_GrpcPublish):
             return None
         call = self._method.future(request, timeout=UNARY_TIMEOUT, metadata=self._metadata())
         self._call = call
-        if self._cancelled:  # between the look and the call
+        if self._cancelled:  # cancelled between the check and the call
             call.cancel()
         try:
             return call.result()

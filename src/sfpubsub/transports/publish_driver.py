@@ -1,7 +1,7 @@
-"""The driver of a publisher: events in, outcomes out.
+"""The driver of a publisher: accepts events and reports their outcomes.
 
-The recipe is that of `CallDriver`. Which events go together, what is sent again and when it is
-enough is decided by the protocol.
+Based on `CallDriver`. The protocol decides which events share a request, what is retried, and when
+to give up.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class PublishDriver(CallDriver[OpenPublish]):
     Args:
         protocol: Owned by this object from now on.
         transport: Opens the calls.
-        streamed: By PublishStream, otherwise by Publish.
-        reencode: Returns the event of a ticket encoded by that schema; may wait; raises
+        streamed: Whether to use PublishStream instead of Publish.
+        reencode: Returns the event of a ticket encoded with the given schema; may block; raises
             SfPubSubError.
-        use_schema: Told of the topic's new schema; must not wait.
-        settled: Told what has become of events, by ticket; must not wait.
-        alarm: Shared by the drivers of a client.
+        use_schema: Called with the id of the topic's new schema; must not block.
+        settled: Called with the outcomes of events by ticket; must not block.
+        alarm: Timer thread, shared by the drivers of a client.
         renew: As for `CallDriver`.
-        clock: Steady time in seconds, the alarm's.
+        clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Uniform random numbers in [0, 1).
     """
 
@@ -78,14 +78,15 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Take events, all or none, if there is room; return whether there was.
+        """Accept all of the events if there is room, otherwise none; return whether they were
+        accepted.
 
         Args:
-            events: With their ids.
-            taken: Called with the tickets, before anything can become of them.
+            events: Events with their ids.
+            taken: Called with the tickets, before any of the events can be settled.
 
         Raises:
-            SfPubSubError: What ended the publisher, or that it was closed.
+            SfPubSubError: The publisher has failed or was closed.
         """
         has_room = False
 
@@ -103,23 +104,24 @@ class PublishDriver(CallDriver[OpenPublish]):
         return has_room
 
     def drain(self) -> None:
-        """Take no more; it is over when all events are settled."""
+        """Accept no more events, and end once all events are settled."""
         self._apply(self._protocol.drain)
 
     def counts(self) -> PublishCounts:
-        """Return the outcome of the events so far."""
+        """Return the number of events by outcome so far."""
         self._check_process()
         with self._lock:
             return self._protocol.counts()
 
-    # The recipe.
+    # Event handling.
 
     def _open_call(self, opening: OpenPublish) -> Call[Any, Any]:
         return self._transport.open_publish(self._name, opening, streamed=self._streamed)
 
     def _carry_out(self, command: Command) -> bool:
         if isinstance(command, SendEvents):
-            if self._call is not None:  # otherwise it has just ended, and the protocol is told
+            # Otherwise the call has just ended, and the protocol will be notified.
+            if self._call is not None:
                 self._call.send(command)
             return True
         return self._steer(command)

@@ -1,10 +1,10 @@
-"""A gRPC status with its trailers to one of our errors and what to do about it. The only place.
+"""Map a gRPC status and its trailers to a typed error and a reaction. No other module does this.
 
 The service names the cause in the ``error-code`` trailer, always
-``sfdc.platform.eventbus.grpc.<suffix>``; the gRPC status is coarse and decides only where there is
-no such trailer, which means that not the service but something on the way failed (Salesforce
-documentation, handling errors). Both tables are data. Unknown suffixes are judged by the status,
-but as the service's own words: what would turn away is then final.
+``sfdc.platform.eventbus.grpc.<suffix>``. The gRPC status is coarse. It decides only without that
+trailer, which means that something between client and service failed (Salesforce documentation,
+handling errors). Both tables are data. Unknown suffixes are classified by the status, but since
+they come from the service, a TURNED_AWAY failure is then final.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PREFIX = "sfdc.platform.eventbus.grpc."
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a failure means."""
+    """How to react to a failure."""
 
     kind: FailureKind
     error: type[SfPubSubError]
     cure: str = ""
-    """What the user can do, where there is something; ``{what}`` is the thing that it is about."""
+    """What the user can do, or empty; ``{what}`` stands for the topic, schema or subscription."""
 
 
 _RETRY = Rule(FailureKind.RETRY, StreamUnavailableError)
@@ -62,8 +62,8 @@ _DENIED = Rule(FailureKind.STOP, PermissionDeniedError, "grant the integration u
 _NO_SUBSCRIPTION = Rule(
     FailureKind.STOP,
     SubscriptionNotFoundError,
-    "check the name in sfpubsub managed list; a new managed subscription takes some minutes to be "
-    "known",
+    "check the name in sfpubsub managed list; a new managed subscription takes some minutes to "
+    "become available",
 )
 _REJECTED = Rule(FailureKind.POSITION_REJECTED, ReplayIdRejectedError)
 _QUOTA = Rule(
@@ -136,7 +136,8 @@ BY_STATUS: dict[grpc.StatusCode, Rule] = {
     grpc.StatusCode.CANCELLED: _RETRY,
     grpc.StatusCode.UNKNOWN: _RETRY,
     grpc.StatusCode.INVALID_ARGUMENT: Rule(FailureKind.STOP, StreamError),
-    # A managed stream whose commit was late ends like this; it opens again at the committed place.
+    # A managed stream with a late commit ends with this status; it reopens at the committed
+    # position.
     grpc.StatusCode.DEADLINE_EXCEEDED: _RETRY,
     grpc.StatusCode.NOT_FOUND: _turned_away(_NO_TOPIC),
     grpc.StatusCode.ALREADY_EXISTS: _HELD,
@@ -154,9 +155,9 @@ BY_STATUS: dict[grpc.StatusCode, Rule] = {
     grpc.StatusCode.UNAUTHENTICATED: _RENEW,
 }
 
-# What the results of single events say when it may help to send them again (Salesforce
-# documentation, platform event error status codes: the words of the other APIs. How a result of
-# this one spells them is not known, so they are looked for anywhere in its text).
+# Error codes in results of single events for which a retry may help (Salesforce documentation,
+# platform event error status codes, which describes the other APIs. How this API spells them is not
+# known, so they are searched for anywhere in the text).
 PASSING = (
     "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE",
     "PLATFORM_EVENT_PUBLISH_FAILED",
@@ -167,14 +168,14 @@ _RPC_ID = re.compile(r"[\s.]*rpcId: (\S+)\s*$")
 
 
 def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failure:
-    """Return what the failure of a call means.
+    """Classify the failure of a call.
 
     Args:
-        what: The thing that the call was about, for the message.
-        error: What grpc raised.
-        managed: Whether that thing is a managed subscription, and not a topic or a schema.
+        what: The topic, schema or subscription of the call, for the message.
+        error: The error raised by gRPC.
+        managed: Whether *what* is a managed subscription.
     """
-    call = cast("grpc.Call", error)  # what a stub raises is always both
+    call = cast("grpc.Call", error)  # an error raised by a stub is always both
     status = call.code()
     details = call.details() or status.name
     trailers = _trailers(call)
@@ -198,7 +199,7 @@ def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failu
 
 
 def is_passing(text: str) -> bool:
-    """Return whether an event that was refused with *text* may be taken later."""
+    """Return whether an event rejected with *text* may be accepted later."""
     return any(word in text for word in PASSING)
 
 

@@ -1,7 +1,7 @@
-"""One Subscribe or ManagedSubscribe call of grpc.
+"""One gRPC Subscribe or ManagedSubscribe call.
 
-Read directly where that is possible (`sfpubsub.transports.direct`), and else as grpc documents it:
-by a thread that waits for the next message, with requests out of an iterator.
+The call is read directly if possible (`sfpubsub.transports.direct`). Otherwise it uses the
+documented API: a thread waits for each message, and requests come from an iterator.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from sfpubsub.transports.status import classify
 
 logger = logging.getLogger("sfpubsub.transport")
 
-# Seconds that the reader lets go of the interpreter, so that grpc's own thread takes the request
-# from the queue and sends it. Measured with responses of 100 events, received and decoded: 0.78
-# times the time. Many times what the hand-over needs, a small part of what a response costs.
+# Seconds for which the reader releases the interpreter, so that gRPC's own thread can take the
+# request from the queue and send it. Measured with responses of 100 events, received and decoded:
+# reduces the total time to 0.78. This is many times what the thread switch needs, but a small part
+# of the cost of a response.
 _HAND_OVER = 50e-6
 
 
 class GrpcStreamCall(StreamCall):
-    """A live call.
+    """An active call.
 
     Args:
-        target: What it subscribes to.
-        method: Of the stub.
-        form: The messages of that method.
-        opening: For the first request.
-        headers: The session's.
-        metadata: Those and the call's own.
+        target: The topic or managed subscription.
+        method: Method of the stub.
+        form: Message types of that method.
+        opening: Content of the first request.
+        headers: Session headers.
+        metadata: Session headers plus those of this call.
     """
 
     def __init__(
@@ -61,14 +62,15 @@ class GrpcStreamCall(StreamCall):
         self.headers = headers
         self._target = target
         self._form = form
-        # The service ends a stream whose requests have ended, so this iterator lives as long as
-        # the call. None ends it.
+        # The service ends a stream when its requests end, so this iterator lives as long as the
+        # call. None ends it.
         self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._has_sent = False
         self._opened = time.monotonic()
         self._has_received = False
         self._debug = logger.isEnabledFor(logging.DEBUG)
-        self._invalid: Failure | None = None  # what is wrong with a message, which ended the call
+        # Failure due to an invalid message, which ended the call.
+        self._invalid: Failure | None = None
         self._call = method(self._take_requests(), metadata=metadata)
         self._direct = open_direct(self._call, partial(self._requests.put, None))
         self._put(form.opening(target, opening))
@@ -93,10 +95,13 @@ class GrpcStreamCall(StreamCall):
                 return
             try:
                 response = self._response(parse(message))
-            except DecodeError as error:  # on the way: it may come whole on the next stream
-                text = f"{self._target.name}: a message of the service could not be read: {error}"
+            # Corrupted in transit: it may arrive intact on the next stream.
+            except DecodeError as error:
+                text = (
+                    f"{self._target.name}: a message from the service could not be parsed: {error}"
+                )
                 self._refuse(FailureKind.RETRY, StreamUnavailableError(text), error)
-            except Exception as error:  # a fault of ours; grpc's thread serves others as well
+            except Exception as error:  # an internal error; gRPC's thread also serves other calls
                 logger.exception("internal error on %s", self._target.name)
                 text = f"{self._target.name}: internal error, {type(error).__name__}"
                 self._refuse(FailureKind.STOP, StreamError(f"{text}: please report it"), error)
@@ -113,8 +118,9 @@ class GrpcStreamCall(StreamCall):
 
     def receive(self) -> Response | Failure | None:
         if self._has_sent:
-            # Then the service works on it while the application works on what came before. Without
-            # this the application's thread is as likely to run first, and grpc's to wait for it.
+            # This lets the service work on the request while the application handles earlier
+            # messages. Without it, the application's thread may run first, and gRPC's thread has to
+            # wait.
             self._has_sent = False
             time.sleep(_HAND_OVER)
         try:
@@ -126,7 +132,7 @@ class GrpcStreamCall(StreamCall):
         return self._invalid if response is None else response
 
     def _response(self, message: Any) -> Response | None:
-        """Return what a message says; None when it is not valid, which ends the call."""
+        """Parse a message; return None if it is not valid, which ends the call."""
         try:
             response = wire.response(message)
         except RemoteProtocolError as error:
@@ -143,7 +149,9 @@ class GrpcStreamCall(StreamCall):
         self.cancel()
 
     def _end(self, error: grpc.RpcError | None) -> Failure | None:
-        """Return how the call ended, now that it has; *error* is None if the service ended it."""
+        """Return the failure of the ended call, or None; *error* is None if the service ended it
+        with OK.
+        """
         self._requests.put(None)  # lets grpc's own thread go, which waits for the next request
         self._call = None
         if self._invalid is not None:
@@ -153,7 +161,7 @@ class GrpcStreamCall(StreamCall):
         return classify(self._target.name, error, managed=self._target.managed)
 
     def _log(self, response: Response) -> None:
-        # By counts: what an event says stays out of the log, as do the headers.
+        # Log only counts: neither event contents nor headers may appear in the log.
         if not self._has_received:
             self._has_received = True
             waited = time.monotonic() - self._opened

@@ -1,4 +1,4 @@
-"""Who waits for the answer to which commit."""
+"""The futures of commits that wait for an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sfpubsub.types import CommitReceipt
 
 
 class Tickets:
-    """The callers of `commit` of one subscription. Each ticket is settled once."""
+    """Pending commits of one subscription by ticket. Each ticket is settled once."""
 
     def __init__(self) -> None:
         self._futures: dict[int, Future[CommitReceipt]] = {}
@@ -19,14 +19,14 @@ class Tickets:
         return len(self._futures)
 
     def add(self, ticket: int, future: Future[CommitReceipt]) -> None:
-        """Have *future* get the receipt or the error of *ticket*."""
+        """Register *future* for the receipt or the error of *ticket*."""
         self._futures[ticket] = future
 
     def settle(self, answer: SettleCommit) -> None:
-        """Wake the waiter."""
+        """Complete the future of an answered commit."""
         future = self._futures.pop(answer.ticket)
         if not future.set_running_or_notify_cancel():
-            return  # the caller has given up
+            return  # cancelled by the caller
         if isinstance(answer.outcome, SfPubSubError):
             future.set_exception(answer.outcome)
         else:

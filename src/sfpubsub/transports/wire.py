@@ -1,7 +1,7 @@
-"""Protobuf messages to the protocol's values and back. The only file that knows both.
+"""Convert between Protobuf messages and the protocol's values. No other module uses both.
 
-Makes no decisions. An opaque id stays bytes; a field that the service left out becomes None where
-that has a meaning.
+Makes no decisions. Opaque ids stay bytes. A field that the service omits becomes None where its
+absence has a meaning.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
     """Return the first request of a Subscribe stream.
 
     Raises:
-        LocalProtocolError: It has no start: the service would take that for LATEST.
+        LocalProtocolError: There is no start, which the service would treat as LATEST.
     """
     start = opening.start
     if start is None:
@@ -65,7 +65,7 @@ def fetch_request(target: Target, request: SendRequest) -> pb.FetchRequest:
 
 
 def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchRequest:
-    """Return the first request of a ManagedSubscribe stream: exactly one of the two names."""
+    """Return the first request of a ManagedSubscribe stream, with either its id or its name."""
     if _RECORD_ID.fullmatch(target.name):
         return pb.ManagedFetchRequest(
             subscription_id=target.name, num_requested=opening.num_requested
@@ -74,7 +74,7 @@ def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchReque
 
 
 def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchRequest:
-    """Return a later request of a ManagedSubscribe stream; the name may be left out there."""
+    """Return a later request of a ManagedSubscribe stream, which may omit the name."""
     message = pb.ManagedFetchRequest(num_requested=request.num_requested)
     if request.commit is not None:
         message.commit_replay_id_request.commit_request_id = request.commit.request_id
@@ -83,7 +83,7 @@ def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchReq
 
 
 class Form(NamedTuple):
-    """The messages of a kind of stream."""
+    """The message types of one kind of stream."""
 
     parse: Callable[[bytes], pb.FetchResponse | pb.ManagedFetchResponse]
     opening: Callable[[Target, OpenStream], Message]
@@ -95,7 +95,7 @@ MANAGED = Form(pb.ManagedFetchResponse.FromString, managed_opening, managed_requ
 
 
 def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
-    """Return a stream's message.
+    """Convert a message of a stream.
 
     Raises:
         RemoteProtocolError: An event has no replay id, so there is no position to resume from.
@@ -111,7 +111,7 @@ def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
             raise RemoteProtocolError(
                 "the service sent an event without a replay id", rpc_id=rpc_id
             )
-        # Not by the constructors, which are twice the work.
+        # Bypasses the constructors, which would take twice the time.
         replay_id = _blank(ReplayId)
         replay_id._value = position
         headers = _headers(event) if event.headers else ()
@@ -154,7 +154,7 @@ def schema_request(schema_id: str) -> pb.SchemaRequest:
 
 
 def topic_info(message: pb.TopicInfo) -> TopicInfo:
-    """Return GetTopic's answer."""
+    """Convert the answer of GetTopic."""
     return TopicInfo(
         message.topic_name,
         message.tenant_guid,
@@ -166,7 +166,7 @@ def topic_info(message: pb.TopicInfo) -> TopicInfo:
 
 
 def schema_info(message: pb.SchemaInfo) -> SchemaInfo:
-    """Return GetSchema's answer."""
+    """Convert the answer of GetSchema."""
     return SchemaInfo(message.schema_id, message.schema_json, message.rpc_id)
 
 
@@ -187,7 +187,7 @@ def publish_request(topic: str, events: Sequence[ProducerEvent]) -> pb.PublishRe
 
 
 def publish_answer(message: pb.PublishResponse) -> PublishAnswer:
-    """Return Publish's answer, or one of PublishStream."""
+    """Convert an answer of Publish or PublishStream."""
     return PublishAnswer(
         tuple(_publish_result(result) for result in message.results),
         message.schema_id,

@@ -95,7 +95,7 @@ def test_sources_come_and_go(open_writer, table, format_):
     writer = open_writer(topic=TOPIC, subscription=MANAGED)
     assert writer.positions == {TOPIC: replay_id(2), OTHER: replay_id(6)}
     writer.move(replay_id(50), TOPIC)
-    with pytest.raises(LocalProtocolError, match="is the service's"):
+    with pytest.raises(LocalProtocolError, match="the service keeps the position"):
         writer.move(replay_id(50), MANAGED)
     assert open_writer(topic=TOPIC).position == replay_id(50)
     with pytest.raises(ConfigurationError, match=f"channel {OTHER} from topic {OTHER}"):

@@ -1,6 +1,6 @@
-"""A mirror: tables of objects of an org that equal it, complete from the first row on.
+"""Mirror: keeps tables of Salesforce objects equal to the org, complete from the first row on.
 
-`reads` says what a read of the org is worth, `merging` what becomes of a record when events and
-reads of it come together; both decide only: no Spark, no I/O, no clock. `job` has the mirror
-itself, `stream` the way of its events.
+`reads` defines what a read of the org is guaranteed to contain, `merging` how events and reads of a
+record are merged; both are pure logic without Spark, I/O or a clock. `job` implements the mirror,
+`stream` the ingestion of its events.
 """

@@ -1,7 +1,7 @@
-"""How many calls of the org's allowance a mirror has used, and whether it may use more.
+"""Count the API calls of a mirror and limit them to a daily budget.
 
-Pure: no I/O, no clock. The plans of steps keep what was used, so that a restart forgets no more
-than the calls since the last step.
+Pure: no I/O, no clock. The plans of steps record the calls used, so a restart loses only the count
+    of calls since the last step.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-# Seconds over which calls are counted, as the org itself does (documentation: DailyApiRequests).
+# Window over which calls are counted, in seconds; the org uses the same (documentation:
+# DailyApiRequests).
 DAY = 24 * 3600.0
 
 
 class Budget:
-    """Calls of the last 24 hours. Not thread-safe.
+    """API calls of the last 24 hours. Not thread-safe.
 
     Args:
-        most: Calls of 24 hours; None for any number.
-        used: When calls were made before, in seconds since 1970 UTC, and how many.
+        most: Maximum number of calls in 24 hours; None for no limit.
+        used: Earlier calls, as pairs of time (seconds since 1970 UTC) and number.
     """
 
     def __init__(self, most: int | None, used: Iterable[tuple[float, int]] = ()) -> None:
@@ -27,11 +28,12 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Take note of what was used; return how many calls are new, to be kept by the caller.
+        """Record the calls made so far, and return the number of new ones for the caller to
+        persist.
 
         Args:
             now: Seconds since 1970 UTC.
-            calls: Made by this process so far.
+            calls: Number of calls this process has made so far.
         """
         new = calls - self._counted
         if new:
@@ -40,11 +42,13 @@ class Budget:
         return new
 
     def spent(self, now: float, calls: int) -> int:
-        """Return how many calls were made in the last 24 hours; arguments as of `count`."""
+        """Return the number of calls made in the last 24 hours. Takes the arguments of `count`."""
         while self._used and self._used[0][0] <= now - DAY:
             self._used.popleft()
         return sum(used for _, used in self._used) + calls - self._counted
 
     def may_read(self, now: float, calls: int) -> bool:
-        """Whether another read may begin. What a read costs is known when it is done."""
+        """Whether another read may begin. A running read may exceed the budget: its cost is known
+        only afterwards.
+        """
         return self.most is None or self.spent(now, calls) < self.most

@@ -1,11 +1,12 @@
-"""The columns of a mirrored object: what the org describes, and what its events have beside.
+"""Columns of a mirrored object: those that the org describes, and further ones from its events.
 
-Pure: no Spark session, no I/O. One table takes reads and change events alike, so its columns are
-those of the describe, which knows more: decimals with their scale, dates, labels. An event's value
-is converted to them. Invariant: columns are only ever added, and a column never changes its type.
+Pure: no Spark session, no I/O. The same table stores reads and change events, so its columns follow
+    the describe result, which is more precise: decimals with their scale, dates, labels. Event
+    values are converted to these types. Invariant: columns are only added, and a column never
+    changes its type.
 
-A field whose type or scale has changed has a second column for
-the new type, as in typed tables; of these, one has the value.
+If the type or scale of a field changes, the field gets a second column for the new type, as in
+typed tables. Only one of the two columns holds the value.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from sfpubsub.spark.tables.records import Fields
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one object, without its id. Immutable."""
+    """The columns of one object, except its id. Immutable."""
 
     entity: str
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, description: ObjectDescription, known: Columns | None = None) -> Columns:
-        """Return the columns of a describe, after those that are known.
+        """Return the known columns, followed by the new ones of a describe result.
 
         Args:
-            description: The object, as the user sees it.
-            known: The table's, which stay where they are.
+            description: The describe result for the object, as visible to the user.
+            known: Columns that the table already has; their order is kept.
         """
         old = () if known is None else known.columns
         found = [replace(each, asked=(), parts=(), described=False) for each in old]
@@ -50,11 +51,11 @@ class Columns:
 
     @classmethod
     def of_table(cls, entity: str, schema: pa.Schema) -> Columns:
-        """Return the columns of a table, of which only names and types are known.
+        """Return the columns of a table whose names and types are all that is known.
 
         Args:
             entity: The object.
-            schema: Of the columns that hold fields.
+            schema: Schema of the columns that hold fields.
         """
         found = []
         for each in schema:
@@ -65,10 +66,10 @@ class Columns:
         return cls(entity, tuple(found))
 
     def with_events(self, plan: Plan) -> Columns:
-        """Return these and what an event type has beside them.
+        """Return these columns plus those that only the event type has.
 
-        That is: a field that the user does not see over REST, one of a type that a described column
-        does not hold, and further parts of a compound field.
+        These are fields that the user cannot see over REST, fields whose type does not fit a
+        described column, and further parts of a compound field.
         """
         found = list(self.columns)
         for field, sources in sources_of(plan).items():
@@ -78,21 +79,22 @@ class Columns:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Names, types and comments (as metadata ``comment``), in order."""
+        """Arrow schema with names, types and comments (metadata ``comment``), in order."""
         return pa.schema(
             [pa.field(each.name, each.type, metadata=_metadata(each)) for each in self.columns]
         )
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """What a read selects: ``Id`` first."""
+        """Fields that a read selects, ``Id`` first."""
         return ("Id", *(name for each in self.columns for name in each.asked))
 
     def from_events(self, plan: Plan) -> dict[str, str]:
-        """Return SQL over a typed table's row, by column: the value in exactly its type.
+        """Return, by column, a SQL expression over a typed table's row that yields the value in
+        exactly the column's type.
 
-        A text that was sent as a difference stays that. Times are of a session in UTC. Columns that
-        the event type does not have are left out.
+        A text sent as a diff is returned as a diff. The session must use UTC. Columns that the
+        event type does not have are omitted.
         """
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():
@@ -107,7 +109,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return where the fields are that events of a type name, by the names of its lists."""
+        """Return the columns of the fields that events of a type name in their field lists."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):
@@ -121,7 +123,7 @@ class Columns:
         return Fields.of(self.schema.names, places)
 
     def to_json(self) -> str:
-        """Return them as a text, which `from_json` reads."""
+        """Return the columns as JSON text for `from_json`."""
         types = json.loads(from_arrow_schema(self.schema).json())["fields"]
         rows = [
             [
@@ -134,7 +136,7 @@ class Columns:
 
     @classmethod
     def from_json(cls, text: str) -> Columns:
-        """Return what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         found = json.loads(text)
         columns = []
         for kind, name, field, comment, asked, parts, *flags in found["columns"]:
@@ -149,7 +151,7 @@ class Columns:
         return cls(found["entity"], tuple(columns))
 
     def _of(self, field: str) -> list[Column]:
-        """Return a field's columns, the described one first."""
+        """Return the columns of a field, the described one first."""
         own = [each for each in self.columns if each.field.lower() == field.lower()]
         return sorted(own, key=lambda each: not each.described)
 
@@ -159,7 +161,7 @@ def _metadata(column: Column) -> dict[str, str] | None:
 
 
 def _take(columns: list[Column], new: Column) -> None:
-    """Add a described column, or describe with it the one that is there and holds its values."""
+    """Add a described column, or update the existing column that can hold its values."""
     for name in names_of(pa.field(new.name, new.type)):
         number = number_of(columns, name)
         if number is None:
@@ -175,7 +177,7 @@ def _take(columns: list[Column], new: Column) -> None:
 
 
 def _both(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return the type that has the members of both structs, or None where types contradict."""
+    """Return a struct type with the members of both, or None if the types conflict."""
     if old == new:
         return old
     if not (pa.types.is_struct(old) and pa.types.is_struct(new)):

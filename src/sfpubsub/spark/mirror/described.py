@@ -1,7 +1,7 @@
-"""What an org describes of an object, as columns of a table.
+"""Convert an object's describe result to table columns.
 
-Pure: no Spark session, no I/O. A field is a column of its name; the parts of a compound field are
-members of one struct, named as in events (``BillingAddress.City``).
+Pure: no Spark session, no I/O. Each field becomes a column with its name. The parts of a compound
+    field become members of one struct, named as in events (``BillingAddress.City``).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.rest import FieldDescription, ObjectDescription
 
-# The table has these in columns of its own.
+# The table stores these in its own columns.
 _OURS = ("Id", "IsDeleted")
 
-# Left out, because no event tells of them and they change all the time: with every change of the
-# record, or whenever somebody looks at it, and then for each user differently.
+# Excluded, because no event reports them and they change constantly: with every change of the
+# record, or whenever a user views it, with a different value for each user.
 _RESTLESS = ("SystemModstamp", "LastViewedDate", "LastReferencedDate")
 
-# Types of fields that no query returns as a value: files, and compound values of odd kinds.
-# A compound field of the usual kinds is put together from its parts.
+# Types of fields that queries do not return as a single value: files and compound values. Ordinary
+# compound fields are assembled from their parts.
 _UNREADABLE = ("base64", "complexvalue", "address", "location")
 
-# Most digits of a number in an org. All decimals have so many, whatever the org says of a field, so
-# that a field that gets more of them in front of the point keeps its column.
+# Maximum number of digits in an org. All decimals use this precision, whatever the org declares, so
+# that a field keeps its column when its number of integer digits is raised.
 _DIGITS = 18
 
 _KINDS = {
@@ -39,10 +39,10 @@ _KINDS = {
 
 _DECIMALS = ("double", "currency", "percent")
 
-# A custom compound field's parts are ``Site__City__s`` of ``Site__c``.
+# The parts of a custom compound field ``Site__c`` are named like ``Site__City__s``.
 _CUSTOM_PART, _CUSTOM = "__s", "__c"
 
-# Where an org has person accounts. Only there a name is either a text or in parts.
+# Exists if the org has person accounts. Only then is a name either a text or split into parts.
 _PERSON_ACCOUNTS = "IsPersonAccount"
 
 
@@ -53,27 +53,30 @@ class Column:
     name: str
     type: pa.DataType
     field: str
-    """API name of the field, as change events have it: `name`, but for a second column."""
+    """API name of the field, as in change events. Equal to `name` except for a second column."""
     comment: str
     """The label and, in parentheses, the API name."""
     asked: tuple[str, ...] = ()
-    """API names that a read selects for it: itself, or a compound field's parts. Empty of a column
-    that is not described."""
+    """API names that a read selects for it: the field itself, or the parts of a compound field.
+    Empty for a column that is not described.
+    """
     parts: tuple[str, ...] = ()
-    """Of a compound field: the member of the struct for each of `asked`. Where the first one is
-    called like the field, it is the whole name of what has no name in parts: null if another one
-    is set. The struct may have further members, which only events fill."""
+    """For a compound field: the struct member for each of `asked`. If the first one has the name of
+    the field, it holds the whole name of a record whose name has no parts, and is null if another
+    member is set. The struct may have further members that only events fill.
+    """
     calculated: bool = False
-    """A formula or a roll-up: no event tells of it."""
+    """Whether it is a formula or a roll-up, which no event reports."""
     is_time: bool = False
-    """A time of day, as REST has it: a text such as ``09:30:00.000Z``."""
+    """Whether it is a time of day, stored as in REST: a text such as ``09:30:00.000Z``."""
     described: bool = True
-    """Whether the org describes it, so that a read fills it. Not so of a field that only events
-    have, or that the org has removed, or that has another type now."""
+    """Whether the org describes it, so that a read fills it. False for a field that only events
+    have, that the org has removed, or whose type has changed.
+    """
 
 
 def described(description: ObjectDescription) -> Iterator[Column]:
-    """Yield the columns of a describe: each field, or the compound field that has it as a part."""
+    """Yield a column for each described field that is not part of a compound field."""
     parts: dict[str, list[FieldDescription]] = {}
     for field in description.fields:
         if compound := _compound_of(description, field):
@@ -103,14 +106,16 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the compound field that a field is a part of; a name may be said to be its own."""
+    """Return the compound field that contains a field, or None. A name field may be declared as its
+    own compound field, which is ignored.
+    """
     name = field.compound_field_name
     found = None if name is None else description.field(name)
     return None if found is None or found.name == field.name else found.name
 
 
 def _part(compound: str, field: str) -> str:
-    """Return what a part is called in events: ``City`` is ``BillingCity`` of ``BillingAddress``."""
+    """Return the name of a part in events: ``BillingCity`` of ``BillingAddress`` is ``City``."""
     if field.endswith(_CUSTOM_PART) and compound.endswith(_CUSTOM):
         stem = f"{compound.removesuffix(_CUSTOM)}__"
         return field.removesuffix(_CUSTOM_PART).removeprefix(stem)
@@ -120,15 +125,17 @@ def _part(compound: str, field: str) -> str:
 
 
 def _type(field: FieldDescription) -> pa.DataType:
-    """Return the type of a field's column. Picklists, references, times of day: texts."""
+    """Return the Arrow type of a field's column. Picklists, references and times of day
+    are texts.
+    """
     if field.type in _DECIMALS:
         return pa.decimal128(max(_DIGITS, field.precision, field.scale), field.scale)
     return _KINDS.get(field.type, pa.string())
 
 
 def number_of(columns: Sequence[Column], name: str) -> int | None:
-    """Return which column has a name; None for none of them."""
+    """Return the index of the column with this name, or None."""
     for number, column in enumerate(columns):
-        if column.name.lower() == name.lower():  # Spark does not tell names apart by case
+        if column.name.lower() == name.lower():  # Spark compares names case-insensitively
             return number
     return None

@@ -1,8 +1,8 @@
-"""What an event type has of a mirrored object: where its fields are, and how they become columns.
+"""Map the fields of an event type to the columns of a mirrored object.
 
-Pure: no Spark session, no I/O. An event knows less than a describe: numbers are doubles, dates are
-milliseconds, a name may be a text or a person's. Its values are converted by SQL over a row of the
-typed table.
+Pure: no Spark session, no I/O. Events are less precise than a describe result: numbers are doubles,
+    dates are milliseconds, a name may be a text or a struct of a person's names. Event values are
+    converted by SQL over a row of the typed table.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from sfpubsub.spark.raw.frames import sql_text
 
 @dataclass(frozen=True)
 class Source:
-    """A field of an event type in one column of its typed table."""
+    """The place of an event field in one column of its typed table."""
 
     name: str
     type: pa.DataType
     parts: Mapping[str, tuple[str, ...]]
-    """Where its parts are: the names inside of the column, by the names of events."""
+    """Paths of its parts inside the column, by their names in events."""
 
     @property
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
-        """Where the value is that has no parts, and its type; None for a record.
+        """Path and type of the value that has no parts; None if the field is a record.
 
-        Of a union (a name is a text or a person's) it is the first member that is no record.
+        For a union, such as a name that is a text or a struct, this is the first member that is not
+        a record.
         """
         if not pa.types.is_struct(self.type):
             return (self.name,), self.type
@@ -45,7 +46,9 @@ class Source:
 
 
 def sources_of(plan: Plan) -> dict[str, list[Source]]:
-    """Return where a typed table has each field of an event type; several places if it changed."""
+    """Return the places of each event field in the typed table. A field has several if its type
+    changed.
+    """
     types = {column.name: column.type for column in plan.columns}
     found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
     for text in plan.schemas.values():
@@ -62,7 +65,7 @@ def sources_of(plan: Plan) -> dict[str, list[Source]]:
 
 
 def take_source(columns: list[Column], field: str, source: Source) -> None:
-    """Make sure that a column takes what events have of a field."""
+    """Ensure that a column can store the event values of a field."""
     own = [n for n, each in enumerate(columns) if each.field.lower() == field.lower()]
     for number in sorted(own, key=lambda n: not columns[n].described):
         column = columns[number]
@@ -76,7 +79,7 @@ def take_source(columns: list[Column], field: str, source: Source) -> None:
 
 
 def takes(column: Column, source: Source) -> bool:
-    """Whether a column can have all values of a field's place in typed tables."""
+    """Whether a column can store all values of a source."""
     if column.type == source.type:
         return True
     if not pa.types.is_struct(column.type):
@@ -114,19 +117,21 @@ def _inside(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
 
 
 def member_of(column: Column, part: str, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return where a part is in a column's struct, which is as in events if only they have it."""
+    """Return the path of a part in a column's struct. A part that only events have keeps its path
+    from the events.
+    """
     for member in column.type:
         if member.name.lower() == part.lower():
             return (member.name,)
     return path
 
 
-# From an event's value to a column's, in SQL.
+# SQL that converts event values to column values.
 
 _MILLISECONDS_A_DAY = 86_400_000
 
 
-# How REST writes a time of day; events have its milliseconds.
+# Format of a time of day in REST; events have milliseconds since midnight.
 _TIME_OF_DAY = "HH:mm:ss.SSS'Z'"
 
 
@@ -137,10 +142,13 @@ def _convertible(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
-    """Return a value as SQL in another type; for what is `_convertible`, and times of day."""
+    """Return SQL that converts a value to another type. Supports `_convertible` types and times of
+    day.
+    """
     if old == new:
         return value
-    if pa.types.is_decimal(new):  # of a double its shortest digits count, halves away from zero
+    # Uses the shortest digits of the double, rounds half away from zero.
+    if pa.types.is_decimal(new):
         return f"CAST({value} AS DECIMAL({new.precision}, {new.scale}))"
     if pa.types.is_date(new):
         days = f"CAST(floor({value} / {_MILLISECONDS_A_DAY}) AS INT)"
@@ -149,7 +157,7 @@ def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
 
 
 def sql_of(column: Column, source: Source) -> str:
-    """Return a column's value as SQL; only for what it `takes`."""
+    """Return SQL for the value of a column from a source that it `takes`."""
     if column.type == source.type:
         return _quoted(source.name)
     if not pa.types.is_struct(column.type):
@@ -174,7 +182,7 @@ def sql_of(column: Column, source: Source) -> str:
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     if source.whole is None:
-        raise AssertionError(f"{source.name} has parts only")
+        raise AssertionError(f"{source.name} has only parts")
     return source.whole
 
 

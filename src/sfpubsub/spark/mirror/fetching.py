@@ -1,6 +1,6 @@
-"""Reads under way, in a thread of their own, and the pieces that wait to be merged.
+"""Run reads in a background thread, and queue their pieces for merging.
 
-Hands over what is durable in the log, in order, and keeps the thread from running far ahead.
+Returns pieces in order once they are durable in the log, and limits how far the thread reads ahead.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.mirror.log import Marker
 
-# Pieces that are read ahead of the merge: what a kill leaves to be merged, and no more on the disk.
+# Maximum number of pieces read ahead of the merge. Bounds the disk space, and the work that a kill
+# leaves behind.
 _AHEAD = 4
 
-# Seconds between checks of whether to stop, while there is no room.
+# Seconds between checks of the stop flag while the queue is full.
 _POLL = 0.25
 
-# Seconds that the end waits for a read under way, which looks up between requests: what is read
-# after that is read again.
+# Seconds to wait for the running read at the end. It checks the stop flag between requests; what it
+# reads after that time is read again.
 _PATIENCE = 30.0
 
 
 class StoppedError(Exception):
-    """The job ends, and the read with it. The next process continues with it."""
+    """The job is stopping, so the read ends. The next process resumes it."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class Ended:
 
 
 class Fetching:
-    """At most one read at a time. For one thread; a context manager.
+    """Runs at most one read at a time. Not thread-safe; a context manager.
 
     Args:
-        stopping: Set when the job ends.
+        stopping: Event that is set when the job ends.
     """
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
         self._background: Background[None] = Background("read the org", _PATIENCE)
-        self._ready: deque[tuple[str, Marker]] = deque()  # appended to by the other thread
+        self._ready: deque[tuple[str, Marker]] = deque()  # the background thread appends to it
         self._under_way: tuple[str, Future[None]] | None = None
         self._last: dict[str, Marker] = {}
 
@@ -60,40 +61,40 @@ class Fetching:
         self._background.__exit__(None, None, None)
 
     def check_stop(self) -> None:
-        """Raise if the job ends."""
+        """Raise StoppedError if the job is stopping."""
         if self._stopping.is_set():
             raise StoppedError
 
     @property
     def is_idle(self) -> bool:
-        """Whether no read is under way, and no piece waits."""
+        """Whether no read is running and no piece is waiting."""
         return self._under_way is None and not self._ready
 
     @property
     def is_busy(self) -> bool:
-        """Whether a read is under way."""
+        """Whether a read is running."""
         return self._under_way is not None
 
     def has(self, entity: str) -> bool:
-        """Whether pieces of an object's read wait."""
+        """Whether pieces of an object are waiting to be merged."""
         return any(name == entity for name, _ in self._ready)
 
     def unfinished(self, entity: str) -> Marker | None:
-        """Return the newest marker of a read that was broken off, which can be resumed."""
+        """Return the newest marker of an interrupted read, which can be resumed, or None."""
         last = self._last.get(entity)
         return last if last is not None and not last.is_last else None
 
     def give_up(self, entity: str) -> None:
-        """Forget a read that was broken off, as it cannot be resumed."""
+        """Forget an interrupted read that cannot be resumed."""
         self._last.pop(entity, None)
 
     def left(self, entity: str, markers: Iterable[Marker], merged: int) -> None:
-        """Take what a process has left that died.
+        """Restore the state that a crashed process left in the log.
 
         Args:
             entity: The object.
-            markers: Of all pieces in its log, in order.
-            merged: Number of the newest piece that was merged and need not be looked at.
+            markers: Markers of all pieces in its log, in order.
+            merged: Number of the newest piece that is already merged.
         """
         for marker in markers:
             self._last[entity] = marker
@@ -101,7 +102,7 @@ class Fetching:
                 self._ready.append((entity, marker))
 
     def start(self, entity: str, read: Callable[[], Iterator[Marker]]) -> None:
-        """Do a read, which yields the marker of each piece once it is durable."""
+        """Start a read, an iterator that yields the marker of each piece once it is durable."""
         if self._under_way is not None:
             raise AssertionError("one read at a time")
 
@@ -116,7 +117,7 @@ class Fetching:
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
-        """Return how the read ended, once; None while it is under way, or if no read was begun."""
+        """Return how the read ended, once. None while it runs, or if no read was started."""
         if self._under_way is None or not self._under_way[1].done():
             return None
         (entity, future), self._under_way = self._under_way, None
@@ -124,9 +125,9 @@ class Fetching:
         return Ended(entity, None if isinstance(error, StoppedError) else error)
 
     def take(self) -> tuple[str, list[Marker]] | None:
-        """Return the next pieces of one read that wait, with its object.
+        """Return the object and the next waiting pieces of one read, or None.
 
-        Several at once if several wait: to merge them together costs little more than to merge one.
+        Returns all waiting pieces of that read: merging several costs little more than merging one.
         """
         if not self._ready:
             return None

@@ -1,8 +1,8 @@
-"""Rows in and rows out of the merge rule, as Arrow data, on an executor.
+"""Apply the merge rule to Arrow batches on an executor.
 
-Needs no Spark. Rows of one record are next to each other: its row of the table, its open entries of
-the queue, what a read returned of it, and its changes in order of arrival. Invariant: what comes
-out depends on these rows alone, and not on how they are cut into batches.
+Does not need Spark. The rows of one record are adjacent: its row in the table, its open queue
+entries, the result of a read, and its changes in order of arrival. Invariant: the output depends
+only on these rows, not on how they are split into batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sfpubsub.spark.tables.folding import (
 )
 from sfpubsub.spark.tables.records import Change, Cue, Fields, ObjectCue, Reason
 
-# What a table says of the newest read that was merged into a row: see `Read`.
+# How a table stores the newest read merged into a row: see `Read`.
 READ_TYPE = pa.struct(
     [
         ("ingest_seq", pa.int64()),
@@ -42,10 +42,10 @@ READ_TYPE = pa.struct(
 )
 READ = pa.schema([("_read", READ_TYPE)])
 
-# What a row is, in the order in which those of one record are taken.
+# Kinds of input rows, in the order in which those of one record are processed.
 BEFORE, ENTRY, FOUND, ABSENT, CHANGE = range(5)
 
-# What `merge_rows` takes beside a record's id, its fields, `FLAGS` and `READ`.
+# Input columns of `merge_rows` in addition to the record's id, its fields, `FLAGS` and `READ`.
 PARTS = pa.schema(
     [
         ("_part", pa.int32()),
@@ -55,41 +55,42 @@ PARTS = pa.schema(
     ]
 )
 
-# Rows of one batch that is yielded: some hundred KiB of an object with a hundred fields.
+# Rows per output batch: a few hundred KiB for an object with a hundred fields.
 _BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Merging:
-    """How rows of one object are merged. Travels to executors."""
+    """How rows of one object are merged. Sent to executors."""
 
     fields: Fields
     types: pa.Schema
-    """Of the columns of `fields`."""
+    """Types of the columns of `fields`."""
     about_all: Sequence[ObjectCue] = ()
-    """Of the same step, in order of arrival, when events are laid."""
+    """Cues about many records from the same step, in order of arrival, when events are applied."""
     read: Read | None = None
-    """The read whose rows are merged, without its `Read.until`, which each row has; None when
-    events are laid."""
+    """The read whose rows are merged, without `Read.until`, which each row carries; None when
+    events are applied.
+    """
     entries: Sequence[Entry] = ()
-    """Open ones about all records, or all with a prefix."""
+    """Open entries about all records, or about all records with a prefix."""
     newest: Read | None = None
-    """The newest read of the whole object that was merged as a whole."""
+    """The newest read of the whole object that was merged completely."""
 
     @property
     def input(self) -> pa.Schema:
-        """What `merge_rows` takes, in any order."""
+        """Input schema of `merge_rows`; columns may be in any order."""
         return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *READ, *PARTS])
 
     @property
     def output(self) -> pa.Schema:
-        """What it yields."""
+        """Output schema of `merge_rows`."""
         return pa.schema([("record_id", pa.string()), *self.types, *FLAGS, *READ, *KIND])
 
 
 @dataclass
 class _Known:
-    """All that there is of one record."""
+    """Everything known about one record."""
 
     mirrored: Mirrored | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -100,15 +101,15 @@ class _Known:
 
 
 def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.RecordBatch]:
-    """Merge what there is of each record.
+    """Merge the rows of each record.
 
     Args:
-        rows: Of `Merging.input`, sorted by record, `_part` and `_ingest_seq`.
-        merging: How.
+        rows: Batches with the schema `Merging.input`, sorted by record, `_part` and `_ingest_seq`.
+        merging: How to merge.
 
     Yields:
-        Batches of `Merging.output`: of each record that is not as before its new row (`CURRENT`),
-        and a row for each entry that the queue gets (`CUE`).
+        Batches with the schema `Merging.output`: the new row of each changed record (`CURRENT`),
+        and one row for each new queue entry (`CUE`).
     """
     made: list[tuple[Any, ...]] = []
     for record_id, known in _by_record(rows, merging):
@@ -121,9 +122,10 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
 
 
 def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | None:
-    """Return what becomes of a row that a read returned, and that nothing else is known of.
+    """Return the merge result for a row returned by a read whose record is otherwise unknown.
 
-    Its values are nulls, to be replaced by those of the read. None where such a row is left out.
+    Its values are nulls, which the caller replaces with those of the read. Returns None if such a
+    row is skipped.
     """
     nothing = Row([None] * len(merging.types))
     known = _Known(row=nothing, read=replace(_read_of(merging), until=until))
@@ -132,7 +134,7 @@ def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | Non
 
 
 def struct_of(read: Read | None) -> dict[str, Any] | None:
-    """Return a read as a table has it."""
+    """Convert a read to its struct in the table."""
     if read is None:
         return None
     timestamp, number, sequence = read.since or (None, None, None)
@@ -147,7 +149,7 @@ def struct_of(read: Read | None) -> dict[str, Any] | None:
 
 
 def read_from(found: Mapping[str, Any] | None) -> Read | None:
-    """Return the read that a table has."""
+    """Convert a struct of the table to a read."""
     if found is None or found["ingest_seq"] is None:
         return None
     since = None
@@ -158,7 +160,7 @@ def read_from(found: Mapping[str, Any] | None) -> Read | None:
 
 def _read_of(merging: Merging) -> Read:
     if merging.read is None:
-        raise AssertionError("rows of a read are merged with what the read is worth")
+        raise AssertionError("rows of a read can only be merged with the read's as-of")
     return merging.read
 
 
@@ -219,14 +221,14 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
 
 
 def _outcome(record_id: str, known: _Known, merging: Merging) -> Outcome | None:
-    """Ask the rule."""
+    """Apply the merge rule to one record."""
     if merging.read is None:
         marks = [each.cue for each in merging.about_all if record_id.startswith(each.prefix)]
         return lay(merging.fields, record_id, known.mirrored, known.changes, marks, merging.newest)
     about_all = [each for each in merging.entries if each.concerns(record_id)]
     entries = sorted([*known.entries, *about_all], key=lambda each: each.cue.ingest_seq)
     if known.read is None:
-        return None  # of the rows that were looked up, one that the read has nothing to do with
+        return None  # this row was looked up, but the read does not cover it
     if known.row is None:
         return merge_absence(record_id, known.mirrored, known.read, entries, merging.newest)
     return merge_row(

@@ -1,7 +1,7 @@
-"""The one hand that does steps: it lays events, and does what is noted beside them.
+"""The single worker that runs a mirror's steps: it applies events and executes notes.
 
-After each step it notes what is durable and laid, by a steady clock: that is what a read is worth
-that begins a margin later. Decides nothing about records or reads.
+After each step it records what is durable and applied, with the time of a monotonic clock. A read
+that begins one margin later contains at least that. It makes no decisions about records or reads.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from sfpubsub.spark.mirror.queue import MirrorQueue
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, as_of
 from sfpubsub.spark.tables.engine import EventTables
 
-# Seconds between checks of the raw table when the stream has written nothing: rows may wait for
-# their schemas, and others may write to the table.
+# Seconds between checks of the raw table while the stream writes nothing: rows may be waiting for
+# their schemas, and other processes may write to the table.
 _LOOK_EVERY = 10.0
 
 
 class Hand:
-    """Does the steps of one mirror. Not thread-safe.
+    """Runs the steps of one mirror. Not thread-safe.
 
     Args:
-        engine: Does them.
-        ledger: Learns of each.
+        engine: Executes the steps.
+        ledger: Records each note.
         queue: The re-read queue.
-        budget: Learns of the requests made.
-        calls: Says how many those are.
+        budget: Counts the requests made.
+        calls: Returns the number of requests made so far.
         margin: In seconds; see `reads.as_of`.
-        clock: Steady seconds.
-        wall: Seconds since 1970 UTC.
+        clock: Monotonic clock, in seconds.
+        wall: Wall clock, in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -58,28 +58,28 @@ class Hand:
         self._written: int | None = None
         self._looked = float("-inf")
         self.events = 0
-        """Rows laid so far."""
+        """Rows applied so far."""
         self.queued: dict[str, int] = {}
-        """Open entries of the queue by object, as they were last looked at."""
+        """Number of open queue entries by object, as of the last check."""
 
     def finish(self) -> None:
-        """Finish what a process has left that died, and lay what there is.
+        """Finish the steps of a crashed process, and apply all pending events.
 
         Raises:
-            WriteError: It could not be done.
+            WriteError: A step failed.
         """
         while self._step():
             pass
         self._note()
 
     def lay(self, written: int) -> bool:
-        """Lay the next events, if there may be any; say whether there were.
+        """Apply the next events, if any, and return whether there were some.
 
         Args:
-            written: Grows with each write to the raw table.
+            written: A counter that grows with each write to the raw table.
 
         Raises:
-            WriteError: It was not done.
+            WriteError: The step failed.
         """
         now = self._clock()
         must = self._engine.is_between or self._engine.is_waiting
@@ -92,10 +92,10 @@ class Hand:
         return False
 
     def do(self, note: Note) -> None:
-        """Do a step that is of no raw row.
+        """Run a step that is not caused by raw rows.
 
         Raises:
-            WriteError: It was not done.
+            WriteError: The step failed.
         """
         note = replace(note, calls=self._budget.count(self._wall(), self._calls()))
         self._engine.beside(note.to_note())
@@ -104,23 +104,23 @@ class Hand:
 
     @property
     def is_between(self) -> bool:
-        """Whether the engine has to finish something before `do`."""
+        """Whether the engine must finish a step before `do` may be called."""
         return self._engine.is_between
 
     def is_through(self, written: int) -> bool:
-        """Whether nothing of the raw table is left to be laid, as of the last `lay`."""
+        """Whether all raw rows were applied, as of the last `lay`."""
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return what a read is worth that begins now; None where a margin has yet to pass."""
+        """Return the as-of of a read that begins now, or None if the margin has not passed yet."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:
-        """Return the ``ingest_seq`` of the newest raw row that was laid."""
+        """Return the ``ingest_seq`` of the newest raw row that was applied."""
         return self._engine.laid()
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return the open entries of the queue, by object."""
+        """Return the open queue entries by object."""
         found = self._queue.entries()
         self.queued = {name: len(entries) for name, entries in found.items()}
         return found
@@ -136,6 +136,6 @@ class Hand:
         newest = self._engine.newest
         durable = AsOf(self._engine.laid(), 0 if newest is None else newest.number)
         now = self._clock()
-        # Of those that are a margin old the newest one alone still counts.
+        # Of the notes older than the margin, only the newest is still needed.
         old = [each for each in self._notes if each.time <= now - self._margin]
         self._notes = [*old[-1:], *self._notes[len(old) :], Noted(now, durable)]

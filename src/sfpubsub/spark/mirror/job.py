@@ -1,9 +1,9 @@
-"""The mirror job: events and reads of the org come together, by one hand.
+"""The mirror job: merges events and reads of the org in one thread.
 
-One thread, the caller's, does every step of the engine: it lays events, merges reads and asks for
-more. A second one reads the org into the log, a third one takes the stream into the raw table. What
-a read is worth is what was laid a margin before it was asked for. Invariant: whatever is killed,
-and when, the next process continues from the tables alone.
+The caller's thread runs every step of the engine: it applies events, merges reads and requests new
+ones. A second thread reads the org into the log, a third writes the stream to the raw table. A read
+is guaranteed to contain what was applied one margin before the read was requested. Invariant: after
+a kill at any point, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -58,27 +58,27 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds between checks of the stream when there is nothing to do.
 _POLL = 0.25
 
-# Seconds between two looks into the mailbox, which is a listing.
+# Seconds between checks of the mailbox; each costs a directory listing.
 _SIGNALS_EVERY = 2.0
 
 
 class Mirror:
-    """The mirror of some objects in one target. A context manager; not thread-safe.
+    """Mirrors objects of an org into one target. A context manager; not thread-safe.
 
     Args:
-        spark: A classic session with the format's jars.
+        spark: A classic Spark session with the format's jars.
         reader: Reads the org.
-        raw: The raw table, which a `MirrorStream` writes.
-        to: Where the tables are: a directory, a URL, or the name of a catalog's schema.
-        objects: API names; those of earlier runs are mirrored as well.
+        raw: The raw table that a `MirrorStream` writes.
+        to: Location of the tables: a directory, a URL, or the name of a catalog schema.
+        objects: API names of objects; objects of earlier runs are mirrored as well.
         format: ``delta`` or ``iceberg``.
-        settings: The rest.
-        on_progress: Told in plain words what happens.
-        clock: Steady seconds, for margins.
-        wall: Seconds since 1970 UTC, for schedules.
+        settings: All other settings.
+        on_progress: Called with a progress message in plain words.
+        clock: Monotonic clock in seconds, for margins.
+        wall: Wall clock in seconds since 1970 UTC, for schedules.
 
     Raises:
-        ConfigurationError: There is no raw table, or the target is something else's.
+        ConfigurationError: There is no raw table, or the target belongs to something else.
     """
 
     def __init__(
@@ -164,32 +164,33 @@ class Mirror:
 
     @property
     def report(self) -> MirrorReport:
-        """What was done so far."""
+        """Counts of the work done so far."""
         return replace(self._report, events=self._hand.events, api_calls=self._reader.calls)
 
     @property
     def engine(self) -> EventTables:
-        """What does the steps."""
+        """The engine that runs the steps."""
         return self._engine
 
     def queued(self) -> dict[str, int]:
-        """Return how many entries of the re-read queue were open at the last look. Thread-safe."""
+        """Return the number of open re-read queue entries by object, as of the last check.
+        Thread-safe.
+        """
         return self._hand.queued
 
     def stop(self) -> None:
-        """End `run` soon. Safe in signal handlers and other threads."""
+        """Make `run` return soon. Safe to call from signal handlers and other threads."""
         self._stopping.set()
 
     def run(self, stream: Callable[[], Standing], *, once: bool = False) -> None:
         """Mirror until stopped.
 
         Args:
-            stream: Says where the stream stands (`MirrorStream.standing`), and raises what it
-                failed with.
-            once: End when the tables equal the org, as far as that can be known.
+            stream: Returns the state of the stream (`MirrorStream.standing`), or raises its error.
+            once: Return when the tables equal the org, as far as that can be determined.
 
         Raises:
-            WriteError: A step was not done. The next process does the rest.
+            WriteError: A step failed. The next process completes it.
             SfPubSubError: The stream failed, or the org cannot be read.
         """
         self.begin()
@@ -204,21 +205,21 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Finish what a process has left that died, and find what it had read."""
+        """Finish the steps of a crashed process, and find the pieces that it had read."""
         self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()
             account = self._ledger.of(name)
             merged = account.merged
             if markers and markers[-1].piece == merged and not account.is_through(markers[-1]):
-                merged -= 1  # all is merged but what the read did not return
+                merged -= 1  # all pieces are merged, but not the absence of the other records
             self._fetching.left(name, markers, merged)
 
     def advance(self, standing: Standing) -> bool:
-        """Do the next thing; say whether there was one.
+        """Do the next unit of work, and return whether there was one.
 
         Raises:
-            WriteError: It was not done, or Spark has ended.
+            WriteError: The step failed, or Spark has stopped.
             SfPubSubError: The org cannot be read.
         """
         if self._is_held and not self._patience.is_over(self._clock()):
@@ -229,7 +230,7 @@ class Mirror:
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
         except (StreamUnavailableError, QuotaExceededError) as error:
-            self._is_held = True  # an event has a new schema, and its object cannot be described
+            self._is_held = True  # an event has a new schema, but the describe request failed
             self._wait_after(error)
             return False
 
@@ -250,7 +251,7 @@ class Mirror:
         )
 
     def is_settled(self, standing: Standing) -> bool:
-        """Whether all is done that there is to do, as of the last `advance`, which did nothing."""
+        """Whether all work is done. Call it after an `advance` that did nothing."""
         return (
             standing.is_anchored
             and standing.is_caught_up
@@ -262,7 +263,7 @@ class Mirror:
         )
 
     def close(self) -> None:
-        """Give the target up, after what is under way. Does nothing the second time."""
+        """Finish the current work and release the target. Idempotent."""
         self._opened.close()
 
     def __enter__(self) -> Mirror:
@@ -271,23 +272,23 @@ class Mirror:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What is asked for.
+    # Requests.
 
     def _answer_signals(self) -> None:
-        """Do what a running mirror was asked to do by signals."""
+        """Answer the signals sent to the running mirror."""
         if self._clock() < self._signals_at or self._hand.is_between:
             return
         self._signals_at = self._clock() + _SIGNALS_EVERY
         was_paused = self._signals.is_paused
         signals = self._signals.new()
         if self._signals.is_paused != was_paused:
-            self._say("resumed" if was_paused else "paused, until a signal tells it to resume")
+            self._say("resumed" if was_paused else "paused until a resume signal")
         for signal in signals:
-            self._say(f"told to {signal.kind} {signal.entity}")
+            self._say(f"received signal: {signal.kind} {signal.entity}")
             try:
                 self._answer(signal)
             except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
-                _log.warning("what the mirror was told cannot be done, and is left out: %s", error)
+                _log.warning("the signal cannot be carried out and is skipped: %s", error)
             self._signals.done(signal)
 
     def _answer(self, signal: Signal) -> None:
@@ -305,7 +306,7 @@ class Mirror:
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
 
     def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
-        """Have everything read again where the stream has lost a position."""
+        """Request a new read of all objects after the stream has lost a position."""
         if set(gaps) == self._gaps:
             return False
         kept = self.tables.queue.gaps()
@@ -320,7 +321,7 @@ class Mirror:
         return True
 
     def _ask_for_objects(self) -> bool:
-        """Ask for the first read of an object, for new fields, and for formulas that are old."""
+        """Request the reads that are due: first reads, new fields, and stale formulas."""
         for name in self._objects:
             if any(each.is_about_all for each in self._hand.entries().get(name, ())):
                 continue
@@ -346,7 +347,7 @@ class Mirror:
         for name in self._objects:
             last = self._fetching.unfinished(name)
             if last is not None:
-                self._say(f"{name}: going on with a read, behind {last.rows} records")
+                self._say(f"{name}: resuming a read after {last.rows} records")
                 self._start(Wanted(name, last.kind), now, last)
                 return True
         wanted = planning.next_read(self._hand.entries(), self._objects, now) or self._sweep()
@@ -364,13 +365,15 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Whether the budget has calls left; logs once when it has none."""
+        """Whether the budget has calls left; reports once when it is used up."""
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True
         if not self._is_told:
             self._is_told = True
-            self._say(f"{self._budget.most} calls of the org are used; reads wait for the next day")
+            self._say(
+                f"{self._budget.most} API calls were used in 24 hours; reads wait for the next day"
+            )
         return False
 
     def _sweep(self) -> Wanted | None:
@@ -395,7 +398,7 @@ class Mirror:
         self._fetching.start(name, read)
 
     def _end_reading(self) -> bool:
-        """See whether the read under way has ended."""
+        """Handle the end of the current read; return whether it ended."""
         ended = self._fetching.ended()
         if ended is None:
             return False
@@ -412,7 +415,7 @@ class Mirror:
 
     def _wait_after(self, error: BaseException) -> None:
         seconds = self._patience.after(error, self._clock())
-        _log.warning("the org is asked again in %.0f s: %s", seconds, error)
+        _log.warning("retrying the org in %.0f s: %s", seconds, error)
 
     def _merge_next(self) -> bool:
         """Merge the next pieces of a read."""
@@ -422,7 +425,7 @@ class Mirror:
         name, markers = found
         marker = markers[-1]
         account, now = self._ledger.of(name), self._wall()
-        if marker.kind == "sweep":  # its pieces are compared together
+        if marker.kind == "sweep":  # all its pieces are compared at once
             if marker.is_last:
                 self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.laid(), now))
             return True
@@ -453,7 +456,7 @@ class Mirror:
                 replace(merge, first=marker.read, read=whole, is_last=True, selected=selected)
             )
             self._report = replace(self._report, reads=self._report.reads + 1)
-            self._say(f"{name}: all {marker.rows} records are read and merged")
+            self._say(f"{name}: all {marker.rows} records read and merged")
         return True
 
     def _describe(self, name: str) -> ObjectDescription:

@@ -1,7 +1,7 @@
-"""What a mirror has done so far, as the plans of its steps tell it.
+"""History of a mirror, read from the plans of its steps.
 
-The plans are durable before the steps are done, and each step is finished by the next process; so
-what they say is what is, or will be before anything else is done. Reads, and writes nothing.
+A plan is durable before its step runs, and the next process finishes an incomplete step first. So
+the plans describe what is done, or what will be done before anything else. Read-only.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from sfpubsub.spark.tables.target import Target
 
 @dataclass
 class Account:
-    """What was done about one object."""
+    """What was done for one object."""
 
     merged: int = 0
-    """Number of the newest piece of the log that was merged."""
+    """Number of the newest log piece that was merged."""
     newest: Read | None = None
-    """The newest read of all of the object that was merged as a whole."""
+    """The newest read of the whole object that was merged completely."""
     read_at: float | None = None
-    """When that was, in seconds since 1970 UTC."""
+    """Time of that read, in seconds since 1970 UTC."""
     selected: tuple[str, ...] = ()
-    """What it has selected."""
+    """Fields that it selected."""
     swept_at: float | None = None
-    """When the ids were compared last."""
+    """Time of the last comparison of ids, in seconds since 1970 UTC."""
 
     def is_through(self, last: Marker) -> bool:
-        """Whether a read of which every piece was merged is done with.
+        """Whether a read is complete, given that all its pieces are merged.
 
         Args:
-            last: Of its last piece.
+            last: Marker of its last piece.
         """
         if last.kind != "object" or not last.is_last:
             return True
         return self.newest is not None and self.newest.as_of == last.as_of
 
     def take(self, note: Note) -> None:
-        """Learn of the next step."""
+        """Record the next step."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:
@@ -56,7 +56,7 @@ class Account:
 
 
 class Ledger:
-    """The accounts of one target, by object. Not thread-safe."""
+    """The accounts of one target by object. Not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._accounts: dict[str, Account] = {}
@@ -71,10 +71,10 @@ class Ledger:
             self.take(note_of(json.loads(row["plan"])["note"]))
 
     def calls(self, since: float) -> list[tuple[float, int]]:
-        """Return when requests were made of the org, and how many.
+        """Return the requests made to the org, as pairs of time and number.
 
         Args:
-            since: Only those after this time, in seconds since 1970 UTC.
+            since: Only requests after this time, in seconds since 1970 UTC.
         """
         if not self._steps.exists():
             return []
@@ -90,5 +90,5 @@ class Ledger:
         return self._accounts.setdefault(entity, Account())
 
     def take(self, note: Note) -> None:
-        """Learn of the next step."""
+        """Record the next step."""
         self.of(note.entity).take(note)

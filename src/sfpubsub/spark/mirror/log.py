@@ -1,9 +1,9 @@
-"""The log of reads: what the org answered, durable before it is merged.
+"""The read log: stores the org's answers durably before they are merged.
 
-A table of the target for each object, ``_reads_Account``. A read comes in pieces, each of which is
-one transaction: its rows, and one row more, the marker, which says what the piece is worth and how
-the read continues. So a process that was killed continues after the last whole piece. Invariant: a
-piece never changes; those that are merged are removed when the next read begins.
+Each object has its own log table in the target, such as ``_reads_Account``. A read is stored in
+pieces. Each piece is one transaction: its rows plus a marker row, which states the as-of of the
+piece and where the read continues. So a restarted process resumes after the last complete piece.
+Invariant: a piece never changes; merged pieces are removed when the next read begins.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LOG_PREFIX = "_reads_"
 
 Kind = Literal["object", "ids", "sweep"]
 
-# What a row says beside the record's fields.
+# Columns of a row in addition to the record's fields.
 FACTS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
-        ("_found", pa.bool_()),  # else the read was to return the record and did not
+        ("_found", pa.bool_()),  # else the record was requested but not returned
         ("_until", TIME),
         ("_piece", pa.int64()),
-        ("_marker", pa.string()),  # of the one row without a record
+        ("_marker", pa.string()),  # set only in the marker row
     ]
 )
 
@@ -46,10 +46,10 @@ _FACTS = {"kind": "reads"}
 
 @dataclass(frozen=True)
 class Marker:
-    """What a piece is worth, and how its read continues."""
+    """The as-of of a piece, and where its read continues."""
 
     read: int
-    """Number of the read's first piece, by which the read is known."""
+    """Number of the read's first piece, which identifies the read."""
     kind: Kind
     """``object``: every record. ``ids``: some records. ``sweep``: the ids of every record."""
     as_of: AsOf
@@ -57,31 +57,31 @@ class Marker:
     until: datetime | None = None
     """See `Read`."""
     job: str | None = None
-    """Of a read in bulk."""
+    """Id of the job of a Bulk read."""
     locator: str | None = None
-    """Of the page behind this piece."""
+    """Locator of the page after this piece."""
     after: str | None = None
-    """Of a read by queries: the last id of this piece."""
+    """For a read by queries: the last id of this piece."""
     selected: tuple[str, ...] = ()
-    """What is read, in the order of the query."""
+    """Selected fields, in the order of the query."""
     rows: int = 0
-    """Of the read so far."""
+    """Rows of the read so far."""
     size: int = 0
-    """Rows of this piece, those of records that were not returned included."""
+    """Rows of this piece, including those of records that were not returned."""
     total: int | None = None
-    """About how many records the object has; None where nobody has counted."""
+    """Approximate number of records of the object; None if not counted."""
     piece: int = 0
     """Number of the piece."""
 
     def to_json(self) -> str:
-        """Return it as it is kept."""
+        """Return the marker as JSON text for `from_json`."""
         found = asdict(self)
         found["until"] = self.until.isoformat() if self.until else None
         return json.dumps(found)
 
     @classmethod
     def from_json(cls, text: str) -> Marker:
-        """Return what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         found: dict[str, Any] = json.loads(text)
         found["as_of"] = AsOf(**found["as_of"])
         found["until"] = datetime.fromisoformat(found["until"]) if found["until"] else None
@@ -90,10 +90,10 @@ class Marker:
 
 
 class ReadLog:
-    """The log of one object's reads. One thread changes it; others may read.
+    """The read log of one object. Only one thread may write; others may read.
 
     Args:
-        target: Where the tables are.
+        target: Location of the tables.
         entity: The object.
     """
 
@@ -110,23 +110,24 @@ class ReadLog:
         return self._number + 1
 
     def add(self, columns: Columns, rows: Iterable[pa.Table], marker: Marker) -> Marker:
-        """Make a piece durable.
+        """Write a piece durably.
 
         Args:
-            columns: The object's.
-            rows: ``record_id``, the columns, ``_is_deleted`` and ``_found``.
-            marker: Without its number; ``read`` 0 stands for this piece's own.
+            columns: The object's columns.
+            rows: Tables with ``record_id``, the columns, ``_is_deleted`` and ``_found``.
+            marker: The marker without its number; ``read`` 0 means that this piece begins the read.
 
         Returns:
             The marker with its numbers.
 
         Raises:
-            WriteError: `markers` tells whether the piece is there.
+            WriteError: The write failed, or its outcome is unknown: `markers` shows whether the
+                piece exists.
         """
         number = self.next
         marker = replace(marker, piece=number, read=marker.read or number)
         schema = pa.schema([("record_id", pa.string()), *columns.schema.remove_metadata(), *FACTS])
-        if schema != self._made:  # waits for a merge that another thread may be doing
+        if schema != self._made:  # waits for a merge in another thread
             self._table.make(schema, _FACTS)
             self._made = schema
         if not self._table.append([_file(schema, rows, marker)], number):
@@ -139,7 +140,7 @@ class ReadLog:
         return marker
 
     def markers(self) -> list[Marker]:
-        """Return the markers of all pieces that there are, in order."""
+        """Return the markers of all pieces, in order."""
         if not self._table.exists():
             return []
         rows = self._table.read().where("record_id IS NULL AND _marker IS NOT NULL")
@@ -147,7 +148,7 @@ class ReadLog:
         return sorted(found, key=lambda marker: marker.piece)
 
     def rows(self, first: int, last: int) -> DataFrame:
-        """Return the rows of some pieces, without their markers."""
+        """Return the rows of the pieces *first* to *last*, without their markers."""
         rows = self._table.read().where(f.col("_piece").between(first, last))
         return rows.where("record_id IS NOT NULL")
 
@@ -156,7 +157,7 @@ class ReadLog:
         return self._table.columns()
 
     def clear(self, last: int) -> None:
-        """Remove all pieces up to one; cheap if they are gone already."""
+        """Remove all pieces up to and including *last*. Cheap if they were already removed."""
         if last <= self._cleared or not self._table.exists():
             return
         if self._table.read().where(f.col("_piece") <= last).limit(1).count():

@@ -1,12 +1,12 @@
-"""The mailbox of a running mirror: a directory of small files, one a signal.
+"""The mailbox of a running mirror: a directory with one small file per signal.
 
-A sender writes a file; the mirror looks for new ones, acts, and marks them as done. A file
-appears as a whole and stays until it is marked, so a signal survives a kill of either side, and is
-acted on at least once. Its name is its id: a signal that is put twice is one signal, also after it
-was done. Invariant: nothing but a mark makes a signal go away.
+A sender writes a file; the mirror polls for new files, acts on them, and marks them as done. A file
+is written atomically and stays until it is marked, so a signal survives a kill of either side and
+is processed at least once. The file name is the signal's id: putting a signal twice has no further
+effect, even after it was done. Invariant: a signal is only removed after it was marked.
 
-The directory is ``_mailbox`` in the mirror's target; in a catalog, in the directory of the table
-`_reread`. Table formats leave names alone that begin with an underscore.
+The directory is ``_mailbox`` in the mirror's target. In a catalog it is inside the directory of the
+table `_reread`. Table formats ignore names that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Kind = Literal["reread", "pause", "resume", "add"]
 
 _SIGNAL, _MARK = ".json", ".done"
 
-# What an id may be: it is a file's name.
+# Allowed ids: an id is used as a file name.
 _ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 
-# Marks that are kept. A signal that is put again comes minutes later at most, and a person gives a
-# few signals a day.
+# Number of marks kept. A signal is put again within minutes at most, and people send a few signals
+# a day.
 _MARKS = 200
 
 
 def _new_id() -> str:
-    # By their names signals are in order of arrival, as far as their senders' clocks agree. In
-    # nanoseconds, for a program may pause and resume within a millisecond.
+    # Names sort in order of arrival, as far as the senders' clocks agree. Nanoseconds, because a
+    # program may pause and resume within a millisecond.
     return f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
 
 
@@ -60,20 +60,22 @@ class Signal:
     entity: str | None = None
     """The object, of ``reread`` and ``add``."""
     where: str | None = None
-    """Of ``reread``: a condition in SOQL; None is all records."""
+    """For ``reread``: a SOQL condition; None means all records."""
     id: str = field(default_factory=_new_id)
-    """Give the same one to put the same signal again."""
+    """Use the same id to put the same signal again."""
 
 
 class Mailbox:
-    """The mailbox of one mirror. Several may put and one may take. Not thread-safe.
+    """The mailbox of one mirror. Several processes may put signals; only one may take them. Not
+    thread-safe.
 
     Args:
-        spark: Reaches places other than directories of this machine; None for these.
+        spark: Session for accessing non-local places; None for local directories.
         place: The mirror's target.
 
     Raises:
-        ConfigurationError: Spark does not know the file system, or the catalog has no mirror there.
+        ConfigurationError: Spark does not support the file system, or there is no mirror at that
+            place in the catalog.
     """
 
     def __init__(self, spark: SparkSession | None, place: Place) -> None:
@@ -82,15 +84,15 @@ class Mailbox:
 
     @property
     def place(self) -> str:
-        """The directory, for messages."""
+        """Directory of the mailbox, for messages."""
         return self._files.place
 
     def put(self, signal: Signal) -> None:
-        """Leave a signal, durably. One whose id was put before changes nothing.
+        """Write a signal durably. Putting the same signal again has no further effect.
 
         Raises:
-            ConfigurationError: The id cannot be a file's name.
-            WriteError: Whether the signal is there is not known: put it again.
+            ConfigurationError: The id cannot be used as a file name.
+            WriteError: It is unknown whether the signal was written: put it again.
         """
         if not _ID.fullmatch(signal.id):
             raise ConfigurationError(
@@ -102,12 +104,12 @@ class Mailbox:
             self._files.replace(f"{signal.id}{_SIGNAL}", json.dumps(content))
 
     def waiting(self) -> list[Signal]:
-        """Return the signals that are not marked as done, in order of arrival. Costs a listing.
+        """Return the signals not marked as done, in order of arrival. Costs a directory listing.
 
-        A file that is not a signal, or has a newer version, is logged and left alone.
+        A file that is not a signal, or has a newer version, is logged and ignored.
 
         Raises:
-            ConfigurationError: The place cannot be read.
+            ConfigurationError: The directory cannot be read.
         """
         names = self._files.names()
         done = {name.removesuffix(_MARK) for name in names if name.endswith(_MARK)}
@@ -121,13 +123,13 @@ class Mailbox:
         return found
 
     def done(self, ids: Iterable[str]) -> None:
-        """Mark signals as done, durably; call it when what they ask for is durable itself.
+        """Mark signals as done, durably. Call it once their effect is durable.
 
         Raises:
-            WriteError: Some are not marked, and will be waiting again.
+            WriteError: Some signals were not marked, and `waiting` returns them again.
         """
         for signal_id in ids:
-            # The mark first: a death in between leaves a signal that is known to be done.
+            # The mark first: after a crash in between, the signal still counts as done.
             self._files.replace(f"{signal_id}{_MARK}", "")
             self._files.remove(f"{signal_id}{_SIGNAL}")
         marks = [name for name in self._files.names() if name.endswith(_MARK)]
@@ -143,7 +145,7 @@ class Mailbox:
         if signal is None and name not in self._told:
             self._told.add(name)
             _log.warning(
-                "%s/%s is not a signal that this version knows: remove the file, or give the "
+                "%s/%s is not a signal that this version supports: remove the file, or send the "
                 "signal again with this version",
                 self.place,
                 name,

@@ -1,24 +1,24 @@
-"""The merge rule: what a mirror knows of a record after events and reads of it.
+"""The merge rule: computes a record's state from its events and reads.
 
-Pure: no Spark, no I/O, no clock. How a change is laid over a record is `Fold`'s, as in current
-tables; decided here is what it is laid over, and which entries of the queue are done with.
+Pure: no Spark, no I/O, no clock. `Fold` applies a change to a record, as in current tables. This
+    module decides which state it is applied to, and which queue entries are closed.
 
 **A row.** A read contains every event up to its as-of, and perhaps later ones. So its row replaces
-what was known, and every event after the as-of is laid over it in order of arrival. An event that
-the row contains already does no harm: what it names is named again by every later event that
-changed it, up to what the row has. A diff of a text cannot be laid twice; in a text that has it
-already it finds nothing to change, and is skipped.
+the known state, and every event after the as-of is applied to it in order of arrival. Applying an
+event that the row already contains is harmless: each field it names is named again by every later
+event that changed the field, up to the value in the row. A text diff that the row already contains
+does not match, and is skipped.
 
-**An entry.** What events do not name can be set back in this way, because the row may be from
-before it. Whatever leaves something unnamed has an entry in the queue, which only a read that
-began a margin after it closes (`reads.heals`).
+**An entry.** Changes that events do not name can be reverted this way, because the row may be
+older. Every such change has a queue entry, which is closed only by a read that began one margin
+after it (`reads.heals`).
 
-**Absence.** A record that a read does not return is deleted only if no event about it came after
-the as-of; else it may have been created, or restored, since.
+**Absence.** A record that a read does not return counts as deleted only if no event about it
+arrived after the as-of. Otherwise it may have been created or restored since.
 
-**Order.** Events up to a read's as-of are laid before the read is merged. An older read merged
-after a newer one changes nothing. Invariant: a row that may differ from the org, in more than what
-no event names, has an open entry.
+**Order.** Events up to a read's as-of are applied before the read is merged. An older read merged
+after a newer one changes nothing. Invariant: a row that may differ from the org, other than in
+fields that no event names, has an open entry.
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ from dataclasses import dataclass, replace
 from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Record
 
-# A change type of ours, for a record as it was read.
+# Our own change type, for a record whose state comes from a read.
 READ = "READ"
 
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """What is known of one record: what its row of the table holds."""
+    """The known state of one record, as stored in its table row."""
 
     record: Record
-    """Its `Record.ingest_seq` is never below the as-of of `read`."""
+    """`Record.ingest_seq` is never less than the as-of of `read`."""
     read: Read | None = None
-    """The newest read that was merged; None while there are only events."""
+    """The newest merged read; None if only events were merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of one record, and what that does to the queue."""
+    """The new state of one record, and the changes to the queue."""
 
     mirrored: Mirrored | None
-    """None where nothing is known of the record."""
+    """None if nothing is known about the record."""
     added: tuple[Entry, ...] = ()
-    """Durable before the record is, so that no row is marked without its entry. An entry may be
-    added again after a crash; the queue is a set."""
+    """New entries. Must be durable before the record, so that no row is marked without an entry.
+    After a crash an entry may be added again; the queue is a set.
+    """
     healed: tuple[Entry, ...] = ()
-    """The record's own entries that are done with. Removed once the record is durable."""
+    """The record's own entries that the read closes. Must be removed after the record
+    is durable.
+    """
 
 
 def lay(
@@ -64,16 +67,16 @@ def lay(
     about_all: Sequence[Cue],
     newest: Read | None = None,
 ) -> Outcome:
-    """Lay the next events over what is known of a record.
+    """Apply the next events to the known state of a record.
 
     Args:
-        fields: Where fields are in a record's values.
-        record_id: Of the record.
-        mirrored: What is known before.
-        changes: The record's, in order of arrival.
-        about_all: Cues of the same raw rows about all records, this one among them.
-        newest: See `is_outdated`. Of a record that it did not return, a change from before it is
-            late, too: that record may be gone.
+        fields: Positions of fields in a record's values.
+        record_id: Id of the record.
+        mirrored: The state known so far.
+        changes: The record's changes, in order of arrival.
+        about_all: Cues of the same raw rows about all records, including this one.
+        newest: See `is_outdated`. For a record that it did not return, a change older than the read
+            is late as well: the record may have been deleted.
     """
     read = None if mirrored is None else mirrored.read
     before = None if mirrored is None else mirrored.record
@@ -94,17 +97,18 @@ def merge_row(
     entries: Sequence[Entry],
     newest: Read | None = None,
 ) -> Outcome:
-    """Take a record as a read returned it, and lay the events over it that came since.
+    """Merge a record that a read returned, and apply the events that arrived since.
 
     Args:
-        fields: Where fields are in a record's values.
-        record_id: Of the record.
-        mirrored: What is known before.
+        fields: Positions of fields in a record's values.
+        record_id: Id of the record.
+        mirrored: The state known so far.
         read: The read.
-        row: What it returned.
-        changes: All of the record's after the as-of that were laid already, in order of arrival.
-            If their raw rows are gone, the read cannot be merged and must be done again.
-        entries: The open ones that concern the record.
+        row: The returned row.
+        changes: All changes of the record after the as-of that were already applied, in order of
+            arrival. If their raw rows no longer exist, the read cannot be merged and must be
+            repeated.
+        entries: Open entries that concern the record.
         newest: See `is_outdated`.
     """
     if is_outdated(read, mirrored, newest):
@@ -127,13 +131,15 @@ def merge_absence(
     entries: Sequence[Entry],
     newest: Read | None = None,
 ) -> Outcome:
-    """Take it that a read did not return a record that it was to return if it is there.
+    """Merge the fact that a read did not return a record which it would have returned if it
+    existed.
 
     Args:
-        record_id: Of the record.
-        mirrored: What is known before.
-        read: By id, or of a piece of the object with deleted records, by a user who sees all.
-        entries: The open ones that concern the record.
+        record_id: Id of the record.
+        mirrored: The state known so far.
+        read: A read by id, or of a piece of the object including deleted records, by a user who can
+            see all records.
+        entries: Open entries that concern the record.
         newest: See `is_outdated`.
     """
     if is_outdated(read, mirrored, newest):
@@ -154,27 +160,27 @@ def merge_absence(
 
 
 def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> bool:
-    """Whether a newer read of the record was merged, so that this one is left out.
+    """Whether a newer read of the record was merged, so that this one is ignored.
 
     Args:
         read: The read.
-        mirrored: What is known of the record.
-        newest: The newest merged read of the object, or of the piece of it, that would
-            have returned the record. A record that it did not return, and that no event was about,
-            is not known; an older read would bring it back.
+        mirrored: The known state of the record.
+        newest: The newest merged read, of the object or a piece of it, that would have returned the
+            record. A record that it did not return and that has no events is unknown; an older read
+            would restore it.
     """
     merged = [newest, None if mirrored is None else mirrored.read]
     return any(each is not None and read.as_of < each.as_of for each in merged)
 
 
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
-    """Whether a read that lacks a record began a margin after the last event about it.
+    """Whether a read that lacks a record began one margin after the last event about it.
 
     Args:
-        mirrored: What is known of the record.
+        mirrored: The known state of the record.
         read: The read.
-        entries: Open ones that concern the record. An event that was not laid, because it was
-            late, is known by its entry alone.
+        entries: Open entries that concern the record. A late event, which was not applied, is known
+            only by its entry.
     """
     last = max(
         [mirrored.record.ingest_seq, *(each.cue.ingest_seq for each in entries if not each.asked)]
@@ -185,14 +191,18 @@ def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) ->
 def _sorted_out(
     record_id: str, read: Read, entries: Iterable[Entry]
 ) -> tuple[tuple[Entry, ...], list[Entry]]:
-    """Return the record's own entries that a read heals, and all that concern it and stay open."""
+    """Return the record's own entries that a read heals, and all entries concerning it that stay
+    open.
+    """
     known = list(entries)
     healed = tuple(each for each in known if each.record_id == record_id and heals(read, each))
     return healed, [each for each in known if not heals(read, each)]
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return a record with its place among the changes: which of those to come are late."""
+    """Return a record with its position in the order of changes, which decides which later ones are
+    late.
+    """
     placed = replace(
         record,
         commit_timestamp=None if read.since is None else read.since[0],
@@ -200,7 +210,7 @@ def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
         sequence_number=None,
         ingest_seq=read.as_of.ingest_seq,
     )
-    # Events after the as-of are laid again, so that their place must not count yet.
+    # Events after the as-of are applied again, so their position must not count yet.
     old = None if mirrored is None else mirrored.record
     if old is None or old.ingest_seq > read.as_of.ingest_seq or old.order <= placed.order:
         return placed
@@ -213,7 +223,7 @@ def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
 
 
 def _apply(fold: Fold, changes: Sequence[Change], cues: Iterable[Cue]) -> None:
-    """Take changes and cues in order of arrival: a change that says all outdoes earlier cues."""
+    """Apply changes and cues in order of arrival. A complete change overrides earlier cues."""
     waiting = sorted(cues, key=lambda cue: cue.ingest_seq, reverse=True)
     for change in changes:
         while waiting and waiting[-1].ingest_seq < change.ingest_seq:

@@ -1,7 +1,7 @@
-"""The table of one object: its columns, and the frames that the merge rule takes and makes.
+"""The table of one object: its columns, and the input and output frames of the merge rule.
 
-Decides nothing about records: `merging` does, row by row on executors. Rows of a read of which
-nothing else is known become what the rule says of one such row, without a trip to Python.
+All decisions about records are made by `merging`, row by row on executors. Rows of a read whose
+records are otherwise unknown all get the result of one such row, without calling Python for each.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from sfpubsub.spark.tables.folding import CURRENT, FLAGS
 from sfpubsub.spark.tables.records import Fields
 from sfpubsub.spark.tables.target import Target
 
-# What is kept with the table, by which it is known from others.
+# Stored with the table to identify it.
 KIND = "mirror"
 
-# Columns of a typed table that the rule takes as they are, without the columns before them.
+# Input columns of the rule that equal the typed table's columns without the underscore.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
-# Where the rule has an entry of the queue.
+# Input columns of the rule for a queue entry.
 _ENTRY = {
     "_reread_reason": "reason",
     "_change_type": "change_type",
@@ -62,10 +62,10 @@ class MirroredObject:
     """The table of one object, and its columns. Not thread-safe.
 
     Args:
-        target: Where the tables are.
+        target: Location of the tables.
         entity: The object.
         event_type: The name of its change events.
-        describe: Asks the org what the object is.
+        describe: Requests the describe result of the object from the org.
     """
 
     def __init__(self, target: Target, entity: str, event_type: str, describe: Describe) -> None:
@@ -80,22 +80,22 @@ class MirroredObject:
 
     @property
     def columns(self) -> Columns:
-        """The columns, which are described first where nobody has done it yet."""
+        """The columns. Describes the object first if that was not done yet."""
         if self._columns is None:
             self.describe()
         if self._columns is None:
-            raise AssertionError("an object that was described has columns")
+            raise AssertionError("a described object has columns")
         return self._columns
 
     def describe(self) -> None:
-        """Ask the org what the object is, and give the table the columns that it lacks."""
+        """Describe the object in the org, and add missing columns to the table."""
         self._keep(self._described(), self._schemas)
 
     def take_events(self, plan: Plan) -> Columns:
-        """Return the columns, with all that events of some schemas have.
+        """Add the columns that events of some schemas need, and return all columns.
 
-        A schema that is new here may be that of a field that is new in the org, so the org is asked
-        first: it knows the field's type better.
+        A new schema may be due to a new field in the org, so the object is described first: the
+        describe result has the more precise type.
         """
         new = [each for each in plan.schemas if each not in self._schemas]
         if new or self._columns is None:
@@ -118,7 +118,7 @@ class MirroredObject:
     # Frames.
 
     def changes(self, rows: DataFrame, plan: Plan) -> DataFrame:
-        """Return a row for each change of each record, as `Merging.input` has it."""
+        """Return a row for each change of each record, in the schema of `Merging.input`."""
         one = rows.where("change_type <> 'GAP_OVERFLOW'")
         one = one.selectExpr("*", "explode(record_ids) AS record_id")
         given = {f"`{name}`": sql for name, sql in self.columns.from_events(plan).items()}
@@ -131,21 +131,21 @@ class MirroredObject:
         return one.where("NOT endswith(record_id, '*')").selectExpr(*self._input(given))
 
     def before(self, ids: DataFrame) -> DataFrame:
-        """Return the rows of some records, as `Merging.input` has them."""
+        """Return the table rows of some records, in the schema of `Merging.input`."""
         return self.rows(self.table.read().join(f.broadcast(ids), "record_id", "left_semi"))
 
     def rows(self, rows: DataFrame) -> DataFrame:
-        """Return rows of the table as `Merging.input` has them."""
+        """Convert rows of the table to `Merging.input`."""
         given = {name: name for name in self._own()} | {"`_part`": str(BEFORE)}
         return rows.selectExpr(*self._input(given))
 
     def entries(self, rows: DataFrame) -> DataFrame:
-        """Return rows of the queue as `Merging.input` has them."""
+        """Convert rows of the queue to `Merging.input`."""
         given = {f"`{name}`": f"`{old}`" for name, old in _ENTRY.items()}
         return rows.selectExpr(*self._input({**given, "`_part`": str(ENTRY)}))
 
     def found(self, rows: DataFrame) -> DataFrame:
-        """Return rows of the log of reads as `Merging.input` has them."""
+        """Convert rows of the read log to `Merging.input`."""
         there = {field.name: field.dataType for field in rows.schema}
         wanted = {field.name: field.dataType for field in spark_schema(self.columns.schema)}
         given = {f"`{n}`": _as(n, there[n], kind) for n, kind in wanted.items() if n in there}
@@ -157,19 +157,19 @@ class MirroredObject:
         return rows.selectExpr(*self._input(given))
 
     def absent(self, rows: DataFrame, until: datetime | None) -> DataFrame:
-        """Return rows of the table as records that a read did not return."""
+        """Convert rows of the table to records that a read did not return."""
         given = {"`_read`": _until_sql(_time_sql(until)), "`_part`": str(ABSENT)}
         return rows.selectExpr(*self._input(given))
 
     def merging(self, plan: Plan | None, **more: Any) -> Merging:
-        """Return how rows are merged; *more* is for `Merging`."""
+        """Return the `Merging` for a plan; *more* are further arguments of `Merging`."""
         fields = Fields(tuple(self.columns.schema.names), {}, {})
         if plan is not None:
             fields = self.columns.fields(plan)
         return Merging(fields, self.columns.schema.remove_metadata(), **more)
 
     def merged(self, parts: Sequence[DataFrame], merging: Merging) -> DataFrame:
-        """Ask the rule, for all records in some frames of `Merging.input`."""
+        """Apply the merge rule to all records in some frames of `Merging.input`."""
         rows = reduce(DataFrame.unionByName, parts).repartition("record_id")
         rows = rows.sortWithinPartitions("record_id", "_part", "_ingest_seq")
         return rows.select(merging.input.names).mapInArrow(
@@ -177,12 +177,12 @@ class MirroredObject:
         )
 
     def alone(self, rows: DataFrame, merging: Merging) -> DataFrame:
-        """Return what the rule makes of rows of a read of which nothing else is known.
+        """Return the merge result for rows of a read whose records are otherwise unknown.
 
-        It is asked once, and what it says is put beside the values of each.
+        The rule is applied once, and its result is combined with the values of each row.
         """
         made = row_without(merging)
-        if made is None:  # such rows are left out
+        if made is None:  # such rows are skipped
             made, rows = (None,) * len(merging.output), rows.limit(0)
         said = dict(zip(merging.output.names, made, strict=True))
         given = {f"`{name}`": _literal(said[name], name) for name in FLAGS.names}
@@ -193,15 +193,15 @@ class MirroredObject:
         return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
 
     def current(self, merged: DataFrame) -> DataFrame:
-        """Return the rows for the table out of what the rule has made."""
+        """Return the table rows from the rule's output."""
         return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
-        """Return the sound rows of the table, but for some ids, with a mark.
+        """Return the unmarked rows of the table, except some ids, with a re-read mark.
 
         Args:
-            reason: A column; null for rows that stay as they are.
-            ids: Records that are left out.
+            reason: Column with the reason; null for rows that stay unmarked.
+            ids: Records to exclude.
         """
         rows = self.table.read()
         if ids is not None:
@@ -215,10 +215,10 @@ class MirroredObject:
         return [f"`{name}`" for name in names]
 
     def _input(self, given: Mapping[str, str]) -> list[str]:
-        """Return SQL for all columns that the rule takes; those that are not given are null.
+        """Return SQL for all input columns of the rule; columns that are not given are null.
 
-        As text: Spark parses a hundred columns at once, and makes them one by one in ten times as
-        long.
+        As text, because parsing a hundred columns at once is ten times as fast as creating them one
+        by one.
         """
         wanted = pa.schema([*_ID, *self.columns.schema.remove_metadata(), *FLAGS, *READ, *PARTS])
         found = []
@@ -231,7 +231,7 @@ class MirroredObject:
 
 
 def _as(name: str, there: DataType, wanted: DataType) -> str:
-    """Return SQL for a column of the log, whose structs may be from before they got more parts."""
+    """Return SQL for a log column, whose structs may lack parts that were added later."""
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
         return f"`{name}`"
     members = ", ".join(

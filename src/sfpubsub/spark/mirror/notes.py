@@ -1,7 +1,7 @@
-"""What a mirror's steps are to do, as their plans keep it.
+"""Notes: the instructions of a mirror's steps, stored in their plans.
 
-Pure: no Spark, no I/O. A note says all that the outcome of a step depends on beside the tables, so
-that a step that died is done again by the next process.
+Pure: no Spark, no I/O. A note contains everything except the tables that the outcome of a step
+    depends on, so the next process can repeat an interrupted step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from sfpubsub.spark.tables.records import Reason
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge some pieces of a read; `is_last` once all of them are merged, then without pieces."""
+    """Merge some pieces of a read. A final note with `is_last`, without pieces, follows when all
+    are merged.
+    """
 
     entity: str
     kind: str
@@ -26,23 +28,23 @@ class Merge:
     last: int
     """Numbers of the pieces."""
     read: Read
-    """`Read.until` counts with `is_last` only: each row has its own."""
+    """`Read.until` is only used with `is_last`; otherwise each row has its own."""
     newest: Read | None
     """See `Merging`."""
     is_last: bool
     laid: int
-    """``ingest_seq`` of the newest raw row that was laid."""
+    """``ingest_seq`` of the newest raw row that was applied."""
     at: float
     """When the step was planned, in seconds since 1970 UTC."""
     size: int = 0
     """Rows of the pieces."""
     calls: int = 0
-    """Requests made of the org since the step before this one that says so."""
+    """Requests made to the org since the last note that counted them."""
     selected: tuple[str, ...] = ()
-    """With `is_last`: what the read has selected."""
+    """With `is_last`: the fields that the read selected."""
 
     def to_note(self) -> dict[str, Any]:
-        """Return it as a plan keeps it."""
+        """Return the note in the form stored in a plan."""
         return {
             **vars(self),
             "do": "merge",
@@ -53,25 +55,25 @@ class Merge:
 
 @dataclass(frozen=True)
 class Ask:
-    """Put an entry that no event gave into the queue."""
+    """Add entries to the queue that were not caused by an event."""
 
     entity: str
     record_ids: tuple[str, ...] | None
-    """None for all of the object."""
+    """None for all records of the object."""
     reason: Reason
     laid: int
-    """``ingest_seq`` of the newest raw row that was laid."""
+    """``ingest_seq`` of the newest raw row that was applied."""
     at: float
     calls: int = 0
 
     def to_note(self) -> dict[str, Any]:
-        """Return it as a plan keeps it."""
+        """Return the note in the form stored in a plan."""
         return {**vars(self), "do": "ask", "reason": str(self.reason)}
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Compare the ids that the org has, which are in some pieces, with those of the table."""
+    """Compare the org's ids, stored in some pieces, with those of the table."""
 
     entity: str
     first: int
@@ -81,7 +83,7 @@ class Sweep:
     calls: int = 0
 
     def to_note(self) -> dict[str, Any]:
-        """Return it as a plan keeps it."""
+        """Return the note in the form stored in a plan."""
         return {**vars(self), "do": "sweep"}
 
 
@@ -89,7 +91,7 @@ Note = Merge | Ask | Sweep
 
 
 def note_of(found: Mapping[str, Any]) -> Note:
-    """Return what a plan keeps."""
+    """Parse a note stored in a plan."""
     values = {name: value for name, value in found.items() if name != "do"}
     if found["do"] == "merge":
         values["read"] = _read_of(values["read"])

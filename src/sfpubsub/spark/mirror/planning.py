@@ -1,4 +1,4 @@
-"""Which read of the org comes next. Pure: no Spark, no I/O, no clock."""
+"""Choose the next read of the org. Pure: no Spark, no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from sfpubsub.spark.mirror.log import Kind
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, heals
 
-# Ids of one read (Salesforce documentation, sObject Collections with a request body).
+# Maximum number of ids per read (Salesforce documentation, sObject Collections with a request
+# body).
 IDS_AT_ONCE = 2000
 
-# Records in the queue beyond which the whole object is read: ten calls of ids, where a read in bulk
-# takes about as many.
+# Number of queued records above which the whole object is read. They would take ten calls by id; a
+# Bulk read takes about as many.
 MOST_IDS = 10 * IDS_AT_ONCE
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A read that is to be done."""
+    """A read to do."""
 
     entity: str
     kind: Kind
     record_ids: tuple[str, ...] = ()
-    """With ``ids``: which."""
+    """The ids to read, with kind ``ids``."""
 
 
 def next_read(
@@ -31,12 +32,12 @@ def next_read(
     objects: Sequence[str],
     as_of: AsOf | None,
 ) -> Wanted | None:
-    """Return a read that heals something now; None to wait.
+    """Return a read that would heal an entry now, or None.
 
     Args:
-        entries: The open ones, by object.
-        objects: In the order in which they are read.
-        as_of: What a read that began now would be worth; None where a margin has yet to pass.
+        entries: Open entries by object.
+        objects: Objects in the order of reading.
+        as_of: As-of of a read that begins now; None if the margin has not passed yet.
     """
     if as_of is None:
         return None

@@ -1,8 +1,8 @@
-"""The re-read queue of a mirror: the open entries, and none that are done with.
+"""The re-read queue of a mirror. It holds only open entries.
 
-An entry is durable before the row that it is about, and is removed after a read that heals it was
-merged: a crash between leaves an entry too many and never one too few. So a step changes the table
-twice, and the numbers that it takes are twice the step's and one more. Decides nothing.
+An entry is durable before the row it concerns, and is removed only after a read that heals it was
+merged. So a crash can leave an extra entry, but never lose one. A step changes the table twice,
+under the numbers 2 * step and 2 * step + 1. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
 from sfpubsub.spark.tables.records import Cue, Reason
 from sfpubsub.spark.tables.target import Target, parquet_of
 
-# `asked` is the step that added an entry which no event gave, else 0: see `Entry`.
+# `asked` is the step that added an entry not caused by an event, else 0: see `Entry`.
 ENTRIES = pa.schema([*QUEUE, ("asked", pa.int64())])
 
-# Kept with the table: gaps of the stream for which all records are read again.
+# Stored with the table: gaps of the stream for which re-reads were requested.
 _GAPS = "gaps"
 
 
 class MirrorQueue:
-    """The queue of one target. Nobody else changes it: it is read after a change only. Not
+    """The queue of one target. Caches its rows, because nothing else changes the table. Not
     thread-safe.
     """
 
@@ -37,20 +37,20 @@ class MirrorQueue:
         self._entries: dict[str, list[Entry]] | None = None
 
     def make(self) -> None:
-        """Make the table, if it is not there."""
+        """Create the table if it does not exist."""
         if not self._table.exists():
             self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: "[]"}, merged=True)
 
     def gaps(self) -> list[str]:
-        """Return the names of the gaps for which records are read again."""
+        """Return the names of the gaps for which re-reads were requested."""
         return list(json.loads(self._table.facts()[_GAPS]))
 
     def keep_gaps(self, names: Sequence[str]) -> None:
-        """Keep names of gaps."""
+        """Store the names of gaps."""
         self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: json.dumps(list(names))})
 
     def add(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Add the entries of a step, unless they are there."""
+        """Add the entries of a step, unless they were already added."""
         if rows:
             kept = sorted(rows, key=lambda row: (row["since_seq"], row["record_id"] or ""))
             self._rows = self._entries = None
@@ -60,13 +60,13 @@ class MirrorQueue:
     def remove(
         self, entity: str, healed: AsOf, step: int, record_ids: Iterable[str] | None = None
     ) -> None:
-        """Remove what a read has healed (`reads.heals`).
+        """Remove the entries that a read has healed (`reads.heals`).
 
         Args:
             entity: The object.
             healed: The read's as-of.
-            step: In which its rows were merged.
-            record_ids: Those that were read; None for all of the object.
+            step: Step that merged its rows.
+            record_ids: Records that were read; None for the whole object.
         """
         condition = f"entity_name = {sql_text(entity)}"
         condition += f" AND since_seq <= {healed.ingest_seq} AND asked <= {healed.asked}"
@@ -77,7 +77,7 @@ class MirrorQueue:
         self._table.delete(condition, 2 * step + 1)
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return all open entries, by object, in order."""
+        """Return all open entries by object, in order."""
         if self._entries is None:
             found: dict[str, list[Entry]] = {}
             for row in self._open():
@@ -93,7 +93,7 @@ class MirrorQueue:
 
         Args:
             entity: The object.
-            before: Only those of earlier steps.
+            before: Only entries of steps before this one.
         """
         return [
             row for row in self._open() if row["entity_name"] == entity and row["step"] < before
@@ -106,7 +106,7 @@ class MirrorQueue:
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:
-    """Return a row as the rule has it."""
+    """Convert a queue row to an entry."""
     reason = Reason(row["reason"])
     cue = Cue(reason, row["change_type"], row["commit_timestamp"], row["since_seq"])
     return Entry(row["record_id"], cue, row["asked"] or 0)
@@ -120,9 +120,9 @@ def entry_row(
     Args:
         entity: The object.
         record_id: See `Entry`.
-        cue: Why.
-        step: That adds it.
-        asked: Whether no event gave it.
+        cue: Reason for the entry.
+        step: Step that adds it.
+        asked: Whether it was not caused by an event.
     """
     return {
         "entity_name": entity,

@@ -1,7 +1,8 @@
-"""Reads the org into the log, piece by piece: in bulk, by queries in ranges of Id, or by ids.
+"""Read the org into the log, piece by piece: with Bulk API jobs, by queries over ranges of Id, or
+by ids.
 
-Decides nothing about what is read or what it is worth. A read that was broken off continues behind
-its last piece, by the marker alone.
+Does not decide what is read, nor its as-of. An interrupted read resumes after its last piece, from
+the marker alone.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from sfpubsub.spark.mirror.log import Kind, Marker, ReadLog
 from sfpubsub.spark.mirror.planning import Wanted
 from sfpubsub.spark.mirror.reads import AsOf
 
-# Rows of one query. It is the most that a page has.
+# Rows per query: the maximum page size.
 _PAGE = 2000
 
-# Characters of a query beyond which an object is read in bulk: a request's address has 16,384 bytes
-# at most (Salesforce documentation), and grows when it is encoded.
+# Length of a query above which an object is read in bulk: a request's URL is limited to 16,384
+# bytes (Salesforce documentation), and encoding makes it longer.
 _LONGEST_QUERY = 8000
 
-# Added to the org's time, whose header has whole seconds.
+# Added to the org's time, because the Date header has a resolution of one second.
 _SECOND = timedelta(seconds=1)
 
-# How long a job is waited for, in seconds: the service gives a query job up earlier.
+# Maximum time to wait for a job, in seconds; the service abandons a query job earlier.
 _JOB_TIMEOUT = 24 * 3600.0
 
 _DELETED = "IsDeleted"
@@ -41,7 +42,7 @@ _DELETED = "IsDeleted"
 
 @dataclass(frozen=True)
 class Reading:
-    """One object, ready to be read."""
+    """An object to read, with its columns and log."""
 
     columns: Columns
     log: ReadLog
@@ -54,7 +55,7 @@ class Reading:
         return self.columns.entity
 
     def selected(self, kind: Kind) -> tuple[str, ...]:
-        """Return what a read selects."""
+        """Return the fields that a read selects."""
         if kind == "sweep":
             return ("Id",)
         own = self.columns.selected
@@ -62,13 +63,13 @@ class Reading:
 
 
 class OrgReads:
-    """Does reads. Used by one thread at a time.
+    """Reads the org into the logs. Not thread-safe.
 
     Args:
-        reader: Asks the org.
+        reader: Sends requests to the org.
         margin: In seconds; see `reads.as_of`.
-        bulk_from: Records from which on an object is read in bulk.
-        piece_rows: Rows of a piece.
+        bulk_from: Number of records from which an object is read in bulk.
+        piece_rows: Rows per piece.
         stop: Called between requests; raises to end the read.
     """
 
@@ -88,12 +89,12 @@ class OrgReads:
         self._stop = stop
 
     def begin(self, wanted: Wanted, of: Reading, as_of: AsOf) -> Iterator[Marker]:
-        """Do a read, and yield the marker of each piece once it is durable.
+        """Start a read, and yield the marker of each piece once it is durable.
 
         Args:
-            wanted: Which.
+            wanted: The read to do.
             of: The object.
-            as_of: What the read is worth; of a moment a margin before this call.
+            as_of: The read's as-of, from at least one margin before this call.
         """
         marker = Marker(0, wanted.kind, as_of, selected=of.selected(wanted.kind))
         if wanted.kind == "ids":
@@ -109,14 +110,14 @@ class OrgReads:
         yield from self._by_job(of, begun)
 
     def resume(self, of: Reading, last: Marker) -> Iterator[Marker]:
-        """Continue with a read, as `begin` would have.
+        """Resume an interrupted read.
 
         Args:
             of: The object.
-            last: Of the read's last durable piece, which is not the last one of the read.
+            last: Marker of the read's newest durable piece, which must not be its final one.
 
         Raises:
-            ReadExpiredError: The org does not have the job any longer: begin another read.
+            ReadExpiredError: The job no longer exists in the org: start a new read.
         """
         if last.job is not None:
             yield from self._by_job(of, last)
@@ -166,7 +167,7 @@ class OrgReads:
 
     def _by_job(self, of: Reading, marker: Marker) -> Iterator[Marker]:
         if marker.job is None:
-            raise AssertionError("a read in bulk has a job")
+            raise AssertionError("a Bulk read must have a job")
         job = self._wait(marker.job)
         until = marker.until or self._until()
         locator = marker.locator
@@ -234,9 +235,9 @@ def _flagged(table: pa.Table, deleted: pa.Array, *, found: bool) -> pa.Table:
 
 
 def _check_count(job: QueryJob, marker: Marker) -> None:
-    """Make sure that a job's results are all there; the last page is the one that tells."""
+    """Check on the last page that a job's results are complete."""
     if marker.is_last and marker.rows != job.records_processed:
         raise ReadExpiredError(
             f"the query job {job.id} of {job.object} has processed {job.records_processed} "
-            f"records, and its results have {marker.rows}: the read begins anew"
+            f"records, but its results have {marker.rows}: the read starts over"
         )

@@ -1,6 +1,7 @@
-"""What the user must be allowed before a mirror begins: to see every record of each object.
+"""Permission check before a mirror begins: the user must be able to see every record of each
+object.
 
-A record that the user does not see is not in an answer, and the mirror would take it for deleted.
+Answers omit records that the user cannot see, and the mirror would treat them as deleted.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ from sfpubsub.rest import OrgReader
 
 
 def check_rights(reader: OrgReader, objects: Sequence[str]) -> None:
-    """Make sure that the objects can be mirrored.
+    """Check that the objects can be mirrored.
 
     Args:
-        reader: Asks the org, as the user of the mirror.
+        reader: Sends requests to the org as the mirror's user.
         objects: API names.
 
     Raises:
-        ConfigurationError: A name is not that of an object which can be queried, in its own case.
-        PermissionDeniedError: The user is not known to see all records.
-        RequestRefusedError: The org does not have an object, or the user does not see it.
+        ConfigurationError: A name does not have the exact case of the object's name, or the object
+            cannot be queried.
+        PermissionDeniedError: The user may not be able to see all records.
+        RequestRefusedError: An object does not exist, or the user cannot see it.
     """
     hidden = []
     for name in objects:
         found = reader.describe(name)
         if found.name != name:
-            raise ConfigurationError(f"{name} is called {found.name} in the org: give that name")
+            raise ConfigurationError(f"{name} is called {found.name} in the org: use that name")
         if not found.queryable:
-            raise ConfigurationError(f"{name} cannot be queried, and so not be mirrored")
+            raise ConfigurationError(f"{name} cannot be mirrored because it cannot be queried")
         if not reader.can_view_all(name):
             hidden.append(name)
     if hidden:

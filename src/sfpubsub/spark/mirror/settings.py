@@ -1,4 +1,4 @@
-"""The settings of a mirror, and what it reports about itself."""
+"""The settings and the report of a mirror."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Literal
 
 Deletes = Literal["mark", "remove"]
 
-# Seconds by which answers of the org may lag behind its events. REST answers were seen to lag by
-# seconds; nobody promises anything, so it is a setting.
+# Seconds by which answers of the org may lag behind its events. REST answers have been seen to lag
+# by seconds; no limit is documented, so it is a setting.
 DEFAULT_MARGIN = 300.0
 
-# Records from which on an object is read in bulk: below, five queries are quicker than a job.
+# Number of records from which an object is read in bulk: below it, five queries are faster than a
+# job.
 DEFAULT_BULK_FROM = 10_000
 
-# Rows of a piece: see `sfpubsub.rest.jobs.PAGE_ROWS`.
+# Rows per piece: see `sfpubsub.rest.jobs.PAGE_ROWS`.
 DEFAULT_PIECE_ROWS = 50_000
 
 DEFAULT_REFRESH = 24 * 3600.0
@@ -28,28 +29,30 @@ class MirrorSettings:
     margin: float = DEFAULT_MARGIN
     """Seconds by which answers of the org may lag behind its events."""
     deletes: Deletes = "mark"
-    """What becomes of the row of a deleted record."""
+    """What to do with the row of a deleted record: ``mark`` or ``remove`` it."""
     bulk_from: int = DEFAULT_BULK_FROM
-    """Records from which on an object is read in bulk."""
+    """Number of records from which an object is read in bulk."""
     piece_rows: int = DEFAULT_PIECE_ROWS
-    """Rows that are read and merged at a time."""
+    """Rows read and merged at a time."""
     refresh_formulas: float = DEFAULT_REFRESH
-    """Seconds after which objects with formula fields are read again; 0 for never."""
+    """Interval in seconds at which objects with formula fields are read again; 0 for never."""
     sweep: float = DEFAULT_SWEEP
-    """Seconds after which records that were purged are looked for; 0 for never."""
+    """Interval in seconds at which purged records are searched for; 0 for never."""
     api_calls_per_day: int | None = None
-    """Most calls of the org's allowance in 24 hours: no read begins beyond. None for any number."""
+    """Maximum number of API calls in 24 hours; at this number no new read begins. None for no
+    limit.
+    """
 
 
 @dataclass(frozen=True)
 class MirrorReport:
-    """What a mirror has done so far in this run."""
+    """Counts of the work of a mirror in this run."""
 
     events: int = 0
-    """Raw rows laid."""
+    """Raw rows applied."""
     records: int = 0
-    """Rows of reads merged."""
+    """Rows of reads that were merged."""
     reads: int = 0
-    """Reads that were merged as a whole."""
+    """Reads of whole objects that were merged completely."""
     api_calls: int = 0
-    """Requests made of the org."""
+    """Requests made to the org."""

@@ -1,7 +1,7 @@
-"""Signals to a running mirror: taken from the mailbox, and answered there.
+"""Signals to a running mirror, taken from its mailbox.
 
-A pause lasts until somebody tells the mirror to continue, across restarts: its signal stays in the
-mailbox until then. Decides nothing about records.
+A pause lasts until a resume signal arrives, even across restarts: the pause signal stays in the
+mailbox until then. Makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from sfpubsub.spark.mirror.planning import MOST_IDS
 
 
 class Signals:
-    """The mailbox of one mirror, as its job sees it. Not thread-safe.
+    """The job's view of a mirror's mailbox. Not thread-safe.
 
     Args:
-        mailbox: Where signals are.
-        reader: Finds the records of a condition.
+        mailbox: Mailbox with the signals.
+        reader: Finds the records that match a condition.
     """
 
     def __init__(self, mailbox: Mailbox, reader: OrgReader) -> None:
@@ -26,11 +26,11 @@ class Signals:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the mirror is to do nothing but take events into the raw table."""
+        """Whether the mirror is paused and only ingests events into the raw table."""
         return bool(self._pauses)
 
     def new(self) -> list[Signal]:
-        """Return the signals that are to be answered now, in order of arrival."""
+        """Return the signals to answer now, in order of arrival."""
         found = []
         for signal in self._mailbox.waiting():
             if signal.kind == "pause":
@@ -44,11 +44,11 @@ class Signals:
         return [] if self._pauses else found
 
     def done(self, signal: Signal) -> None:
-        """Note that a signal was answered, durably."""
+        """Record durably that a signal was answered."""
         self._mailbox.done([signal.id])
 
     def ids(self, signal: Signal) -> tuple[str, ...] | None:
-        """Return the records that a signal is about; None for all of the object."""
+        """Return the ids of the records that a signal concerns, or None for the whole object."""
         if signal.where is None:
             return None
         found: list[str] = []

@@ -1,4 +1,4 @@
-"""How far a read reaches in the org's own order of changes: see `reads.Read.since`."""
+"""The position of a read in the org's own order of changes: see `reads.Read.since`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ORDER = ("commit_timestamp", "commit_number", "sequence_number")
 
 
 class Since:
-    """The greatest order of an object's events up to a raw row. Not thread-safe.
+    """Finds the greatest order of an object's events up to a raw row. Not thread-safe.
 
-    Looks only at events that came after those that it has looked at, so that a read costs by what
-    is new.
+    Scans only events added since the previous call, so the cost depends on the number of new
+    events.
     """
 
     def __init__(self, tables: MirrorTables) -> None:
@@ -27,14 +27,14 @@ class Since:
         self._known: dict[str, tuple[int, Order | None]] = {}
 
     def of(self, entity: str, last: int) -> Order | None:
-        """Return the greatest order; None where there is no event.
+        """Return the greatest order, or None if there is no event.
 
         Args:
             entity: The object.
-            last: ``ingest_seq`` of the newest row that counts.
+            last: ``ingest_seq`` of the newest raw row to include.
         """
         seq, known = self._known.get(entity, (-1, None))
-        if last < seq:  # of a read that an earlier process began
+        if last < seq:  # for a read that an earlier process began
             return self._greatest(entity, -1, last)
         found = self._greatest(entity, seq, last)
         greatest = max((each for each in (known, found) if each is not None), default=None)

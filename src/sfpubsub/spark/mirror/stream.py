@@ -1,7 +1,7 @@
-"""The stream of a mirror: events of one source into the raw table, in a thread of its own.
+"""The stream of a mirror: ingests events of one source into the raw table in a background thread.
 
-Says when the stream is anchored, so that no event can be missed after that moment, and which
-positions were lost. Decides nothing about events: `IngestJob` does.
+Reports when the stream is anchored, so that no later event can be missed, and which positions were
+lost. `IngestJob` makes all decisions about events.
 """
 
 from __future__ import annotations
@@ -39,39 +39,40 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds that the end waits for a write under way.
+# Seconds to wait for the current write at the end.
 _JOIN = 60.0
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The position of the stream."""
+    """The state of the stream."""
 
     is_anchored: bool = False
-    """Whether a position is durable, after which nothing can be missed."""
+    """Whether a position is durable, so that no later event can be missed."""
     is_caught_up: bool = False
-    """Whether the service has nothing more, and all that came is in the raw table."""
+    """Whether the service has no more events, and all received ones are in the raw table."""
     written: int = 0
-    """Events taken so far; grows with each write."""
+    """Events received so far; grows with each write."""
     gaps: tuple[str, ...] = ()
-    """Names of positions that were given up, in this process or before. The stream stands again
-    after each of them."""
+    """Names of the gaps caused by abandoned positions, in this process or earlier. The stream has a
+    new position after each of them.
+    """
     health: Health | None = None
 
 
 class MirrorStream:
-    """One source's way into the raw table. A context manager; not thread-safe but for `stop`.
+    """Ingests one source into the raw table. A context manager; not thread-safe except for `stop`.
 
     Args:
-        spark: Any classic session.
+        spark: Any classic Spark session.
         table: The raw table.
         source: A topic or a managed subscription.
-        connect: Opens a client; its schemas are looked up in the store that it is given.
-        start: Where a new table begins to read a topic.
-        fallback: What to do when the service refuses the table's position; None to fail.
+        connect: Opens a client that looks up its schemas in the given store.
+        start: Position from which a new table reads a topic.
+        fallback: What to do if the service rejects the table's position; None to fail.
         org_id: Id of the org, 18 characters.
-        job_settings: For `IngestJob`.
-        on_health: Called some times a second.
+        job_settings: Arguments for `IngestJob`.
+        on_health: Called a few times per second.
         on_progress: As for `IngestJob`.
         on_acked: As for `IngestJob`.
     """
@@ -123,34 +124,36 @@ class MirrorStream:
             self._thread.join(_JOIN)
         self._opened.close()
         if self._error is not None and not any(error):
-            raise self._error  # of the last write, which nobody asked about any more
+            raise self._error  # from the last write, not yet raised by `standing`
 
     @property
     def job(self) -> IngestJob:
-        """What takes the events, once it is opened."""
+        """The job that ingests the events. Available once the stream is open."""
         if self._job is None:
-            raise AssertionError("a stream is opened before its job is asked for")
+            raise AssertionError("the stream must be open before its job is accessed")
         return self._job
 
     @property
     def subscription(self) -> Watched:
-        """Where they come from, once it is opened."""
+        """The subscription that supplies the events. Available once the stream is open."""
         return cast("Watched", self._subscription)
 
     def begin(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End soon: what was received is written and acked first. Safe in signal handlers."""
+        """Stop soon. Received events are written and acked first. Safe to call from signal
+        handlers.
+        """
         if self._job is not None:
             self._job.stop()
 
     def standing(self) -> Standing:
-        """Return its position.
+        """Return the state of the stream.
 
         Raises:
-            BaseException: What the stream has failed with.
+            BaseException: The error that the stream failed with.
         """
         if self._error is not None:
             raise self._error
@@ -165,20 +168,21 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the position from which another process would continue; None if there is none."""
+        """Return the position from which another process would continue, or None."""
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed
 
     def _gaps_behind(self, health: Health, position: ReplayId | None) -> tuple[str, ...]:
-        """Return the gaps after which a position is durable."""
+        """Return the gaps for which a later position is durable."""
         seen, at = self._at_gap
         if len(health.gaps) > seen:
             self._at_gap, self._gaps = (len(health.gaps), position), None
             return ()
         if seen:
             is_behind = position is not None and position != at
-        else:  # those of an earlier process are behind us once the table's position is accepted
+        # Gaps of an earlier process are resolved once the service accepts the table's position.
+        else:
             is_behind = health.last_position is not None
         if self._gaps is None and is_behind:
             self._gaps = tuple(self._sidecars.gap_names())
@@ -190,7 +194,7 @@ class MirrorStream:
         client = opened.enter_context(self._connect(schemas))
         keeps = self._source.keeps_position
         if keeps:
-            client.get_topic(self._source.name)  # a wrong name must not leave a table behind
+            client.get_topic(self._source.name)  # a wrong name must not create a table
         self._writer = EventWriter(
             self._spark,
             self._table.address,
@@ -198,7 +202,7 @@ class MirrorStream:
             subscription=None if keeps else self._source.name,
             topic=self._source.name if keeps else None,
             org_id=self._org_id,
-            # A row that cannot be decoded is what tells the mirror of it.
+            # The mirror detects an undecodable event by its row.
             on_undecodable="keep",
         )
         opened.callback(self._writer.close)
@@ -256,11 +260,13 @@ class MirrorStream:
                 if self._error is None:
                     self._error = error
                 else:
-                    _log.warning("the raw table was not left in order: %s", error)
+                    _log.warning("the raw table could not be closed cleanly: %s", error)
 
 
 class _AnchoredStore(TableReplayStore):
-    """The table's position; the first one is made durable at once, as the mirror waits for it."""
+    """The table's position. The first one is made durable at once, because the mirror waits
+    for it.
+    """
 
     def __init__(self, member: Member, start: StartPosition) -> None:
         super().__init__(member)
@@ -282,7 +288,9 @@ class _AnchoredStore(TableReplayStore):
 
 
 class _Lookup(SchemaStore):
-    """The schemas beside the raw table, once it is there. The job keeps them, before each row."""
+    """Looks up the schemas stored beside the raw table, once it exists. The job stores them before
+    the rows that need them.
+    """
 
     def __init__(self) -> None:
         self.store: SchemaStore | None = None

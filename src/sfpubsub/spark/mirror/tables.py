@@ -1,9 +1,9 @@
-"""What each step of the engine does to the tables of a mirror.
+"""Apply the engine's steps to the tables of a mirror.
 
-A step lays the events of some raw batches, merges pieces of a read, or asks for reads. Of each step
-the queue's new entries are durable first, then each object's table, then the entries that are done
-with are removed. Decides nothing about records (merging.py). Invariant: a table that has a step
-holds what all steps up to it say; a step that is done again changes nothing.
+A step applies the events of some raw batches, merges pieces of a read, or requests reads. Each step
+first writes new queue entries, then changes each object's table, then removes closed entries.
+Decisions about records are made in merging.py. Invariant: a table with the number of a step
+contains the effects of all steps up to it; repeating a step changes nothing.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
 from sfpubsub.spark.tables.steps import Step
 from sfpubsub.spark.tables.target import Target
 
-# Rows of deleted records that are known to be right: what `remove` removes.
+# Rows of deleted records that are known to be correct: those that `remove` deletes.
 _DELETED = "_is_deleted AND NOT _reread"
 
-# Rows of a read from which on those that are new are inserted by themselves: for fewer a second
-# change of the table, of half a second, costs more than to look for them all in a merge.
+# Number of rows of a read from which new rows are inserted separately. For fewer rows, a second
+# table change (half a second) costs more than including them in the merge.
 _INSERT_FROM = 5000
 
-# Columns of what the rule has made that the queue gets.
+# Output columns of the rule that become queue rows.
 _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
 
 
 @dataclass
 class _Laid:
-    """What a step's events do to one object."""
+    """The effects of a step's events on one object."""
 
     of: MirroredObject
     merging: Merging
@@ -62,12 +62,13 @@ class MirrorTables:
     """The tables of a mirror. A `sfpubsub.spark.tables.steps.Follower`; not thread-safe.
 
     Args:
-        target: Where they are.
-        describe: Asks the org what an object is.
-        deletes: What becomes of the row of a deleted record.
+        target: Location of the tables.
+        describe: Requests the describe result of an object from the org.
+        deletes: What to do with the row of a deleted record.
 
     Raises:
-        ConfigurationError: The target's format cannot replace rows, or has other tables.
+        ConfigurationError: The target's format cannot replace rows, or the target has tables of
+            something else.
     """
 
     def __init__(self, target: Target, describe: Describe, deletes: Deletes) -> None:
@@ -87,15 +88,15 @@ class MirrorTables:
 
     @property
     def objects(self) -> Mapping[str, MirroredObject]:
-        """The objects, by name."""
+        """The objects by name."""
         return self._objects
 
     def add(self, entity: str, newest: Read | None) -> None:
-        """Take an object as well.
+        """Add an object.
 
         Args:
             entity: The object.
-            newest: The read of all of it that was merged last.
+            newest: The newest read of the whole object that was merged completely.
         """
         if newest is not None:
             self._newest[entity] = newest
@@ -118,8 +119,8 @@ class MirrorTables:
                 self._sweep(note, step.plan.number)
         elif kind in ("restored", "rebuild"):
             raise ConfigurationError(
-                f"the raw table of {self._target.place} was set back, which a mirror cannot "
-                f"follow: name another target, and the objects are read anew"
+                f"the raw table of {self._target.place} was restored to an earlier version, which "
+                f"a mirror cannot follow: use a new target, and the objects are read again"
             )
 
     # Events.
@@ -172,7 +173,7 @@ class MirrorTables:
         for each in laid:
             rows += _cue_rows(each.of.entity, each.merged, number)
             rows += [_row_about(each.of.entity, about, number) for about in each.about_all]
-            if step.plan.kind == "again":  # a read may have overtaken them, without a trace
+            if step.plan.kind == "again":  # a read may have overtaken them unnoticed
                 again = each.rows.selectExpr("explode(record_ids) AS record_id", "ingest_seq")
                 again = again.groupBy("record_id").agg(f.max("ingest_seq").alias("seq"))
                 for row in again.collect():
@@ -222,11 +223,11 @@ class MirrorTables:
         entries: Sequence[Mapping[str, Any]],
         plan: Plan | None,
     ) -> tuple[DataFrame | None, DataFrame | None]:
-        """Return what becomes of the records in some pieces.
+        """Return the merge results for the records in some pieces.
 
         Returns:
-            Those about which the rule was asked one by one, and those of which nothing else is
-            known: they are not in the table, and give the queue nothing.
+            The results for records merged one by one, and those for otherwise unknown records,
+            which are not in the table and add nothing to the queue.
         """
         read = self.log(note.entity).rows(note.first, note.last)
         ids = read.select("record_id")
@@ -244,7 +245,7 @@ class MirrorTables:
         if not parts:
             return None, found.alone(rows, merging)
         known = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
-        if known.isEmpty():  # so it is with the first read: two jobs less, and no merge
+        if known.isEmpty():  # always on the first read: saves two jobs and the merge
             return None, found.alone(rows, merging)
         merged = found.merged([*parts, _among(rows, known)], merging)
         others = rows.join(f.broadcast(known), "record_id", "left_anti")
@@ -258,14 +259,14 @@ class MirrorTables:
         entries: Sequence[Mapping[str, Any]],
         _plan: Plan | None,
     ) -> tuple[DataFrame | None, DataFrame | None]:
-        """Return what becomes of the records that a read of the object did not return."""
+        """Return the merge results for the records that a read of the object did not return."""
         as_of = note.read.as_of
         before = (
             f"`_read` IS NULL OR `_read`.ingest_seq < {as_of.ingest_seq} OR "
             f"(`_read`.ingest_seq = {as_of.ingest_seq} AND `_read`.step < {as_of.asked})"
         )
         gone = found.table.read().where(before).where(f"NOT ({_DELETED})")
-        if gone.isEmpty():  # so it is with the first read
+        if gone.isEmpty():  # always on the first read
             return None, None
         parts = [found.absent(gone, note.read.until), found.rows(gone)]
         if entries:
@@ -290,10 +291,10 @@ class MirrorTables:
             self.queue.remove(note.entity, note.read.as_of, number, ids)
 
     def log(self, entity: str) -> ReadLog:
-        """Return the log of an object's reads, for reading."""
+        """Return the read log of an object, for reading only."""
         return self._logs.setdefault(entity, ReadLog(self._target, entity))
 
-    # What is asked for.
+    # Requests.
 
     def _ask(self, note: Ask, number: int) -> None:
         found = self._objects[note.entity]
@@ -306,7 +307,7 @@ class MirrorTables:
             self._take(found, number, merged=found.marked(f.lit(str(note.reason))))
 
     def _sweep(self, note: Sweep, number: int) -> None:
-        """Put the records into the queue that the table has and the org does not, or vice versa."""
+        """Queue the records that only one of the table and the org has."""
         found = self._objects[note.entity]
         swept = self.log(note.entity).rows(note.first, note.last).select("record_id")
         live = found.table.read().where("NOT _is_deleted").select("record_id")
@@ -323,7 +324,7 @@ class MirrorTables:
     # Tables.
 
     def _has(self, found: MirroredObject, number: int) -> bool:
-        """Whether a table has a step: the last of its three numbers."""
+        """Whether a table contains a step, that is, has the last of the step's three numbers."""
         return found.table.step() >= 3 * number + 2
 
     def _take(
@@ -334,15 +335,16 @@ class MirrorTables:
         merged: DataFrame | None = None,
         new: DataFrame | None = None,
     ) -> None:
-        """Give a table its rows of a step, by up to three changes; the last has its last number.
+        """Write a step's rows to a table in up to three changes. The last change has the step's
+        last number.
 
-        A step that is done again may have rows to merge that it had inserted, and never the other
-        way round: a change that was made keeps a number that is as high.
+        A repeated step may merge rows that it inserted before, but never the reverse: a change that
+        was made keeps a number at least as high.
 
         Args:
             found: The object.
-            number: The step's.
-            merged: Rows of records that the table may have.
+            number: Number of the step.
+            merged: Rows of records that the table may already have.
             new: Rows of records that it does not have.
         """
         changes: list[Callable[[int], object]] = []
@@ -359,18 +361,18 @@ class MirrorTables:
 
 
 def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
-    """Return the rows of some records."""
+    """Return the rows whose record is in *ids*."""
     return rows.join(f.broadcast(ids), "record_id", "left_semi")
 
 
 def _ids_of(rows: DataFrame) -> DataFrame:
-    """Return the ids of the records that typed rows are about."""
+    """Return the ids of the records that typed rows concern."""
     one = rows.where("change_type <> 'GAP_OVERFLOW'")
     return one.selectExpr("explode(record_ids) AS record_id").distinct()
 
 
 def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any]]:
-    """Return the queue's rows of what the rule has made."""
+    """Return the queue rows from the rule's output."""
     rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow().to_pylist()
     return [
         entry_row(
@@ -389,6 +391,6 @@ def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any
 
 
 def _row_about(entity: str, about: ObjectCue, number: int) -> dict[str, Any]:
-    """Return the queue's row for a cue about many records."""
+    """Return the queue row for a cue about many records."""
     record_id = f"{about.prefix}*" if about.prefix else None
     return entry_row(entity, record_id, about.cue, number)

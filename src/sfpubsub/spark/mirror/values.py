@@ -1,8 +1,8 @@
-"""Values of a read in the types of a table's columns: from JSON, as REST has them, and from CSV.
+"""Convert the values of a read, from REST JSON or Bulk CSV, to the types of a table's columns.
 
-Needs no Spark. Both forms are taken as texts first, so that a value is the same whichever way it
-was read. An empty text is null, as the org itself has it (documentation of Bulk API 2.0: an empty
-value of a result is a null).
+Does not need Spark. Both formats are first converted to text, so that a value does not depend on
+how it was read. An empty text becomes null, as in the org (documentation of Bulk API 2.0: an empty
+value in a result is null).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from sfpubsub.errors import RemoteProtocolError
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
 
-# Where decimals are read before they are rounded to their column's scale: any number of an org,
-# which has 18 digits.
+# Intermediate type of decimals before they are rounded to the column's scale. Holds any number of
+# an org, which has at most 18 digits.
 _WIDE = pa.decimal128(38, 18)
 
-# Bytes of CSV that become rows at a time: beyond any row, whose texts have 131,072 characters each,
-# in a usual object, and no more than a few such blocks in memory.
+# Bytes of CSV converted at a time. Larger than any row of an ordinary object, whose texts have up
+# to 131,072 characters each, and small enough to hold a few blocks in memory.
 _BLOCK = 16 * 1024 * 1024
 
 
 def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows of a query or of a read by id, with ``record_id`` first.
+    """Convert rows of a query or of a read by id to a table with ``record_id`` first.
 
     Args:
-        columns: The table's.
-        rows: By API name, with ``Id``; a field that is missing is null.
+        columns: The table's columns.
+        rows: Rows by API name, including ``Id``; a missing field is null.
 
     Raises:
-        RemoteProtocolError: A value is not of its field's type.
+        RemoteProtocolError: A value does not match its field's type.
     """
     texts = {
         name: pa.array([_text(row.get(name)) for row in rows], pa.string())
@@ -46,7 +46,9 @@ def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
-    """Return a checkbox, such as ``IsDeleted``, whose texts a read has or has not."""
+    """Convert the texts of a checkbox, such as ``IsDeleted``; all false if the read lacks the
+    field.
+    """
     if texts is None:
         return pa.array([False] * count, pa.bool_())
     return pc.fill_null(pc.equal(texts, "true"), False).combine_chunks()
@@ -55,19 +57,19 @@ def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
 def of_csv(
     columns: Columns, file: BinaryIO, names: Sequence[str], *, has_header: bool
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield rows of a page of Bulk results, block by block, with ``record_id`` first.
+    """Convert a page of Bulk results block by block to tables with ``record_id`` first.
 
     Args:
-        columns: The table's.
-        file: As the org sent it.
-        names: What was selected, in the order of the query.
-        has_header: Whether the file begins with them.
+        columns: The table's columns.
+        file: Content sent by the org.
+        names: Selected fields, in the order of the query.
+        has_header: Whether the file begins with a header row.
 
     Yields:
-        Rows, and their texts by *names*.
+        The converted rows, and their texts by *names*.
 
     Raises:
-        RemoteProtocolError: The file is not what was asked for.
+        RemoteProtocolError: The file is not valid CSV, or a value does not match its field's type.
     """
     file.seek(0)
     try:
@@ -128,7 +130,7 @@ def _column(column: Column, texts: Mapping[str, pa.Array], count: int) -> pa.Arr
     whole = next((part for part in members if part.lower() == column.field.lower()), None)
     others = [array for name, array in members.items() if name != whole]
     in_parts = _any(others, count)
-    if whole is not None:  # the text of what has no parts
+    if whole is not None:  # the whole text of a value without parts
         members[whole] = pc.if_else(
             in_parts, pa.scalar(None, kind.field(whole).type), members[whole]
         )
@@ -138,7 +140,7 @@ def _column(column: Column, texts: Mapping[str, pa.Array], count: int) -> pa.Arr
 
 
 def _any(arrays: Sequence[pa.Array], count: int) -> pa.Array:
-    """Return where one of some arrays has a value."""
+    """Return a mask that is true where any array has a value."""
     found = pa.array([False] * count, pa.bool_()) if not arrays else arrays[0].is_valid()
     for array in arrays[1:]:
         found = pc.or_(found, array.is_valid())
@@ -148,13 +150,13 @@ def _any(arrays: Sequence[pa.Array], count: int) -> pa.Array:
 def _typed(texts: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     try:
         if pa.types.is_decimal(kind):
-            # As Spark casts an event's double: halves away from zero.
+            # As Spark casts an event's double: rounds half away from zero.
             wide = texts.cast(_WIDE)
             rounded = pc.round(wide, ndigits=kind.scale, round_mode="half_towards_infinity")
             return rounded.cast(kind)
         return texts.cast(kind)
     except pa.ArrowInvalid as error:
-        # Without the error itself, which has a value of a record.
+        # Without the error's text, which contains a value of a record.
         raise RemoteProtocolError(
             f"the org answered with a value of {name} that is not of type {kind}"
         ) from error

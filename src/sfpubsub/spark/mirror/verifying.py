@@ -1,8 +1,8 @@
-"""Compares a mirrored table with the org, row by row, and says why a row may differ.
+"""Compare a mirrored table with the org, row by row, and explain differences.
 
-Reads both and changes neither; may run beside the mirror. Nothing here decides what a table should
-hold: what the org answers is taken as it is, in the types of the columns. Memory is bounded but for
-the ids of an object's records, of which there is a list unless only a sample is compared.
+Read-only; may run while the mirror runs. It does not decide what a table should contain: it
+converts the org's answers to the column types and compares them. Memory is bounded, except for the
+ids of all records of the object, which are held unless only a sample is compared.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.reading import read_typed
 from sfpubsub.spark.tables.records import none_if_empty
 
-# Rows of the table in memory at a time: some 100 MB of a wide object.
+# Table rows in memory at a time: about 100 MB for a wide object.
 _PART_ROWS = 50_000
 
-# When a record was changed last, the more exact one first. Not all objects have both.
+# Fields with the time of the last change, the more precise one first. Not all objects have both.
 _CHANGED = ("SystemModstamp", "LastModifiedDate")
 
-# Ids of one query for deleted records: an id takes 21 characters of a URL of 16,384.
+# Ids per query for deleted records: an id takes 21 characters of a URL, which is limited to 16,384.
 _ASKED_AT_ONCE = 200
 
 
 class Why(enum.StrEnum):
-    """Why a row may differ from the org, although the mirror is well."""
+    """Why a row may differ from the org although the mirror works correctly."""
 
     QUEUED = "queued"
-    """An entry of the re-read queue is open for it: the mirror knows, and will read it."""
+    """The re-read queue has an open entry for it, so the mirror will read it."""
     RECENT = "recent"
-    """It has changed within the margin, or since the newest event that the table has."""
+    """It changed within the margin, or since the newest event in the table."""
     UNTOLD = "untold"
-    """Only fields differ that no event tells of, such as formulas: the next refresh brings them."""
+    """Only fields that no event reports differ, such as formulas: the next refresh updates them."""
     PURGED = "purged"
-    """The org does not have the record, not even as a deleted one: the next sweep finds that."""
+    """The org does not have the record, not even as a deleted one: the next sweep detects this."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One record on which the org and the table do not agree."""
+    """One record that differs between the org and the table."""
 
     record_id: str
     fields: Mapping[str, tuple[Any, Any]]
-    """By column: what the org has, and what the table has. Empty where one lacks the record."""
+    """Values of the org and of the table, by column. Empty if one of them lacks the record."""
     in_org: bool
     in_table: bool
     why: Why | None
-    """None: nothing explains it."""
+    """None if the difference is unexplained."""
 
 
 @dataclass
 class Verification:
-    """Compares one object. Use `differences` once; the counts are whole when it has ended.
+    """Compares one object. Iterate over `differences` once; the counts are complete at its end.
 
     Args:
         spark: A session with the format's jars.
-        reader: Reads the org, as the mirror's user.
-        target: The mirror's.
+        reader: Reads the org as the mirror's user.
+        target: The mirror's target.
         entity: The object.
-        format: Of the tables.
+        format: Format of the tables.
         sample: Number of records to compare, chosen at random; None for all.
         margin: Seconds by which answers may lag behind events.
-        clock: Seconds since 1970 UTC.
+        clock: Wall clock, in seconds since 1970 UTC.
     """
 
     spark: SparkSession
@@ -91,16 +91,16 @@ class Verification:
     margin: float = 300.0
     clock: Callable[[], float] = time.time
     compared: int = 0
-    """Records of the table that were read from the org."""
+    """Records of the table that were compared with the org."""
     equal: int = 0
     differing: dict[str, int] = field(default_factory=dict)
-    """Differences by `Why`; those that nothing explains as ``unexplained``."""
+    """Number of differences by `Why`; unexplained ones under ``unexplained``."""
 
     def differences(self) -> Iterator[Difference]:
-        """Yield what differs.
+        """Yield the differing records.
 
         Raises:
-            ConfigurationError: There is no such table.
+            ConfigurationError: The table does not exist.
             SfPubSubError: The org could not be read; see `OrgReader`.
         """
         sides = _Sides.of(self)
@@ -112,7 +112,7 @@ class Verification:
                 if swept is not None:
                     swept.discard(record_id)
                 yield from self._told(sides.compared(record_id, row, found[record_id]))
-        # What is left, the table did not have as a live record when it was read.
+        # The remaining ids were not live records of the table when it was read.
         for ids in _chunks(sorted(swept or ()), MOST_IDS):
             for record_id, there in sides.rows_of_org(ids).items():
                 if there is not None:
@@ -127,11 +127,11 @@ class Verification:
         yield found
 
     def _rows(self, sides: _Sides) -> Iterator[dict[str, dict[str, Any]]]:
-        """Yield the table's live records, or a sample, as many at a time as one read returns."""
+        """Yield the table's live records, or a sample, in groups of the size of one read."""
         count = sides.live().count()
         if self.sample is not None:
             chosen = sides.live().orderBy(f.rand()).limit(self.sample)
-            # Once, and by their ids: a frame with a random order is another one each time.
+            # Collect the ids once: a frame with a random order yields other rows each time.
             ids = [row["record_id"] for row in chosen.select("record_id").collect()]
             for part in _chunks(ids, MOST_IDS):
                 yield sides.rows_of(sides.live().where(f.col("record_id").isin(part)))
@@ -146,7 +146,7 @@ class Verification:
 
 @dataclass
 class _Sides:
-    """One object as the table and the org have it, and what is known of the mirror's state."""
+    """One object in the table and in the org, and the known state of the mirror."""
 
     reader: OrgReader
     entity: str
@@ -188,11 +188,11 @@ class _Sides:
         )
 
     def live(self) -> DataFrame:
-        """Return the table's records that are not deleted, as they are now."""
+        """Return the current table rows that are not deleted."""
         return self._open().where("NOT _is_deleted")
 
     def rows_of(self, frame: DataFrame) -> dict[str, dict[str, Any]]:
-        """Return rows of the table, by record."""
+        """Return rows of the table by record id."""
         table = frame.select("record_id", "_reread", *(f"`{name}`" for name in self.names))
         rows = {}
         for row in table.toArrow().to_pylist():
@@ -202,7 +202,7 @@ class _Sides:
         return rows
 
     def rows_of_org(self, ids: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-        """Return records as the org has them; None for one that it does not return."""
+        """Return the org's records by id; None for a record that it does not return."""
         wanted = [*self.columns.selected, *([self.changed] if self.changed else [])]
         answer = self.reader.retrieve(self.entity, ids, wanted)
         there = {record_id: row for record_id, row in answer.items() if row is not None}
@@ -217,7 +217,9 @@ class _Sides:
         return found
 
     def _look_for_deleted(self, ids: Sequence[str]) -> None:
-        """Note which of some records are in the Recycle Bin, and since when."""
+        """Record which of some records are in the Recycle Bin, with the time of their
+        last change.
+        """
         fields = ", ".join(["Id", *([self.changed] if self.changed else [])])
         listed = ", ".join(f"'{each}'" for each in ids)
         soql = f"SELECT {fields} FROM {self.entity} WHERE Id IN ({listed})"  # noqa: S608  # SOQL
@@ -228,7 +230,7 @@ class _Sides:
     def compared(
         self, record_id: str, row: Mapping[str, Any], found: Mapping[str, Any] | None
     ) -> Difference | None:
-        """Return what differs of a record that the table has; None for nothing."""
+        """Return the difference of a record that the table has, or None if it is equal."""
         if found is None:
             why = self._queued(record_id) or self._gone(record_id)
             return Difference(record_id, {}, in_org=False, in_table=True, why=why)
@@ -268,20 +270,24 @@ class _Sides:
         return datetime.fromisoformat(changed) >= self.recent_since
 
     def _gone(self, record_id: str) -> Why | None:
-        """Return why the org does not return a record: deleted just now, or purged."""
+        """Return why the org does not return a record: purged or recently deleted; None if
+        unexplained.
+        """
         if record_id not in self._deleted:
             return Why.PURGED
         return Why.RECENT if self._is_recent(self._deleted[record_id]) else None
 
 
-# Where the time of the last change is, in a row of the org; no column is called so.
+# Key of the time of the last change in a row of the org; no column has this name.
 _AT = "_changed_at"
 
 
 def _schema(table: DataFrame) -> pa.Schema:
-    """Return the columns of a table that hold fields."""
+    """Return the schema of the columns that hold fields."""
     if "record_id" not in table.columns or "_reread" not in table.columns:
-        raise ConfigurationError("the table is not a mirror's: it has no record_id and _reread")
+        raise ConfigurationError(
+            "the table does not belong to a mirror: it has no record_id and _reread"
+        )
     schema = arrow_schema(table.schema)
     return pa.schema(
         [each for each in schema if each.name != "record_id" and not each.name.startswith("_")]
@@ -293,7 +299,7 @@ def _changed(description: ObjectDescription) -> str | None:
 
 
 def _event_names(opened: Callable[[str], DataFrame], entity: str) -> frozenset[str] | None:
-    """Return the names that the columns of an object's events have; None where there are none."""
+    """Return the column names of an object's events, or None if there is no table of events."""
     stem = entity.removesuffix("c") if entity.endswith("__c") else entity
     try:
         names = opened(f"{stem}ChangeEvent").columns
@@ -326,7 +332,7 @@ def _chunks(ids: Sequence[str], size: int) -> Iterator[list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a compound value without members that are not set."""
+    """Return a compound value without unset members."""
     if isinstance(value, dict):
         return none_if_empty({name: each for name, each in value.items() if each is not None})
     return value

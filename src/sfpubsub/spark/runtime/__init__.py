@@ -1,1 +1,1 @@
-"""Java, the JVM and the Spark session; nothing of tables."""
+"""Java, the JVM and the Spark session, independent of tables."""

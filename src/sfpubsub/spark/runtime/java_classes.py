@@ -1,7 +1,7 @@
-"""Reaches classes of Spark's JVM by their names.
+"""Access classes of Spark's JVM by name.
 
-With ``spark._jvm.org.apache…`` py4j asks the JVM what each part of a name is, and the JVM searches
-all its jars for a class ``org``, one ``org.apache`` and so on: some 10 ms of a processor for each
+With ``spark._jvm.org.apache…`` py4j asks the JVM about each part of a name, and the JVM searches
+all its jars for a class ``org``, then ``org.apache`` and so on: about 10 ms of CPU time for each
 use of a class.
 """
 
@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """Return a class of the session's JVM; the JVM is asked when the class is used.
+    """Return a class of the session's JVM. The class is looked up when it is used.
 
     Args:
-        spark: A classic session.
-        name: In full; a class within another one with ``$``.
+        spark: A classic Spark session.
+        name: Fully qualified name; nested classes are separated by ``$``.
     """
     jvm: Any = spark._jvm
     return JavaClass(name, jvm._gateway_client)

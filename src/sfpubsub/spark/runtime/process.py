@@ -1,6 +1,6 @@
 """Processes of this machine, distinguished from later ones that reuse their pid.
 
-A process is its pid and its start time, so that a pid that was given out again is nobody's.
+A process is identified by its pid and its start time, so a reused pid does not match.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Return the living process *pid*, or None."""
+        """Return the running process *pid*, or None."""
         started = _started(pid)
         return None if started is None else cls(pid, started)
 
     def alive(self) -> bool:
-        """Whether it still runs. A zombie does not."""
+        """Whether it is still running. A zombie is not."""
         return _started(self.pid) == self.started
 
 
@@ -49,6 +49,7 @@ def _started_linux(pid: int) -> str | None:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name before the last parenthesis may hold anything; state is field 3, start time field 22.
+    # The name before the last parenthesis may contain anything; state is field 3, start time field
+    # 22.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else f"{boot}/{fields[19]}"

@@ -1,7 +1,7 @@
-"""Which jars a table format needs, for which PySpark; and how a session gets them.
+"""The jars that a table format needs for each PySpark version, and how a session obtains them.
 
-The table is data: what was resolved from Maven Central and tried. A pair that is not in it is
-refused with both versions and the coordinate to use, unless the session has jars of its own.
+The table lists what was resolved from Maven Central and tested. For other combinations an error
+names the supported versions and coordinates.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What one table format needs with one PySpark."""
+    """The jars that one table format needs with one PySpark version."""
 
     format: str
     pyspark: str
-    """The PySpark that it is made for: its first two numbers."""
+    """The PySpark version that it is built for: major and minor number."""
     coordinate: str
-    """Of Maven: what ``--packages`` takes."""
+    """Maven coordinate, as used with ``--packages``."""
     tested: str | None
-    """The PySpark that it was tested with; None if it was only resolved."""
+    """The PySpark version that it was tested with; None if it was only resolved."""
     modules: tuple[str, ...] = ()
-    """What it brings that Spark does not have itself; all else of what it asks for is left out."""
+    """Modules that it needs and Spark does not include. All its other dependencies are excluded."""
 
 
-# Dependencies that Spark itself brings, most of them newer. Without these a session would load
-# 90 MB more.
+# Dependencies that Spark includes, mostly in newer versions. Without these exclusions a session
+# would load 90 MB more.
 _SPARK_HAS = (
     "com.fasterxml.jackson.core:*",
     "com.github.luben:*",
     "io.airlift:*",
-    # Not all of Hadoop: a file system such as hadoop-aws may be asked for as well.
+    # Not all of Hadoop, because a file system such as hadoop-aws may be requested as well.
     "org.apache.hadoop:hadoop-client",
     "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime",
@@ -57,7 +57,7 @@ _SPARK_HAS = (
     "commons-logging:*",
     "commons-pool:*",
     "javax.annotation:*",
-    # Only for tables that are in Unity Catalog.
+    # Only needed for tables in Unity Catalog.
     "io.unitycatalog:*",
 )
 
@@ -93,14 +93,15 @@ RUNTIMES = (
     _iceberg("4.1", "1.12.0", tested="4.1.4"),
 )
 
-# The settings that a session needs for a format, and a class that shows that it has the jars.
+# The settings that a session needs for a format, and a class whose presence shows that it has the
+# jars.
 _EXTENSIONS = {"delta": "io.delta.sql.DeltaSparkSessionExtension"}
 _SETTINGS = {
     "delta": {"spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog"}
 }
-# How Delta writes its log on a disk of this machine. Its default starts ten processes (readlink,
-# chmod) for a commit, because Hadoop asks for links by command; this one starts one. Both make a
-# commit by a rename, which one process at a time may do: the leases of our tables see to that.
+# How Delta writes its log on a local disk. The default starts ten processes (readlink, chmod) per
+# commit, because Hadoop resolves links with commands; this one starts one. Both commit by a rename,
+# which is safe for only one process at a time; the leases of our tables ensure this.
 _LOG_STORES = ("spark.delta.logStore.", "delta.logStore.")
 _LOCAL_LOG_STORE = {"spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore"}
 _CLASSES = {
@@ -109,7 +110,7 @@ _CLASSES = {
 }
 
 
-# The package with the file system of a URL scheme; its version is that of Spark's own Hadoop.
+# The package with the file system of a URL scheme; it must have the version of Spark's Hadoop.
 _FILE_SYSTEMS = {
     "s3a": "org.apache.hadoop:hadoop-aws",
     "abfs": "org.apache.hadoop:hadoop-azure",
@@ -120,10 +121,10 @@ _FILE_SYSTEMS = {
 
 
 def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # noqa: A002
-    """Return what *format* needs with this PySpark.
+    """Return the jars that *format* needs with this PySpark version.
 
     Raises:
-        ConfigurationError: Nothing is known to work.
+        ConfigurationError: No working combination is known.
     """
     known = [runtime for runtime in RUNTIMES if runtime.format == format]
     short = ".".join(version.split(".")[:2])
@@ -138,17 +139,17 @@ def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # 
 
 
 def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]:  # noqa: A002
-    """Return the Spark settings with which a new session can read and write *format*.
+    """Return the Spark settings that a new session needs to read and write *format*.
 
-    The jars come from Maven Central, or the repositories that Spark is set up with, and are kept;
-    a later session takes them from the disk and asks nobody.
+    The jars are downloaded from Maven Central, or from the repositories that Spark is configured
+    with, and cached on disk. Later sessions use the cache without network access.
 
     Args:
         format: One of `sfpubsub.spark.raw.ownership.FORMATS`.
-        settings: Those that the session gets otherwise; lists among them are added to.
+        settings: The session's other settings; list settings among them are extended.
 
     Raises:
-        ConfigurationError: There are no jars of the format for this PySpark.
+        ConfigurationError: There are no jars of the format for this PySpark version.
     """
     ivy = Path(settings.get("spark.jars.ivy") or private_directory() / "ivy")
     if format == "parquet":
@@ -159,7 +160,7 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
     wanted = {**_SETTINGS.get(format, {})}
     if format == "delta" and not any(key.startswith(_LOG_STORES) for key in settings):
         wanted.update(_LOCAL_LOG_STORE)
-    # Ivy does not copy a jar by one step: what a start that was killed left may be a part of one.
+    # Ivy does not copy jars atomically: a killed start may have left an incomplete one.
     if all(zipfile.is_zipfile(jar) for jar in jars):
         lists["spark.jars"] = ",".join(jar.as_uri() for jar in jars)
         if "spark.jars.packages" in settings:
@@ -175,20 +176,21 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
 
 
 def delta_settings(*, local: bool) -> dict[str, str]:
-    """Return the settings of a session that writes small Delta commits.
+    """Return the settings for a session that writes small Delta commits.
 
     Args:
-        local: Whether the tables are on a disk of this machine.
+        local: Whether the tables are on a local disk.
     """
     settings = {
-        # Tasks that read the log's checkpoint. The default of 50 is for tables of millions of
-        # files, and costs each commit of a small one 0.3 s.
+        # Number of tasks that read the log's checkpoint. The default of 50 is meant for tables with
+        # millions of files, and adds 0.3 s to each commit of a small one.
         "spark.databricks.delta.snapshotPartitions": "2",
-        # Keeps the numbers of transactions in the checksum, so that reading ours is no job.
+        # Stores the transaction numbers in the checksum file, so that reading ours needs no Spark
+        # job.
         "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     }
     if local:
-        # What writes the checksum beside a commit; the default starts ten processes, as above.
+        # Writes the checksum file of a commit; the default starts ten processes, as above.
         settings["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.sql.execution.streaming.checkpointing."
             "FileSystemBasedCheckpointFileManager"
@@ -197,10 +199,10 @@ def delta_settings(*, local: bool) -> dict[str, str]:
 
 
 def check_file_system(spark: SparkSession, url: str) -> None:
-    """Make sure that the session knows the file system of a URL.
+    """Check that the session supports the file system of a URL.
 
     Raises:
-        ConfigurationError: It lacks the jars of it.
+        ConfigurationError: The session lacks its jars.
     """
     jvm: Any = spark._jvm
     scheme = url.partition(":")[0]
@@ -218,10 +220,10 @@ def check_file_system(spark: SparkSession, url: str) -> None:
 
 
 def check_session(spark: SparkSession, format: str) -> None:  # noqa: A002
-    """Make sure that the session can write *format*.
+    """Check that the session can write *format*.
 
     Raises:
-        ConfigurationError: It lacks the jars, or the settings that they need.
+        ConfigurationError: The session lacks the jars, or the settings that they need.
     """
     jvm: Any = spark._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -237,7 +239,8 @@ def check_session(spark: SparkSession, format: str) -> None:  # noqa: A002
     missing = _EXTENSIONS.get(format, "")
     if missing not in str(spark.conf.get("spark.sql.extensions", "")):
         raise ConfigurationError(
-            f"this Spark session has the jars of {format} and is not set up for it: start it with "
+            f"this Spark session has the jars of {format} but is not set up for it: start it "
+            f"with "
             f"spark_session(format={format!r}), or add{_configuration(format)}"
         )
 
@@ -250,6 +253,6 @@ def _configuration(format: str) -> str:  # noqa: A002
 
 
 def _file_name(module: str) -> str:
-    """Return what Ivy calls a module's jar."""
+    """Return Ivy's file name for a module's jar."""
     group, artifact, version = module.split(":")
     return f"{group}_{artifact}-{version}.jar"

@@ -1,6 +1,6 @@
-"""Starts a Spark session for an ingest job: quiet, on loopback, with a Java that fits.
+"""Start a Spark session for an ingest job: quiet, on loopback, with a suitable Java.
 
-No credential goes to Spark: neither into its configuration nor into the JVM's environment.
+No credentials are passed to Spark, neither in its configuration nor in the JVM's environment.
 """
 
 from __future__ import annotations
@@ -27,25 +27,24 @@ from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.spark.runtime.runtimes import check_session, session_settings
 
-# One core writes (a batch is one file), one is left for the driver's own work.
+# One core writes (a batch is one file), the other is for the driver's own work.
 DEFAULT_MASTER = "local[2]"
 
-# Set by spark-submit, which has started the JVM already.
+# Set by spark-submit, which has already started the JVM.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
-# Settings whose values Spark itself does not show (its default of spark.redaction.regex), and keys
-# of accounts.
+# Names of settings that Spark redacts (its default of spark.redaction.regex), and of account keys.
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|account[.]?key|credential")
 
-# What a failing Spark raises: its own errors, py4j's, and those of the sockets between Python and
-# a JVM that went away.
+# Exceptions raised when Spark fails: its own, py4j's, and those of the sockets between Python and a
+# JVM that has ended.
 SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
 
 
 @contextmanager
 def active_session(spark: SparkSession) -> Iterator[None]:
-    """Make *spark* the thread's active session: some of what the formats do looks for it there."""
+    """Make *spark* the thread's active session, which some operations of the formats use."""
     sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -61,7 +60,7 @@ def active_session(spark: SparkSession) -> Iterator[None]:
 def frame_of_rows(
     spark: SparkSession, rows: pa.Table | list[Any], schema: StructType | None = None
 ) -> DataFrame:
-    """Return a frame as `createDataFrame` does, which would leave *spark* as the active session."""
+    """Call `createDataFrame` without leaving *spark* as the active session."""
     with active_session(spark):
         return spark.createDataFrame(rows, schema)
 
@@ -75,26 +74,26 @@ def spark_session(
     java_options: str = "",
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """Start a session, or take the one of spark-submit, and stop it at the end.
+    """Start a session, or use that of spark-submit, and stop it at the end.
 
-    Start it before anything of gRPC: the JVM is started by a fork, which a process with gRPC's
-    threads in it may not survive.
+    Start the session before using gRPC: starting the JVM forks, which a process with gRPC threads
+    may not survive.
 
     Args:
         master: Spark's master URL; ``local[2]`` by default, spark-submit's own under spark-submit.
-        format: The table format that is going to be written: ``parquet`` needs nothing, for
-            ``delta`` and ``iceberg`` the session gets their jars (runtimes.py). Under spark-submit
-            they are an option of it.
+        format: The table format to write. ``parquet`` needs no jars; for ``delta`` and ``iceberg``
+            the session gets their jars (runtimes.py). With spark-submit, pass the jars to it as an
+            option.
         app_name: The application's name in Spark.
         java_options: Further options for the driver's JVM.
-        settings: Further Spark settings; they win over those made here.
+        settings: Further Spark settings, which override those made here.
 
     Raises:
-        ConfigurationError: No Java, or the JVM or the master could not be reached; or there are no
-            jars of *format* for this PySpark, or they could not be obtained.
+        ConfigurationError: There is no Java, the JVM or the master could not be reached, or the
+            jars of *format* do not exist for this PySpark version or could not be downloaded.
     """
-    # py4j logs every lost connection with a traceback, part of it on the root logger itself; each
-    # reaches us as an exception as well.
+    # py4j logs every lost connection with a traceback, partly on the root logger. Each is also
+    # raised as an exception.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger().addFilter(_not_of_py4j)
     submitted = _SUBMITTED in os.environ
@@ -102,7 +101,7 @@ def spark_session(
         master = DEFAULT_MASTER
     given = dict(settings or {})
     wanted = {**_settings(master, java_options), **given}
-    if "spark.driver.extraJavaOptions" in given:  # added to ours, which make the log quiet
+    if "spark.driver.extraJavaOptions" in given:  # appended to our own, which silence the log
         ours = _settings(master, java_options)["spark.driver.extraJavaOptions"]
         wanted["spark.driver.extraJavaOptions"] = (
             f"{ours} {given['spark.driver.extraJavaOptions']}".strip()
@@ -114,7 +113,7 @@ def spark_session(
         builder = builder.master(master)
     environment = {} if submitted else {"JAVA_HOME": str(find_java_home())}
     if master is not None and master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        # Executors of this machine run our Python; Spark's default is the first one on the PATH.
+        # Local executors use this Python; Spark's default is the first one on the PATH.
         environment["PYSPARK_PYTHON"] = sys.executable
     try:
         with _environment(environment):
@@ -125,8 +124,8 @@ def spark_session(
         if "spark.jars.packages" in wanted:
             raise ConfigurationError(
                 f"spark did not start (master {master}): {reason}; check that the jars of "
-                f"{wanted['spark.jars.packages']} can be fetched: they come from Maven Central "
-                f"once, and are kept in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
+                f"{wanted['spark.jars.packages']} can be downloaded: they come from Maven Central "
+                f"once, and are cached in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
             ) from error
         java = environment.get("JAVA_HOME", "spark-submit's")
         raise ConfigurationError(
@@ -143,10 +142,10 @@ def spark_session(
 
 
 def _leave_out_checksum_files(spark: SparkSession) -> None:
-    """Have the JVM write no ``.crc`` file beside each file on a disk of this machine.
+    """Stop the JVM from writing a ``.crc`` file for each file on a local disk.
 
-    Delta's log does without them anyway; and Hadoop starts a process (chmod) for every file, so
-    they are half the cost of a small commit.
+    Delta's log does not use them, and Hadoop starts a process (chmod) for every file, so they are
+    half the cost of a small commit.
     """
     files = java_class(spark, "org.apache.hadoop.fs.FileSystem")
     local = files.getLocal(spark._jsparkSession.sessionState().newHadoopConf())
@@ -154,10 +153,10 @@ def _leave_out_checksum_files(spark: SparkSession) -> None:
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """Start the JVM without the settings that are secret.
+    """Start the JVM without the secret settings.
 
-    PySpark would put all of them on its command line, which every user of the machine can read. The
-    session gets them afterwards, through the socket.
+    PySpark would put all settings on the JVM's command line, which every user of the machine can
+    read. The session gets the secret ones later, through the socket.
     """
     conf = SparkConf()
     for key, value in settings.items():
@@ -178,12 +177,12 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of Spark says first, without the stack trace of the JVM."""
+    """Return the first line of a Spark error, without the JVM's stack trace."""
     cause = getattr(error, "java_exception", None)
     if cause is not None:
         try:
             return str(cause.toString()).splitlines()[0]
-        except (Py4JError, OSError):  # the exception lived in a JVM that is gone
+        except (Py4JError, OSError):  # the exception is an object of a JVM that has ended
             pass
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -195,12 +194,12 @@ def _settings(master: str | None, java_options: str) -> dict[str, str]:
         log = Path(__file__).with_name("log4j2.properties")
         options.append(f'"-Dlog4j2.configurationFile={log.as_uri()}"')
     settings = {
-        "spark.ui.enabled": "false",  # a port that nobody asked for
+        "spark.ui.enabled": "false",  # would open a port
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": " ".join(options),
     }
     if master is not None and master.startswith("local"):
-        # Executors of another machine must reach the driver; here nobody else may.
+        # With a local master, nothing outside this machine may connect to the driver.
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
     return settings
@@ -208,7 +207,9 @@ def _settings(master: str | None, java_options: str) -> dict[str, str]:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Start the JVM with *changes*, and without the credentials that our own settings carry."""
+    """Set the environment for starting the JVM: with *changes*, and without credentials from our
+    own settings.
+    """
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         del os.environ[name]
@@ -225,12 +226,13 @@ def _stop(spark: SparkSession) -> None:
     try:
         spark.stop()
     except SPARK_ERRORS:
-        # The JVM is gone: what was wrong with it has been raised where it was used.
+        # The JVM has ended. Its failure was already raised where it was used.
         logging.getLogger("sfpubsub.spark").debug("spark had ended before it was stopped")
 
 
-# Of sessions of our own. What is persisted comes in partitions by its size, as elsewhere: few rows
-# would have one for each of `spark.sql.shuffle.partitions`, which is 200, and then as many files.
+# Settings of our own sessions. Persisted frames get a number of partitions that depends on their
+# size. By default even a few rows would have `spark.sql.shuffle.partitions` (200) partitions, and
+# as many files.
 _OWN = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
@@ -238,7 +240,7 @@ _OWN = {
 
 
 def own_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Return a session of the same JVM that takes times as UTC; its settings are nobody else's."""
+    """Return a new session of the same JVM with its own settings and with UTC as its time zone."""
     own = spark.newSession()
     for name, value in {**_OWN, **(settings or {})}.items():
         own.conf.set(name, value)
@@ -246,15 +248,15 @@ def own_session(spark: SparkSession, settings: Mapping[str, str] | None = None) 
 
 
 def jvm_of(spark: SparkSession) -> Process:
-    """Return the JVM that writes for this process.
+    """Return the process of the JVM used by this session.
 
     Raises:
-        ConfigurationError: The session is one of Spark Connect, or has been stopped.
+        ConfigurationError: The session uses Spark Connect, or was stopped.
         WriteError: The JVM has ended.
     """
     try:
         jvm = spark.sparkContext._jvm
-    except PySparkException as error:  # Spark Connect: its driver is another's process
+    except PySparkException as error:  # Spark Connect: its driver is a remote process
         raise ConfigurationError(
             "the writer needs a Spark session whose driver this process started, not Spark "
             "Connect: leave out .remote(…)"

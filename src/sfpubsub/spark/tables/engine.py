@@ -1,9 +1,9 @@
-"""Tables for querying, made of a raw table step by step: a typed table for each event type.
+"""Build query tables from a raw table, step by step: one typed table per event type.
 
-Puts the parts together: what comes next is planned (planning.py) and written down (steps.py), the
-rows of a step are decoded in one Spark job (decode.py), and each table takes its part with the
-step's number (target.py). Invariant: what is in the tables follows from the raw table's rows and
-from the plans, whatever was killed in between.
+Combines the parts: the next step is planned (planning.py) and recorded (steps.py), its rows are
+decoded in one Spark job (decode.py), and each table stores its rows with the step's number
+(target.py). Invariant: the content of the tables is determined by the raw table's rows and the
+plans, whatever was killed in between.
 """
 
 from __future__ import annotations
@@ -42,35 +42,37 @@ from sfpubsub.spark.tables.target import Target
 from sfpubsub.spark.tables.types import EventTypes
 from sfpubsub.stores.schema_store import SchemaStore
 
-# Seconds after its arrival that a row waits for its schema, which its writer makes durable before
-# the row: more than any file system takes to show a file to another machine.
+# Seconds after its arrival for which a row waits for its schema, which its writer makes durable
+# before the row. Longer than any file system takes to make a file visible to another machine.
 SCHEMA_PATIENCE = 60.0
 
-# Seconds between checks of the raw table, when following it: a job writes a batch each ten
-# seconds unless told otherwise. And when waiting for a schema.
+# Seconds between checks of the raw table when following it (by default a job writes a batch every
+# ten seconds), and when waiting for a schema.
 LOOK_EVERY = 10.0
 _LOOK_FOR_SCHEMA_EVERY = 1.0
 
-# Tables that take their rows at the same time. A commit waits for the disk or the network.
+# Number of tables written in parallel. A commit waits for the disk or the network.
 _COMMITS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What was done by one step, or by several. All of it is durable."""
+    """The durable result of one or several steps."""
 
     batches: int = 0
     """Raw batches whose rows were added."""
     rows: Mapping[str, int] = field(default_factory=dict)
     """Rows added, by event type."""
     undecodable: int = 0
-    """Rows that could not be decoded; `_undecodable` says why."""
+    """Rows that could not be decoded; the table `_undecodable` has the reasons."""
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """Why, and how often."""
+    """Number of undecodable rows by reason."""
     removed: int = 0
-    """Raw batches whose rows were removed, because the raw table was set back."""
+    """Raw batches whose rows were removed, because the raw table was restored to an earlier
+    version.
+    """
     seconds: float = field(default=0.0, compare=False)
-    """How long it took."""
+    """Duration in seconds."""
 
     def __add__(self, other: StepReport) -> StepReport:
         return StepReport(
@@ -84,36 +86,37 @@ class StepReport:
 
 
 class EventTables:
-    """The one maker of the tables of one target. A context manager; not thread-safe.
+    """Builds the tables of one target, which no other process may write. A context manager; not
+    thread-safe.
 
-    Needs no credentials and calls no service: schemas come from the raw table's store. The raw
-    table may be written meanwhile.
+    Needs no credentials and no network service: schemas come from the raw table's store. The raw
+    table may be written at the same time.
 
     Args:
-        spark: A classic session (not Spark Connect), with the formats' jars (`spark_session`).
-        raw: The raw table's path, or URL, or name in a catalog.
+        spark: A classic session (not Spark Connect) with the formats' jars (`spark_session`).
+        raw: The raw table's path, URL, or name in a catalog.
         to: A directory; with a table format also a URL, or ``schema`` or ``catalog.schema``.
-        format: The tables': ``parquet``, ``delta`` or ``iceberg``.
-        raw_format: The raw table's; by default what is found at a path of this machine, else the
-            tables' own.
-        objects: Objects and event types of which tables are made, such as ``Account`` or
-            ``Order_Event__e``; all by default. Kept with the tables.
-        current: Whether there are current tables, one row a record, and the queue `_reread`. Delta
-            and Iceberg only. A target that has them keeps them.
-        history: Whether there are history tables, one row a version, beside current tables.
-        schemas: Where the raw table's schemas are; by default in its own sidecar.
-        schema_patience: Seconds after its arrival that a row waits for its schema; then it is
-            undecodable, until the schema comes.
-        followers: Make further tables of each step.
-        mirror: Whether one of them is a mirror's, which keeps current tables in its own way. Then
-            there may be more of *objects* from one start to the next, and those of earlier ones
-            need not be named.
-        clock: Seconds since 1970 UTC.
+        format: Format of the tables: ``parquet``, ``delta`` or ``iceberg``.
+        raw_format: Format of the raw table; by default detected for a local path, otherwise the
+            same as *format*.
+        objects: Objects and event types to build tables for, such as ``Account`` or
+            ``Order_Event__e``; all by default. Stored with the tables.
+        current: Whether to build current tables, with one row per record, and the queue `_reread`.
+            Delta and Iceberg only. A target that has them keeps them.
+        history: Whether to build history tables, with one row per version, in addition to current
+            tables.
+        schemas: Store of the raw table's schemas; by default its own sidecar.
+        schema_patience: Seconds after its arrival for which a row waits for its schema. After that
+            it is undecodable until the schema arrives.
+        followers: Build further tables from each step.
+        mirror: Whether one of them belongs to a mirror, which maintains its own current tables. In
+            that case *objects* may add objects at each start, and earlier ones need not be named.
+        clock: Wall clock, in seconds since 1970 UTC.
 
     Raises:
-        ConfigurationError: There is no raw table, or *to* is something else, or is being written
-            by another process.
-        WriteError: The tables cannot be read, or a step that died cannot be finished.
+        ConfigurationError: There is no raw table, *to* is not a target of these tables, or another
+            process is writing to it.
+        WriteError: The tables cannot be read, or an interrupted step cannot be finished.
     """
 
     def __init__(
@@ -163,23 +166,23 @@ class EventTables:
             self._clock = clock
             self._since: float | None = None
             self.on_step: Callable[[StepReport], None] | None = None
-            """Called after each step that has done something."""
+            """Called after each step that changed something."""
             unless_done.pop_all()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether rows wait for their schemas, so that `step` found nothing to do."""
+        """Whether `step` found nothing to do because rows are waiting for their schemas."""
         return self._planner.is_waiting
 
     def step(self) -> StepReport | None:
-        """Do the next step; the first call finishes what was left by a process that died.
+        """Do the next step. The first call finishes the steps of a crashed process.
 
         Returns:
-            What was done; None if there is nothing to do now.
+            The result, or None if there is nothing to do now.
 
         Raises:
-            WriteError: The step was not done. The next call, or the next process, does the rest.
-            ConfigurationError: It cannot be done: what is missing is said.
+            WriteError: The step failed. The next call, or the next process, completes it.
+            ConfigurationError: The step cannot be done; the message says what is missing.
         """
         with self._under_way():
             if self._unfinished and self._newest is not None:
@@ -190,7 +193,9 @@ class EventTables:
             return None if plan is None else self._begin(plan)
 
     def step_seconds(self) -> float | None:
-        """Return how long the step under way has taken; None if there is none. Thread-safe."""
+        """Return how long the current step has been running, in seconds; None if none is running.
+        Thread-safe.
+        """
         since = self._since
         return None if since is None else max(0.0, self._clock() - since)
 
