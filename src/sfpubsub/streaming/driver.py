@@ -47,7 +47,7 @@ class StreamingDriver:
         items.
         """
         self.over = True
-        """Whether it has ended, or has not started yet."""
+        """Whether the driver has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
         self._ring: Callable[[], None]

@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class PubSubServicer(pb_grpc.PubSubServicer):
-    """The six RPCs.
+    """The implementation of the six RPCs.
 
     Args:
         world: The emulator's state.

@@ -137,7 +137,7 @@ class EventStream(ABC, Generic[R]):
         return [self.topic.name]
 
     def check(self, now: float) -> None:
-        """Raise an error if the stream must end now."""
+        """Raise the error that ends the stream, if it must end now."""
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
         """Return a reply without events that is due, or any pending one once the client has sent
